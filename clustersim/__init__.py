@@ -1,0 +1,1 @@
+"""clustersim: a discrete-event simulator of data-parallel training on GPU clusters."""

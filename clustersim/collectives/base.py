@@ -1,0 +1,233 @@
+"""The nouns of collectives: the request, the group on its machine, channels, traffic, schedules, and the plan.
+
+From request to plan: a *backend* (``nccl``, ``gloo``, or ``ideal``, the textbook with line rates) chooses algorithm,
+protocol and channels for a :class:`Request` on a :class:`Group`; the algorithm says which member sends how much to
+which (:class:`Traffic`) and, for chunk fidelity, in which order (:class:`Schedule`); routes turn traffic into link
+loads; and the :class:`Plan` is a macro-flow, ready for the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.topology import NodeType, Topology
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One collective to perform.
+
+    Parameters
+    ----------
+    kind : one of :data:`clustersim.program.COLLECTIVES`, or ``"send"`` (member 0 sends to member 1).
+    nbytes : float [bytes], the full tensor, NCCL's S.
+    dtype, redop : element type and reduction. root : position in the group.
+    algorithm, protocol : pins, as NCCL_ALGO and NCCL_PROTO; None lets the backend choose.
+    """
+
+    kind: str
+    nbytes: float
+    dtype: str = "fp32"
+    redop: str = "sum"
+    root: int = 0
+    algorithm: str | None = None
+    protocol: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The members of a communicator on their machine, in rank order.
+
+    Parameters
+    ----------
+    topology : Topology
+    gpus : (n,) int, vertex id of each member's GPU.
+    launch : how the job was started: ``"process_per_gpu"`` (torchrun, the default), ``"single_process"`` (one process
+        drives a node's GPUs, ``nccl-tests -g 8``) or ``"threads"`` (``nccl-tests -t 8``). It sets the host floor.
+    nccl_version : (major, minor), for the tuner's constants.
+    """
+
+    topology: Topology
+    gpus: Ints
+    launch: str = "process_per_gpu"
+    nccl_version: tuple[int, int] = (2, 28)
+
+    @property
+    def size(self) -> int:
+        """Members."""
+        return len(self.gpus)
+
+    @cached_property
+    def nodes(self) -> Ints:
+        """(n,) node of each member."""
+        return self.topology.vertex_node[self.gpus]
+
+    @cached_property
+    def node_ids(self) -> Ints:
+        """Distinct nodes in order of first appearance."""
+        _, first = np.unique(self.nodes, return_index=True)
+        return self.nodes[np.sort(first)]
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes the group touches."""
+        return len(self.node_ids)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The largest number of members on one node."""
+        return int(np.bincount(np.searchsorted(np.unique(self.nodes), self.nodes)).max())
+
+    def members_of(self, node: int) -> Ints:
+        """Positions of the members on one node, in rank order."""
+        return np.flatnonzero(self.nodes == node)
+
+    @property
+    def node_type(self) -> NodeType:
+        """The node type of the first member; mixed groups are described by the weakest where it matters."""
+        return self.topology.node_types[int(self.nodes[0])]
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """One of NCCL's parallel paths through a group.
+
+    Parameters
+    ----------
+    index : int
+    order : (n,) int, positions in ring order: node by node, entering and leaving each node at the GPUs nearest the
+        NIC this channel uses. Trees hang their intra-node chains on the same order.
+    share : float, fraction of the payload this channel carries; over all channels they sum to 1.
+    nic : int, rail (NIC index inside the node) the channel leaves and enters nodes by; -1 inside one node.
+    """
+
+    index: int
+    order: Ints
+    share: float
+    nic: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Who sends how much to whom, over a whole collective.
+
+    Parameters
+    ----------
+    src, dst : (E,) int, positions in the group. ``-1`` as dst (or src) means the NVSwitch multicast/reduce engine of
+        the member's own node: the bytes cross only the GPU's links to (or from) its switches.
+    fraction : (E,) float, bytes sent on this edge per byte of S.
+    rail : (E,) int, the NIC index to use if the edge leaves the node; -1 for the sender's nearest.
+    steps : int, sequential hops a byte waits for, inside plus outside nodes. net_steps : how many cross the network.
+    """
+
+    src: Ints
+    dst: Ints
+    fraction: Floats
+    rail: Ints
+    steps: int
+    net_steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Every transfer of a collective, for chunk fidelity and for checking that the data comes out right.
+
+    Transfers are listed in an order in which each one's dependencies come earlier.
+
+    Parameters
+    ----------
+    src, dst : (T,) int, positions in the group.
+    chunk : (T,) int, which of ``n_chunks`` equal pieces of the tensor moves. n_chunks : int.
+    reduce : (T,) bool, the receiver adds to its own copy (True) or overwrites it (False).
+    after_ptr, after : CSR list of transfers that must have *arrived* before one may start.
+    rail : (T,) int, as in :class:`Traffic`.
+    chunk_fraction : (n_chunks,) float, of S.
+    """
+
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    n_chunks: int
+    reduce: npt.NDArray[np.bool_]
+    after_ptr: Ints
+    after: Ints
+    rail: Ints
+    chunk_fraction: Floats
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm: one file, one row in ``ALGORITHMS``.
+
+    ``traffic(request, group, channels)`` gives the macro-flow, ``schedule(request, group, channels)`` every transfer.
+    Both raise :class:`clustersim.errors.ProgramError` for a kind they do not do. ``schedule`` is None for algorithms
+    that run inside a switch.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    traffic: Callable[[Request, Group, tuple[Channel, ...]], Traffic]
+    schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A collective as the engine plays it: a fixed latency, then one fluid flow.
+
+    Uncontended it takes ``latency + nbytes / min(ceiling, min(bandwidth / weight))`` seconds.
+
+    Parameters
+    ----------
+    kind, algorithm, protocol, n_channels : what was chosen.
+    nbytes : float [bytes], NCCL's S.
+    latency : float [s], everything that does not shrink with bandwidth: launch, hops, pipeline fill.
+    links : (k,) int, links crossed. weights : (k,) float, bytes of link capacity one payload byte takes, protocol
+        overhead and achieved efficiency included.
+    ceiling : float [bytes/s] of payload, from what is not a link: SMs, channel count.
+    lower_bound : float [s], which no algorithm beats on this topology: bytes over the narrowest cut.
+    bus_factor : float, nccl-tests' factor from algbw to busbw.
+    """
+
+    kind: str
+    algorithm: str
+    protocol: str
+    n_channels: int
+    nbytes: float
+    latency: float
+    links: Ints
+    weights: Floats
+    ceiling: float
+    lower_bound: float = 0.0
+    bus_factor: float = 1.0
+    notes: tuple[str, ...] = field(default=())
+
+    def rate(self, bandwidth: Floats) -> float:
+        """Payload bytes/s of the flow alone on links of these bandwidths [bytes/s]."""
+        if not len(self.links):
+            return self.ceiling
+        return float(min(self.ceiling, np.min(bandwidth[self.links] / self.weights)))
+
+    def time(self, bandwidth: Floats) -> float:
+        """Seconds of the collective alone on an idle network."""
+        if self.nbytes <= 0:
+            return self.latency
+        return self.latency + self.nbytes / self.rate(bandwidth)
+
+
+def bus_factor(kind: str, n: int) -> float:
+    """nccl-tests' busbw / algbw for n ranks (nccl-tests doc/PERFORMANCE.md)."""
+    if kind == "all_reduce":
+        return 2.0 * (n - 1) / n
+    if kind in {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}:
+        return (n - 1) / n
+    return 1.0

@@ -1,0 +1,1 @@
+"""The engine: Program x Topology -> Timeline."""

@@ -1,0 +1,51 @@
+"""What clustersim raises for input it cannot use.
+
+Every message says what is wrong, where (file and field path), the value, and what would be right; the command line
+prints it as one line and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ClusterSimError(Exception):
+    """Base of every error a user can cause."""
+
+
+class UnitError(ClusterSimError, ValueError):
+    """A text that is not the quantity asked for, or a bare number where a unit is needed."""
+
+
+class ScenarioError(ClusterSimError):
+    """A scenario file that does not describe a run."""
+
+
+class TopologyError(ClusterSimError):
+    """A topology file or graph that does not describe a machine, or a route that does not exist."""
+
+
+class ModelError(ClusterSimError):
+    """A model description (a Hugging Face config.json, a name) that cannot be turned into layers."""
+
+
+class ProgramError(ClusterSimError):
+    """A Program that cannot run: a bad group, a missing peer, ranks that wait for each other forever."""
+
+
+class TraceError(ClusterSimError):
+    """A log, table or trace that cannot be read."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A tail for an error message: the known name nearest to a misspelt one, or the list of them.
+
+    >>> nearest("rign", ["ring", "tree"])
+    "did you mean 'ring'?"
+    >>> nearest("xyz", ["ring", "tree"])
+    'known: ring, tree'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)

@@ -1,0 +1,164 @@
+"""What is trained: layers with parameter tensors, the kernels they launch, and what they keep for backward.
+
+Sizes are per *sample* (one image, one sequence) so that a Model is built once and priced at any batch size. The device
+model (:mod:`clustersim.compute`) turns kernels into seconds; strategies cut the parameter tensors into buckets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter (or buffer) tensor, in registration order.
+
+    Parameters
+    ----------
+    name : str, as ``model.named_parameters()`` would print it.
+    numel : int, elements.
+    tied_to : name of the tensor it shares storage with, counted once (``lm_head.weight`` tied to the embedding).
+    """
+
+    name: str
+    numel: int
+    tied_to: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One forward GPU kernel of a layer; backward kernels follow from it.
+
+    Parameters
+    ----------
+    name : str, such as ``"qkv"``, ``"softmax"``.
+    kind : ``"gemm"`` (tensor cores where the dtype has them), ``"conv"`` (an implicit GEMM), ``"attention"``
+        (fused flash attention) or ``"memory"`` (bandwidth-bound).
+    m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM.
+    batch : int, independent GEMMs *per sample* (heads, for eager attention scores); then ``m`` does not grow with the
+        batch and ``batch`` does.
+    flops : float, forward, per sample. backward_flops : per sample (2x for a GEMM, 2.5x for flash attention).
+    nbytes : float, HBM bytes moved forward per sample per *element byte* (multiply by the element size), weights
+        excluded. backward_nbytes : the same for backward.
+    groups : int, of a grouped convolution.
+    heads, head_dim, seq : for attention. causal : half of the square is computed.
+    launches, backward_launches : GPU kernels launched.
+    """
+
+    name: str
+    kind: str
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 0
+    flops: float = 0.0
+    backward_flops: float = 0.0
+    nbytes: float = 0.0
+    backward_nbytes: float = 0.0
+    groups: int = 1
+    heads: int = 0
+    head_dim: int = 0
+    seq: int = 0
+    causal: bool = False
+    launches: int = 1
+    backward_launches: int = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A unit of compute: what FSDP would wrap and what a timeline shows as one span.
+
+    Parameters
+    ----------
+    name : str, ``"layers.3"``.
+    kind : ``"embedding"``, ``"block"``, ``"head"``, ``"conv"``, ``"norm"``, ``"pool"``, ``"linear"``...
+    tensors : parameters in registration order. buffers : elements of floating-point buffers (BatchNorm statistics).
+    kernels : forward kernels in order.
+    activation_bytes : per sample *per element byte*, kept from forward to backward without checkpointing.
+    boundary_bytes : per sample per element byte, of the layer's input (all that is kept under full checkpointing).
+    """
+
+    name: str
+    kind: str
+    tensors: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+    buffers: int = 0
+    activation_bytes: float = 0.0
+    boundary_bytes: float = 0.0
+
+    @property
+    def parameters(self) -> int:
+        """Elements of this layer's own parameters, tied tensors excluded."""
+        return sum(t.numel for t in self.tensors if not t.tied_to)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers in forward order.
+
+    Parameters
+    ----------
+    name, family : ``"gpt2-xl"``, ``"gpt2"``.
+    layers : in forward order; parameter registration order is the order of their tensors.
+    seq_len : tokens per sample; 0 for images. sample : what a sample is called, ``"sequence"`` or ``"image"``.
+    n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise.
+    notes : assumptions made while building.
+    """
+
+    name: str
+    family: str
+    layers: tuple[Layer, ...]
+    seq_len: int = 0
+    sample: str = "sequence"
+    n_blocks: int = 0
+    hidden: int = 0
+    heads: int = 0
+    vocab: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters, tied ones once."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def flops_per_sample(self) -> float:
+        """Forward and backward floating-point operations of one sample, without recomputation: the MFU numerator."""
+        return sum(k.flops + k.backward_flops for layer in self.layers for k in layer.kernels)
+
+
+@dataclass(frozen=True, eq=False)
+class StepCost:
+    """What one rank's step costs on one device, layer by layer: the hand-over from compute to strategies.
+
+    Parameters
+    ----------
+    forward, backward : (n_layers,) float [s], of one micro-batch; ``backward`` includes recomputation.
+    forward_bound, backward_bound : what limits each, one of :data:`clustersim.program.BOUNDS`.
+    forward_flops, backward_flops : (n_layers,) float, executed (recomputation included).
+    optimizer : float [s] for all parameters of one rank without sharding.
+    grad_copy_bandwidth : float [bytes/s], for gradient copies into buckets and casts (read plus write counted).
+    per_tensor : float [s], host and launch cost of touching one parameter tensor (DDP's hooks and copies).
+    step_overhead : float [s] per step outside the layers: data loader hand-over, loss read, zero_grad.
+    overlap_slowdown : float, extra fraction of an overlapped collective's duration that compute loses (SM and HBM
+        contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
+    jitter : float, relative standard deviation of a rank's step.
+    """
+
+    forward: Floats
+    backward: Floats
+    forward_bound: tuple[str, ...]
+    backward_bound: tuple[str, ...]
+    forward_flops: Floats
+    backward_flops: Floats
+    optimizer: float
+    grad_copy_bandwidth: float
+    per_tensor: float = 0.0
+    step_overhead: float = 0.0
+    overlap_slowdown: float = 0.0
+    jitter: float = 0.0
+    notes: tuple[str, ...] = field(default=())

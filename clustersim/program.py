@@ -1,0 +1,226 @@
+"""What should happen: ops on streams, in the words of PyTorch and NCCL. Knows no clock and no graph.
+
+A Program is SPMD. One op stands for the same op on every rank of its role; a duration is one number or one number per
+rank; a collective carries its groups as an array. Ops of one stream run in the order they are listed; an op also waits
+for the ops named in ``after``, on its own rank. Nothing else orders anything, so overlap is what the streams allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "communication", "other")
+"""What an op is part of; colours, shares and bubbles are told by it. ``gradient`` is bucket copies and casts."""
+
+BOUNDS = ("compute", "memory", "launch", "communication", "host")
+"""What limits an op's own speed."""
+
+COMPUTE_STREAM, COMM_STREAM = "compute", "comm"
+"""The usual streams: kernels of the model; the process group's NCCL stream."""
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "barrier",
+)
+"""Kinds of :class:`Collective`, by torch.distributed's names."""
+
+REDUCE_OPS = ("sum", "avg", "prod", "min", "max")
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "uint8": 1, "int64": 8}
+"""Bytes of one element. ``tf32`` is stored as fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """A span of work on the rank's own device (or host), which no other rank can slow down.
+
+    Parameters
+    ----------
+    name : str, ``"fwd layers.3"``: the class first, since viewers colour by name.
+    duration : float or (n_ranks,) float [s], of this role's ranks in order.
+    stream : str
+    after : indices, in the role's op list, of earlier ops that must have ended on the same rank.
+    phase : one of :data:`PHASES`. bound : one of :data:`BOUNDS`.
+    flops, nbytes : floating-point operations and HBM bytes of one rank, for MFU and roofline shares.
+    """
+
+    name: str
+    duration: float | Floats
+    stream: str = COMPUTE_STREAM
+    after: tuple[int, ...] = ()
+    phase: str = "other"
+    bound: str = "compute"
+    flops: float = 0.0
+    nbytes: float = 0.0
+    step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """A collective of one or more congruent groups, each starting when its last member arrives.
+
+    Parameters
+    ----------
+    kind : one of :data:`COLLECTIVES`.
+    nbytes : float [bytes], the full tensor, NCCL's S: for all_gather and reduce_scatter the gathered size.
+    groups : (n_groups, members) int, global ranks; every rank of the role is in exactly one group.
+    dtype, redop : element type and reduction.
+    root : position of the root inside its group (broadcast, reduce, scatter, gather).
+    communicator : str; ops of one communicator must be issued in the same order by all members, as NCCL requires.
+    algorithm, protocol : pin the choice, as NCCL_ALGO and NCCL_PROTO do; None lets the backend choose.
+    """
+
+    name: str
+    kind: str
+    nbytes: float
+    groups: Ints
+    stream: str = COMM_STREAM
+    after: tuple[int, ...] = ()
+    dtype: str = "fp32"
+    redop: str = "sum"
+    root: int = 0
+    communicator: str = "world"
+    algorithm: str | None = None
+    protocol: str | None = None
+    phase: str = "communication"
+    step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Send:
+    """A point-to-point send; pairs with the :class:`Recv` of the same ``tag`` and the k-th use of it on that pair.
+
+    ``peer`` is (n_ranks,) int, the global rank each rank of the role sends to; -1 for ranks that send nothing.
+    """
+
+    name: str
+    nbytes: float
+    peer: Ints
+    stream: str = COMM_STREAM
+    after: tuple[int, ...] = ()
+    tag: str = ""
+    phase: str = "communication"
+    step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Recv:
+    """A point-to-point receive: ``peer`` is (n_ranks,) int, the global rank each rank receives from; -1 for none."""
+
+    name: str
+    nbytes: float
+    peer: Ints
+    stream: str = COMM_STREAM
+    after: tuple[int, ...] = ()
+    tag: str = ""
+    phase: str = "communication"
+    step: int = 0
+
+
+Op: TypeAlias = Compute | Collective | Send | Recv
+
+
+@dataclass(frozen=True, eq=False)
+class Role:
+    """Ranks that run the same op list.
+
+    Parameters
+    ----------
+    name : str, such as ``"worker"``.
+    ranks : (n,) int, global ranks in ascending order.
+    ops : the op list; ``after`` indices point into it.
+    """
+
+    name: str
+    ranks: Ints
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Everything that should happen in a run.
+
+    Parameters
+    ----------
+    world_size : int
+    roles : op lists; every rank is in exactly one role.
+    notes : what the strategy decided, for people: bucket layout, assumptions.
+    """
+
+    world_size: int
+    roles: tuple[Role, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def check(self) -> None:
+        """Raise :class:`ProgramError` where the Program cannot be played, naming role and op."""
+        owners = np.concatenate([role.ranks for role in self.roles]) if self.roles else np.array([], dtype=np.int64)
+        if not np.array_equal(np.sort(owners), np.arange(self.world_size)):
+            raise ProgramError(f"the roles must hold each of the {self.world_size} ranks once")
+        for role in self.roles:
+            for i, op in enumerate(role.ops):
+                _check_op(op, i, role, self.world_size)
+
+    def describe(self, rank: int = 0) -> str:
+        """The op list of one rank as text, a line per op: index, stream, what, size or time, what it waits for."""
+        role = next((r for r in self.roles if rank in r.ranks), None)
+        if role is None:
+            raise ProgramError(f"no rank {rank} in a world of {self.world_size}")
+        return "\n".join(_describe_op(i, op, int(np.searchsorted(role.ranks, rank))) for i, op in enumerate(role.ops))
+
+
+def _check_op(op: Op, i: int, role: Role, world_size: int) -> None:
+    where = f"role {role.name!r}, op {i} {op.name!r}"
+    if any(not 0 <= j < i for j in op.after):
+        raise ProgramError(f"{where}: waits for ops {op.after}, which must come earlier in the list")
+    if isinstance(op, Compute):
+        duration = np.asarray(op.duration, dtype=float)
+        if duration.shape not in ((), (len(role.ranks),)) or not np.all(np.isfinite(duration)) or np.any(duration < 0):
+            raise ProgramError(f"{where}: the duration must be one time >= 0, or one per rank")
+    elif isinstance(op, Collective):
+        if op.kind not in COLLECTIVES:
+            raise ProgramError(f"{where}: unknown collective {op.kind!r}; known: {', '.join(COLLECTIVES)}")
+        if op.groups.ndim != 2 or len(np.unique(op.groups)) != op.groups.size:
+            raise ProgramError(f"{where}: groups must be (groups x members), with no rank twice")
+        if not 0 <= op.root < op.groups.shape[1]:
+            raise ProgramError(f"{where}: root {op.root} is not a position in a group of {op.groups.shape[1]}")
+        if np.any((op.groups < 0) | (op.groups >= world_size)):
+            raise ProgramError(f"{where}: a group names a rank outside 0..{world_size - 1}")
+    elif op.peer.shape != role.ranks.shape:
+        raise ProgramError(f"{where}: peer must name one rank per rank of the role")
+
+
+def _describe_op(i: int, op: Op, position: int) -> str:
+    from clustersim.units import format_bytes, format_time
+
+    if isinstance(op, Compute):
+        value = float(np.broadcast_to(np.asarray(op.duration, dtype=float), (position + 1,))[position])
+        what = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
+    elif isinstance(op, Collective):
+        n_groups, members = op.groups.shape
+        what = f"{op.kind} {format_bytes(op.nbytes)} {op.dtype}, {n_groups} group(s) of {members}"
+    else:
+        verb = "to" if isinstance(op, Send) else "from"
+        what = f"{format_bytes(op.nbytes)} {verb} rank {op.peer[position]}"
+    waits = f"  after {', '.join(map(str, op.after))}" if op.after else ""
+    return f"{i:5d}  {op.stream:8s} {op.name:32s} {what}{waits}"
+
+
+def total_bytes(ops: Sequence[Op]) -> float:
+    """Sum of the sizes of all collectives and sends of an op list [bytes], each counted once."""
+    return float(sum(op.nbytes for op in ops if isinstance(op, Collective | Send)))

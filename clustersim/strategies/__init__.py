@@ -1,0 +1,1 @@
+"""Strategies: (model, costs, mesh, knobs) -> Program."""

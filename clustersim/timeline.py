@@ -1,0 +1,151 @@
+"""What happened, simulated or measured: spans on streams, and what crossed which link.
+
+A row of the span table stands for one op on a *set* of ranks that did it at exactly the same time, so that a run whose
+ranks behave alike stays small at 16,384 GPUs. :meth:`Timeline.spans` expands rows for the ranks asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """What a span was: the label side of an op, shared by simulated and measured runs.
+
+    Parameters
+    ----------
+    name, stream, phase, bound : as in :mod:`clustersim.program`.
+    kind : ``"compute"``, a collective's kind, ``"send"`` or ``"recv"``.
+    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute.
+    flops : float, of one rank.
+    step : int, the training step it belongs to.
+    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s].
+    """
+
+    name: str
+    kind: str
+    stream: str
+    phase: str = "other"
+    bound: str = "compute"
+    nbytes: float = 0.0
+    flops: float = 0.0
+    step: int = 0
+    role: str = ""
+    after: tuple[int, ...] = ()
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LinkUse:
+    """What each transfer put on which link, over time.
+
+    A transfer moves payload at a piecewise-constant rate; its ``load`` says how many bytes of each link one byte of its
+    payload costs. Bytes on a link over [t0, t1] are the sum of rate x weight x time.
+
+    Parameters
+    ----------
+    segment_transfer : (S,) int, transfer id. segment_start, segment_end : (S,) float [s].
+    segment_rate : (S,) float [bytes/s], of payload.
+    transfer_op : (T,) int, row in :attr:`Timeline.ops`. transfer_load : (T,) int, row of ``loads``.
+    loads : per distinct load a pair (links (k,) int, weights (k,) float [bytes on the link per payload byte]).
+    link_names, link_bandwidth : per link; bandwidth in bytes/s.
+    """
+
+    segment_transfer: Ints
+    segment_start: Floats
+    segment_end: Floats
+    segment_rate: Floats
+    transfer_op: Ints
+    transfer_load: Ints
+    loads: tuple[tuple[Ints, Floats], ...]
+    link_names: Sequence[str]
+    link_bandwidth: Floats
+
+    def bytes_per_link(self) -> Floats:
+        """(L,) float [bytes]: everything that crossed each link."""
+        moved = self.segment_rate * (self.segment_end - self.segment_start)
+        per_transfer = np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op))
+        per_load = np.bincount(self.transfer_load, weights=per_transfer, minlength=len(self.loads))
+        total = np.zeros(len(self.link_bandwidth))
+        for payload, (links, weights) in zip(per_load.tolist(), self.loads, strict=True):
+            np.add.at(total, links, payload * weights)
+        return total
+
+    def series(self, link: int) -> tuple[Floats, Floats]:
+        """Rate over time on one link: ``(times (n+1,) [s], rates (n,) [bytes/s])``, constant between two times."""
+        weight = np.array([float(weights[links == link].sum()) for links, weights in self.loads])
+        share = weight[self.transfer_load][self.segment_transfer] if len(self.loads) else np.array([])
+        used = share > 0
+        rate, start, end = self.segment_rate[used] * share[used], self.segment_start[used], self.segment_end[used]
+        times = np.unique(np.concatenate([[0.0], start, end]))
+        change = np.zeros(len(times))
+        np.add.at(change, np.searchsorted(times, start), rate)
+        np.add.at(change, np.searchsorted(times, end), -rate)
+        return times, np.maximum(np.cumsum(change)[:-1], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Spans of a run.
+
+    Parameters
+    ----------
+    world_size : int
+    ops : what the spans were.
+    rank_sets : distinct sets of ranks, each a (k,) int array.
+    row_op, row_set : (R,) int, index into ``ops`` and ``rank_sets``.
+    row_ready : (R,) float [s], when the rank could have begun: stream free and dependencies done.
+    row_start, row_end : (R,) float [s]. For a collective ``ready`` is the rank's own arrival and ``start`` the moment
+        its last member arrived, so ``start - ready`` is time spent waiting for peers.
+    links : what crossed the links, None for measured runs that do not know.
+    source : ``"simulated"`` or where it was measured.
+    rank_node : (world_size,) int, the node of each rank, for grouping tracks.
+    """
+
+    world_size: int
+    ops: tuple[OpInfo, ...]
+    rank_sets: tuple[Ints, ...]
+    row_op: Ints
+    row_set: Ints
+    row_ready: Floats
+    row_start: Floats
+    row_end: Floats
+    links: LinkUse | None = None
+    source: str = "simulated"
+    rank_node: Ints | None = None
+    stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from 0 to the end of the last span."""
+        return float(self.row_end.max()) if len(self.row_end) else 0.0
+
+    def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.
+
+        ``ranks`` None means all of them. The dict goes straight into ``pandas.DataFrame``.
+        """
+        wanted = None if ranks is None else np.asarray(sorted(set(ranks)), dtype=np.int64)
+        sets = [s if wanted is None else s[np.isin(s, wanted)] for s in self.rank_sets]
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)
+        repeat = sizes[self.row_set] if len(self.row_set) else np.array([], dtype=np.int64)
+        members = [sets[s] for s in self.row_set.tolist()]
+        rank = np.concatenate(members) if members else np.array([], dtype=np.int64)
+        columns = {
+            "rank": rank,
+            "op": np.repeat(self.row_op, repeat),
+            "ready": np.repeat(self.row_ready, repeat),
+            "start": np.repeat(self.row_start, repeat),
+            "end": np.repeat(self.row_end, repeat),
+        }
+        order = np.lexsort((columns["op"], columns["start"], columns["rank"]))
+        return {name: column[order] for name, column in columns.items()}

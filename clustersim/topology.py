@@ -1,0 +1,170 @@
+"""The machine as a directed graph: GPUs, CPUs, NICs and switches, and the links between them.
+
+Vertices and links are numpy columns, because a cluster of 16,384 GPUs has some 100,000 links; :attr:`Topology.graph`
+is the same thing as a :class:`networkx.DiGraph` for whoever wants to walk it. A link is directed and carries the
+bandwidth of one direction, in bytes per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TopologyError, nearest
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH = "gpu", "cpu", "nic", "pcie_switch", "nvswitch", "switch"
+VERTEX_KINDS = (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH)
+"""What a vertex can be. ``nvswitch`` also stands for any in-node GPU switch; ``switch`` is a network switch."""
+
+LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "cpu", "net")
+"""What a link can be. ``cpu`` joins sockets (UPI, xGMI between CPUs); ``net`` is everything outside a node."""
+
+PATH_CLASSES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS")
+"""NCCL's path classes, nearest first (nccl src/graph/topo.h)."""
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """What all nodes of one build share, beyond their links.
+
+    Parameters
+    ----------
+    name : str, the node's name, such as ``"hgx-h100"``.
+    device : str, the GPU's name in :mod:`clustersim.device`.
+    n_gpus, n_nics : int, per node.
+    cpu_vendor : str, ``"intel"``, ``"amd"``, ``"arm"`` or ``"power"``; NCCL's tuner looks at it.
+    cpu_model : str, the generation as NCCL tells it apart: ``"bdw"``, ``"skl"``, ``"spr"``, ``"emr"``, ``"rome"``,
+        ``"grace"``...
+    net : str, the transport NCCL would use outside: ``"ib"``, ``"roce"``, ``"slingshot"``, ``"efa"``, ``"tcpx"``,
+        ``"opa"``, ``"tcp"`` or ``"none"``.
+    nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
+    p2p : bool, GPUs may read each other's memory over PCIe; False on GeForce 40.
+    pcie_gen : int, of the GPUs' slots.
+    sources : text per fact, as the topology file gives it.
+    """
+
+    name: str
+    device: str
+    n_gpus: int
+    n_nics: int
+    cpu_vendor: str = "intel"
+    cpu_model: str = ""
+    net: str = "ib"
+    nvls: bool = False
+    p2p: bool = True
+    pcie_gen: int = 4
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """Directed graph of one cluster. Immutable; builders are in :mod:`clustersim.fabrics`.
+
+    Parameters
+    ----------
+    name : str
+    vertex_names : unique names, ``"node3/gpu0"`` inside a node, ``"leaf4"`` outside.
+    vertex_kinds : one of :data:`VERTEX_KINDS` per vertex.
+    vertex_node : (V,) int, the node a vertex belongs to; -1 outside every node.
+    link_src, link_dst : (L,) int, vertex ids.
+    link_bandwidth : (L,) float [bytes/s], line rate of this direction.
+    link_latency : (L,) float [s], of the hop (wire and the far vertex's forwarding).
+    link_kinds : one of :data:`LINK_KINDS` per link.
+    node_types : one :class:`NodeType` per node.
+    fabric : str, what joins the nodes, such as ``"rail_optimised"``; for people and for :meth:`describe`.
+    """
+
+    name: str
+    vertex_names: tuple[str, ...]
+    vertex_kinds: tuple[str, ...]
+    vertex_node: Ints
+    link_src: Ints
+    link_dst: Ints
+    link_bandwidth: Floats
+    link_latency: Floats
+    link_kinds: tuple[str, ...]
+    node_types: tuple[NodeType, ...]
+    fabric: str = ""
+
+    @property
+    def n_nodes(self) -> int:
+        """How many machines."""
+        return len(self.node_types)
+
+    @property
+    def n_links(self) -> int:
+        """How many directed links."""
+        return len(self.link_src)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Vertex id by name."""
+        return {name: i for i, name in enumerate(self.vertex_names)}
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """(G,) vertex ids of every GPU, node-major: entry ``8 * node + local`` on 8-GPU nodes."""
+        return self._of_kind(GPU)
+
+    @cached_property
+    def nics(self) -> Ints:
+        """Vertex ids of every NIC, node-major."""
+        return self._of_kind(NIC)
+
+    def _of_kind(self, kind: str) -> Ints:
+        ids = np.array([i for i, k in enumerate(self.vertex_kinds) if k == kind], dtype=np.int64)
+        ordered: Ints = ids[np.argsort(self.vertex_node[ids], kind="stable")]
+        return ordered
+
+    def vertex(self, name: str) -> int:
+        """Vertex id of a name. Raises :class:`TopologyError` with the nearest name."""
+        try:
+            return self.index[name]
+        except KeyError:
+            raise TopologyError(f"{self.name}: no vertex {name!r}; {nearest(name, self.vertex_names)}") from None
+
+    def node_gpus(self, node: int) -> Ints:
+        """Vertex ids of one node's GPUs, in local-rank order."""
+        mine: Ints = self.gpus[self.vertex_node[self.gpus] == node]
+        return mine
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """The same graph for networkx: vertices by name with ``kind`` and ``node``, edges with ``bandwidth`` [bytes/s],
+        ``latency`` [s], ``kind`` and ``link`` (the id used everywhere else)."""
+        import networkx as nx  # 0.7 s to import
+
+        graph: nx.DiGraph[str] = nx.DiGraph(name=self.name)
+        for name, kind, node in zip(self.vertex_names, self.vertex_kinds, self.vertex_node.tolist(), strict=True):
+            graph.add_node(name, kind=kind, node=node)
+        ends = zip(self.link_src.tolist(), self.link_dst.tolist(), strict=True)
+        for link, (src, dst) in enumerate(ends):
+            graph.add_edge(
+                self.vertex_names[src],
+                self.vertex_names[dst],
+                bandwidth=float(self.link_bandwidth[link]),
+                latency=float(self.link_latency[link]),
+                kind=self.link_kinds[link],
+                link=link,
+            )
+        return graph
+
+    def link_name(self, link: int) -> str:
+        """``"node0/gpu1 -> node0/nvswitch2"``."""
+        return f"{self.vertex_names[self.link_src[link]]} -> {self.vertex_names[self.link_dst[link]]}"
+
+
+def route_latency(topology: Topology, route: Sequence[int]) -> float:
+    """Seconds for a first byte to cross a route: the sum over its links."""
+    return float(topology.link_latency[list(route)].sum())

@@ -1,0 +1,1 @@
+"""Files <-> Timeline or Samples."""

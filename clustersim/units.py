@@ -1,0 +1,131 @@
+"""Text with a unit <-> SI floats. Everything inside clustersim is bytes, seconds, bytes/s and FLOP/s.
+
+Prefixes: ``k M G T P`` are decimal, ``Ki Mi Gi Ti`` binary; ``b`` is a bit and ``B`` a byte, and case matters, because
+400 Gb/s and 400 GB/s differ by eight. Message sizes on a command line follow nccl-tests (``128M`` is 128 MiB), which
+:func:`parse_message_size` reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from clustersim.errors import UnitError
+
+_PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIX |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = r"\s*([+-]?(?:\d[\d_]*)?(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*"
+_BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B|bit|bits|byte|bytes)\s*")
+_BANDWIDTH = re.compile(_NUMBER + r"([kKMGTP]i?)?(?:(b|B)(?:/s|ps)|(?:bit/s))\s*")
+_FLOPS = re.compile(_NUMBER + r"([kKMGTP])?FLOP(?:/s|S|s)\s*")
+_SECONDS = re.compile(_NUMBER + r"(s|ms|us|µs|ns|min|h|d)\s*")
+_MESSAGE = re.compile(_NUMBER + r"([kKMGT])?(i?B)?\s*")
+
+
+def _parse(text: object, pattern: re.Pattern[str], what: str, example: str) -> re.Match[str]:
+    if not isinstance(text, str):
+        raise UnitError(f"{text!r} is a bare number where {what} is needed; write it like {example}")
+    found = pattern.fullmatch(text)
+    if found is None or not found.group(1).strip():
+        raise UnitError(f"cannot read {text!r} as {what}; write it like {example}")
+    return found
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second, of one direction, from text such as ``"400 Gb/s"`` or ``"50 GB/s"``.
+
+    >>> parse_bandwidth("400 Gb/s")
+    50000000000.0
+    """
+    found = _parse(text, _BANDWIDTH, "a bandwidth", "'400 Gb/s' or '50 GB/s'")
+    bits = found.group(3) != "B"
+    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""] / (8.0 if bits else 1.0)
+    return _positive(value, text, "a bandwidth")
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes from text such as ``"80 GB"`` (decimal) or ``"25 MiB"`` (binary).
+
+    >>> parse_bytes("25 MiB")
+    26214400.0
+    """
+    found = _parse(text, _BYTES, "a size", "'80 GB' or '25 MiB'")
+    bits = found.group(3).startswith("b") and found.group(3) not in {"byte", "bytes"}
+    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""] / (8.0 if bits else 1.0)
+    return _positive(value, text, "a size", zero=True)
+
+
+def parse_time(text: str) -> float:
+    """Seconds from text such as ``"500 ns"``, ``"3.4 us"`` or ``"2 min"``.
+
+    >>> parse_time("500 ns")
+    5e-07
+    """
+    found = _parse(text, _SECONDS, "a time", "'500 ns' or '3.4 us'")
+    # Divide by the whole power of ten: 500 / 1e9 is the float nearest 5e-7, 500 * 1e-9 is not.
+    number, scale = float(found.group(1).replace("_", "")), _TIME[found.group(2)]
+    return _positive(number * scale if scale >= 1 else number / round(1 / scale), text, "a time", zero=True)
+
+
+def parse_flops(text: str) -> float:
+    """FLOP per second from text such as ``"989 TFLOP/s"``.
+
+    >>> parse_flops("989 TFLOP/s")
+    989000000000000.0
+    """
+    found = _parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")
+    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""]
+    return _positive(value, text, "a compute rate")
+
+
+def parse_message_size(text: str) -> int:
+    """Bytes of a message as nccl-tests reads ``-b``/``-e``: ``8``, ``1K``, ``128M``, ``1GiB``; prefixes are binary.
+
+    >>> parse_message_size("128M") == parse_message_size("128MiB") == 128 * 2**20
+    True
+    """
+    found = _MESSAGE.fullmatch(text)
+    if found is None or not found.group(1).strip():
+        raise UnitError(f"cannot read {text!r} as a message size; write it like '1GiB', '128M' or '4096'")
+    scale = 2.0 ** {None: 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}[found.group(2)]
+    return int(_positive(float(found.group(1).replace("_", "")) * scale, text, "a message size"))
+
+
+def _positive(value: float, text: str, what: str, *, zero: bool = False) -> float:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise UnitError(f"{text!r} is not {what}: it must be {'at least' if zero else 'above'} zero")
+    return value
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes in the nearest binary prefix, as buckets and memory are quoted.
+
+    >>> format_bytes(25 * 2**20)
+    '25 MiB'
+    """
+    for prefix, scale in (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10)):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.4g} {prefix}B"
+    return f"{nbytes:.4g} B"
+
+
+def format_bandwidth(rate: float) -> str:
+    """Bytes per second in decimal GB/s, as NCCL prints bandwidth.
+
+    >>> format_bandwidth(5e10)
+    '50 GB/s'
+    """
+    return f"{rate / 1e9:.4g} GB/s"
+
+
+def format_time(seconds: float) -> str:
+    """Seconds in the unit a person would choose.
+
+    >>> format_time(0.04228)
+    '42.28 ms'
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
