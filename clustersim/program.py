@@ -161,10 +161,13 @@ class Program:
     world_size : int
     roles : op lists; every rank is in exactly one role.
     notes : what the strategy decided, for people: bucket layout, assumptions.
+    overlap_slowdown : float, the extra fraction of an overlapped collective's time that the rank's compute loses to it
+        (SM and HBM contention); the next Compute op that starts after the collective is lengthened by it.
     """
 
     world_size: int
     roles: tuple[Role, ...]
+    overlap_slowdown: float = 0.0
     notes: tuple[str, ...] = field(default=())
 
     def check(self) -> None:
