@@ -1,0 +1,106 @@
+"""How far predictions are from measurements: by case first, then over cases.
+
+Rows of one published table are not independent, so a case (one table) counts once: the median of its rows. The figures
+quoted are the median and the 90th percentile over cases.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustersim.errors import TraceError, nearest
+
+Row = dict[str, Any]
+
+
+def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV file as dicts of text. Raises :class:`TraceError` naming the file and the first missing column."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns = list(reader.fieldnames or [])
+            for name in required:
+                if name not in columns:
+                    raise TraceError(f"{path}: no column {name!r} in the header; {nearest(name, columns or ['(empty)'])}")
+            return [_whole(row, path, i) for i, row in enumerate(reader, start=2)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: cannot be read as a CSV table: {error}") from None
+
+
+def _whole(row: dict[str, Any], path: str | Path, line: int) -> dict[str, str]:
+    if None in row or any(value is None for value in row.values()):
+        raise TraceError(f"{path}: line {line}: the number of fields differs from the header's")
+    return row
+
+
+def number(row: Mapping[str, str], column: str) -> float:
+    """A positive number of a row. Raises ValueError saying which column holds what."""
+    text = row[column].strip()
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{column} is {text!r}, not a number") from None
+    if not np.isfinite(value) or value <= 0:
+        raise ValueError(f"{column} is {text!r}, not above zero")
+    return value
+
+
+def evaluate(rows: Iterable[dict[str, str]], predict: Callable[[dict[str, str]], tuple[float, float]]) -> list[Row]:
+    """Each row with ``measured``, ``predicted`` and ``rel_error`` (signed), or ``skipped`` with the reason.
+
+    ``predict`` returns (measured, predicted) in one unit, and raises ValueError or a clustersim error for a row it
+    cannot do.
+    """
+    from clustersim.errors import ClusterSimError
+
+    results: list[Row] = []
+    for row in rows:
+        try:
+            measured, predicted = predict(row)
+        except (ValueError, ClusterSimError) as error:
+            results.append({**row, "skipped": str(error)})
+        else:
+            results.append(
+                {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}
+            )
+    return results
+
+
+def statistics(rows: Iterable[Row]) -> dict[str, Any]:
+    """``n_rows, n_cases, n_skipped`` and, over cases, the median and 90th percentile of |relative error| and the
+    median of the signed one; None where no row was predicted."""
+    rows = list(rows)
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        if "skipped" not in row:
+            errors.setdefault(row["case_id"], []).append(row["rel_error"])
+    stats: dict[str, Any] = {
+        "n_rows": len(rows),
+        "n_cases": len(errors),
+        "n_skipped": sum("skipped" in row for row in rows),
+        "median_abs_rel_error": None,
+        "p90_abs_rel_error": None,
+        "median_rel_error": None,
+    }
+    if errors:
+        absolute = np.array([np.median(np.abs(e)) for e in errors.values()])
+        stats["median_abs_rel_error"] = float(np.median(absolute))
+        stats["p90_abs_rel_error"] = float(np.percentile(absolute, 90))
+        stats["median_rel_error"] = float(np.median([np.median(e) for e in errors.values()]))
+    return stats
+
+
+def score(rows: Sequence[Row], by: Mapping[str, Callable[[Row], str]]) -> dict[str, Any]:
+    """The result of a validation: ``{"overall": statistics, "by": {dimension: {value: statistics}}, "rows": rows}``."""
+    grouped: dict[str, dict[str, Any]] = {}
+    for dimension, key in by.items():
+        parts: dict[str, list[Row]] = {}
+        for row in rows:
+            parts.setdefault(key(row), []).append(row)
+        grouped[dimension] = {value: statistics(parts[value]) for value in sorted(parts)}
+    return {"overall": statistics(rows), "by": grouped, "rows": list(rows)}

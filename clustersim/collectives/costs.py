@@ -1,0 +1,134 @@
+"""The measured constants of NCCL's times: what a hop, a launch and a protocol cost on real machines.
+
+NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
+choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses them, and the time of what was chosen is
+
+    T = (H^6 + D^6)^(1/6),   D = base + (L^p + B^p)^(1/p)
+
+with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
+narrowest link, and p < 1 because filling the pipeline costs most where both are equal. Constants are physics of a link
+kind, a protocol, a GPU generation or a launch mode; none belongs to one machine. They were fitted on 102 public
+nccl-tests tables (P100 to GB200) with priors from NCCL's own constants; ``clustersim validate nccl`` prints the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+US = 1e-6
+
+
+def _frozen(values: dict[str, float]) -> Mapping[str, float]:
+    return MappingProxyType(values)
+
+
+def _table(**values: float) -> Mapping[str, float]:
+    return field(default_factory=lambda: _frozen(dict(values)))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Constants of the time model. Times in seconds, shares of line rate without unit.
+
+    Edge classes are ``nvlink`` (any direct GPU link), ``pcie`` (peer to peer), ``shm`` (through host memory) and
+    ``net``. Keys are ``class/protocol``.
+    """
+
+    # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
+    hop: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.90 * US,
+            "nvlink/LL128": 2.0 * US,
+            "nvlink/Simple": 3.2 * US,
+            "pcie/LL": 6.2 * US,
+            "pcie/LL128": 6.5 * US,
+            "pcie/Simple": 7.0 * US,
+            "net/LL": 3.8 * US,
+            "net/LL128": 5.3 * US,
+            "net/Simple": 17.0 * US,
+        }
+    )
+    # Hops inside a node by GPU generation, relative to Hopper.
+    hop_generation: Mapping[str, float] = _table(
+        pascal=1.35, volta=1.35, ampere=1.8, hopper=1.0, blackwell=1.6, amd=1.5
+    )
+    # Added to every hop over a network of this kind (twice for Simple, which also waits for the flush).
+    net_extra: Mapping[str, float] = _table(
+        ib=0.0, roce=0.0, slingshot=1.1 * US, efa=17.0 * US, tcpx=31.0 * US, opa=2.0 * US, tcp=25.0 * US
+    )
+    simple_ring_net: float = 0.39  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    rooted_overlap: float = 0.34  # of the hops of broadcast and reduce, whose repetitions overlap in a benchmark
+    # Share of the line rate a protocol's payload reaches.
+    share: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.31,
+            "nvlink/LL128": 0.71,
+            "nvlink/Simple": 0.81,
+            "pcie/LL": 0.31,
+            "pcie/LL128": 0.43,
+            "pcie/Simple": 0.43,
+            "net/LL": 0.27,
+            "net/LL128": 1.0,
+            "net/Simple": 1.0,
+        }
+    )
+    share_generation: Mapping[str, float] = _table(
+        pascal=1.02, volta=1.02, ampere=0.95, hopper=1.02, blackwell=0.97, amd=0.8
+    )
+    # Share of a NIC's line rate that its transport reaches.
+    net_share: Mapping[str, float] = _table(ib=0.99, roce=0.97, slingshot=0.90, efa=0.90, tcpx=0.94, opa=0.9, tcp=0.7)
+    tree_share: float = 0.71
+    nvls_share: float = 0.684
+    nvls_tree_share: float = 0.907
+    tree_levels: float = 1.5  # network hops per log2(nodes), each way
+    nvls_latency: float = 25.0 * US
+    nvls_tree_hop: float = 20.0 * US
+    # Point to point (all_to_all, send): a fixed part, a part per peer, and channels that open as the message grows.
+    p2p_base: float = 15.0 * US
+    p2p_peer: float = 1.8 * US
+    p2p_share: float = 0.74
+    p2p_net_share: float = 0.91
+    send_share: float = 0.805
+    p2p_norm: float = 0.77
+    p2p_channel_rate: Mapping[str, float] = _table(
+        pascal=10e9, volta=10e9, ampere=13.9e9, hopper=82e9, blackwell=120e9, amd=14e9
+    )
+    p2p_channel_bytes: Mapping[str, float] = _table(
+        pascal=2.2 * 2**20,
+        volta=2.2 * 2**20,
+        ampere=2.2 * 2**20,
+        hopper=66 * 2**20,
+        blackwell=66 * 2**20,
+        amd=2.2 * 2**20,
+    )
+    p2p_max_channels: float = 16.0
+    # Host.
+    base: float = 3.6 * US
+    rooted_base: float = 5.7 * US
+    host_floor: float = 15.0 * US  # one process per GPU
+    host_floor_per_gpu: float = 5.2 * US  # one process drives all GPUs of a node
+    host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
+    threads_base: float = 8.7 * US
+    threads_step: float = 2.1 * US
+    fill_norm: float = 0.70
+    floor_norm: float = 6.0
+    scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
+
+
+GENERATIONS = {60: "pascal", 61: "pascal", 37: "pascal", 70: "volta", 75: "volta"}
+
+
+def generation(sm: int) -> str:
+    """GPU generation the constants are kept for, from the compute capability (0 for AMD)."""
+    if sm == 0:
+        return "amd"
+    if sm in GENERATIONS:
+        return GENERATIONS[sm]
+    if sm < 70:
+        return "pascal"
+    return "ampere" if sm < 90 else "hopper" if sm < 100 else "blackwell"
+
+
+COSTS = Costs()
