@@ -47,5 +47,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     'known: ring, tree'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
+    lowered = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
+    return f"did you mean '{lowered[close[0]]}'?" if close else "known: " + ", ".join(names)

@@ -13,21 +13,21 @@ import re
 from clustersim.errors import UnitError
 
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_PREFIX |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER = r"\s*([+-]?(?:\d[\d_]*)?(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*"
+_PREFIX |= {"ki": 2.0**10, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = r"\s*([+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
 _BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B|bit|bits|byte|bytes)\s*")
 _BANDWIDTH = re.compile(_NUMBER + r"([kKMGTP]i?)?(?:(b|B)(?:/s|ps)|(?:bit/s))\s*")
 _FLOPS = re.compile(_NUMBER + r"([kKMGTP])?FLOP(?:/s|S|s)\s*")
-_SECONDS = re.compile(_NUMBER + r"(s|ms|us|µs|ns|min|h|d)\s*")
+_SECONDS = re.compile(_NUMBER + r"(s|ms|us|µs|μs|ns|min|h|d)\s*")
 _MESSAGE = re.compile(_NUMBER + r"([kKMGT])?(i?B)?\s*")
 
 
 def _parse(text: object, pattern: re.Pattern[str], what: str, example: str) -> re.Match[str]:
-    if not isinstance(text, str):
+    if isinstance(text, int | float) and not isinstance(text, bool):
         raise UnitError(f"{text!r} is a bare number where {what} is needed; write it like {example}")
-    found = pattern.fullmatch(text)
-    if found is None or not found.group(1).strip():
+    found = pattern.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
         raise UnitError(f"cannot read {text!r} as {what}; write it like {example}")
     return found
 
@@ -85,11 +85,13 @@ def parse_message_size(text: str) -> int:
     >>> parse_message_size("128M") == parse_message_size("128MiB") == 128 * 2**20
     True
     """
-    found = _MESSAGE.fullmatch(text)
-    if found is None or not found.group(1).strip():
-        raise UnitError(f"cannot read {text!r} as a message size; write it like '1GiB', '128M' or '4096'")
+    example = "'1GiB', '128M' or '4096'"
+    found = _parse(text, _MESSAGE, "a message size", example)
     scale = 2.0 ** {None: 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}[found.group(2)]
-    return int(_positive(float(found.group(1).replace("_", "")) * scale, text, "a message size"))
+    value = _positive(float(found.group(1).replace("_", "")) * scale, text, "a message size")
+    if value != int(value):
+        raise UnitError(f"{text!r} is not a whole number of bytes; write it like {example}")
+    return int(value)
 
 
 def _positive(value: float, text: str, what: str, *, zero: bool = False) -> float:
@@ -104,7 +106,7 @@ def format_bytes(nbytes: float) -> str:
     >>> format_bytes(25 * 2**20)
     '25 MiB'
     """
-    for prefix, scale in (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10)):
+    for prefix, scale in (("Pi", 2.0**50), ("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10)):
         if abs(nbytes) >= scale:
             return f"{nbytes / scale:.4g} {prefix}B"
     return f"{nbytes:.4g} B"
@@ -125,6 +127,8 @@ def format_time(seconds: float) -> str:
     >>> format_time(0.04228)
     '42.28 ms'
     """
+    if seconds == 0:
+        return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.4g} {unit}"

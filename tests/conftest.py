@@ -1,0 +1,61 @@
+"""What every test may use: the measurement tables beside the checkout, and the program as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+# A loaded machine must not turn a slow example into a failure, nor two runs into different examples.
+settings.register_profile("repo", deadline=None, derandomize=True)
+settings.load_profile("repo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that says it needs ../shared, so that a run can tell how many of them there were."""
+    for item in items:
+        reasons = (str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif"))
+        if "shared" in getattr(item, "fixturenames", ()) or any("shared" in reason for reason in reasons):
+            item.add_marker(pytest.mark.shared)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests that need ../shared ran."""
+    shared = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if "shared" in getattr(report, "keywords", {})
+    ]
+    terminalreporter.write_line(f"tests that read ../shared and ran: {len(shared)}")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of facts and measurements beside the checkout; the test is skipped where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared")
+    return SHARED
+
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def clustersim() -> Command:
+    """Run ``clustersim ARGS...`` in a fresh process, as a person does."""
+
+    def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "clustersim", *map(str, args)]
+        env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
+        return subprocess.run(command, cwd=cwd or ROOT, env=env, capture_output=True, text=True, check=False)
+
+    return run

@@ -1,0 +1,48 @@
+"""The one test command: style, formatting, types, layers, then the tests.
+
+    python tests/run.py [arguments for pytest ...]
+
+Runs every check even when an earlier one fails, and exits with 1 if any did.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+
+
+def workers() -> str:
+    """One pytest process per core this process may use, eight at most: a worker costs a second to start."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return str(min(cores, 8))
+
+
+def checks(pytest_arguments: list[str]) -> dict[str, list[str]]:
+    """Every check by name, as a command line of this very environment."""
+    python = [sys.executable, "-m"]
+    return {
+        "ruff check": [*python, "ruff", "check", "."],
+        "ruff format": [*python, "ruff", "format", "--check", "."],
+        "mypy --strict": [*python, "mypy"],
+        "import-linter": [str(BIN / "lint-imports")],
+        "pytest": [*python, "pytest", "-n", workers(), *pytest_arguments],
+    }
+
+
+def main() -> int:
+    failed = []
+    for name, command in checks(sys.argv[1:]).items():
+        print(f"== {name}", flush=True)
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            failed.append(name)
+    print("failed: " + ", ".join(failed) if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
