@@ -108,13 +108,21 @@ class Channel:
     order : (n,) int, positions in ring order: node by node, entering and leaving each node at the GPUs nearest the
         NIC this channel uses. Trees hang their intra-node chains on the same order.
     share : float, fraction of the payload this channel carries; over all channels they sum to 1.
-    nic : int, rail (NIC index inside the node) the channel leaves and enters nodes by; -1 inside one node.
+    nic : int, rail (NIC index inside the node) the channel enters its first node by; -1 inside one node.
+    rails : (n,) int, the rail of the ring edge that leaves ``order[i]``, the same NIC index at both ends; empty where
+        every edge uses ``nic``. A ring that enters a node by one NIC and leaves it by the next needs it.
     """
 
     index: int
     order: Ints
     share: float
     nic: int = -1
+    rails: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def edge_rails(self) -> Ints:
+        """(n,) int: :attr:`rails`, spelt out for every edge."""
+        return self.rails if len(self.rails) else np.full(len(self.order), self.nic, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +150,9 @@ class Traffic:
 class Schedule:
     """Every transfer of a collective, for chunk fidelity and for checking that the data comes out right.
 
-    Transfers are listed in an order in which each one's dependencies come earlier.
+    Transfers are listed in an order in which each one's dependencies come earlier. What a transfer carries is the
+    sender's own piece combined with what the transfers in its ``after`` brought of it; a member ends with its own piece
+    plus everything it was told to add, or with what overwrote it.
 
     Parameters
     ----------
@@ -152,6 +162,12 @@ class Schedule:
     after_ptr, after : CSR list of transfers that must have *arrived* before one may start.
     rail : (T,) int, as in :class:`Traffic`.
     chunk_fraction : (n_chunks,) float, of S.
+    lane : (T,) int, the connection a transfer uses (one pair of members on one channel). A lane is first in, first out:
+        a transfer starts only when the one listed before it on its lane has *drained* at the sender (its latency does
+        not count). Empty: no such order.
+
+    For all_gather, reduce_scatter, scatter and gather, piece ``k`` belongs to member ``k % n``; for all_to_all piece
+    ``src * n + dst`` is what ``src`` holds for ``dst``.
     """
 
     src: Ints
@@ -163,6 +179,7 @@ class Schedule:
     after: Ints
     rail: Ints
     chunk_fraction: Floats
+    lane: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True)
