@@ -1,0 +1,134 @@
+"""Devices: every part the topologies name, found by name, alias and free text, with figures that make sense."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from clustersim.device import device, device_from_text, devices
+from clustersim.errors import TopologyError
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
+NAMES = [
+    "P100-SXM2-16GB",
+    "P100-PCIe-16GB",
+    "K80",
+    "V100-SXM2-16GB",
+    "V100-SXM2-32GB",
+    "V100-SXM3-32GB",
+    "V100-PCIe-16GB",
+    "A100-SXM4-40GB",
+    "A100-SXM4-80GB",
+    "A100-PCIe-40GB",
+    "A100-PCIe-80GB",
+    "A800-SXM4-80GB",
+    "H100-SXM5-80GB",
+    "H100-SXM5-96GB-500W",
+    "H100-PCIe-80GB",
+    "GH200-96GB",
+    "H800-SXM5-80GB",
+    "H200-SXM5-141GB",
+    "B200-SXM-180GB",
+    "GB200-186GB",
+    "MI300X",
+    "L4",
+    "A10",
+    "RTX-A6000",
+    "RTX-6000-Ada",
+    "RTX-8000",
+    "RTX-4090",
+    "RTX-3090",
+    "TITAN-RTX",
+    "T4",
+    "L40S",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_promised_device_is_found_by_its_own_name(name: str) -> None:
+    assert device(name).name == name
+    assert device(name.lower()) is device(name)
+
+
+@pytest.mark.parametrize("name", list(devices()))
+def test_figures_are_shares_of_a_peak_with_a_source(name: str) -> None:
+    part = device(name)
+    for dtype, figure in part.matmul.items():
+        assert 0.2 < figure.value <= 1.0, dtype
+        assert figure.source
+    assert 0.5 < part.stream.value <= 1.0
+    assert part.source
+    assert part.peak["fp32"] <= min(part.peak.values()) * 1.0001
+    assert 1e11 < part.memory_bandwidth < 2e13
+    assert 1e10 < part.memory_bytes < 3e11
+    assert part.stream_rate() < part.memory_bandwidth
+    assert any("estimated" in note for note in part.notes) == any(
+        f.estimated for f in (*part.matmul.values(), part.stream)
+    )
+
+
+def test_no_alias_names_two_devices() -> None:
+    texts = [text for part in devices().values() for text in {t.lower() for t in (part.name, *part.aliases)}]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("V100-16GB-SXM2 (DGX-1)", "V100-SXM2-16GB"),
+        ("V100-32GB (DGX-2)", "V100-SXM2-32GB"),
+        ("V100-32GB-SXM3 (DGX-2)", "V100-SXM3-32GB"),
+        ("A100-SXM4-80GB (Azure ND A100 v4)", "A100-SXM4-80GB"),
+        ("A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("LambdaCloud A100 40GB PCIe", "A100-PCIe-40GB"),
+        ("LambdaCloud V100 16GB", "V100-SXM2-16GB"),
+        ("Tesla V100-PCIE-32GB", "V100-PCIe-32GB"),
+        ("TITAN RTX 24GB", "TITAN-RTX"),
+        ("Pascal (P100) x4 per server", "P100-SXM2-16GB"),
+        ("GH200-120GB (96GB HBM)", "GH200-96GB"),
+        ("GB200 (OCI guide; GB200/GB300 text mixed)", "GB200-186GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("Quadro RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("H100-SXM-96GB", "H100-SXM5-96GB-500W"),
+    ],
+)
+def test_free_text_finds_the_part_it_means(text: str, name: str) -> None:
+    assert device_from_text(text).name == name
+
+
+def test_a_board_the_text_leaves_open_follows_the_argument() -> None:
+    assert device_from_text("A100-40GB").name == "A100-SXM4-40GB"
+    assert device_from_text("A100-SXM-40GB", pcie=True).name == "A100-SXM4-40GB"
+    assert device_from_text("A100-40GB", pcie=True).name == "A100-PCIe-40GB"
+    assert device_from_text("A100 with 40GB", pcie=False).name == "A100-SXM4-40GB"
+
+
+def test_an_unknown_device_is_one_error_with_the_nearest_name() -> None:
+    with pytest.raises(TopologyError, match="did you mean 'H100-SXM5-80GB'"):
+        device("H100-SXM5-80G")
+    with pytest.raises(TopologyError, match="cannot tell which GPU 'Gaudi 3' is"):
+        device_from_text("Gaudi 3")
+
+
+def test_a_dtype_the_hardware_lacks_runs_on_the_units_it_has() -> None:
+    volta = device("V100-SXM2-16GB")
+    assert volta.runs_as("tf32") == "fp32"
+    assert volta.runs_as("fp8") == "fp16"
+    assert device("K80").runs_as("fp16") == "fp32"
+    assert device("A100-SXM4-80GB").matmul_rate("bf16") == pytest.approx(271.2e12, rel=1e-3)
+    with pytest.raises(TopologyError, match="no rate for dtype 'fp99'"):
+        volta.matmul_rate("fp99")
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the measurement tables are not beside the checkout")
+@pytest.mark.parametrize("table", ["training_steps.csv", "nccl_tests.csv"])
+def test_every_gpu_a_measurement_table_names_is_known(table: str) -> None:
+    with (SHARED / table).open(newline="") as file:
+        texts = {row["gpu"] for row in csv.DictReader(file)}
+    unnamed = {text for text in texts if not text or "not " in text}
+    for text in texts - unnamed:
+        assert device_from_text(text).name in devices()
