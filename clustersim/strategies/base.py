@@ -1,0 +1,162 @@
+"""What every strategy shares: its row in the table, its knobs, and the passes over layers.
+
+A strategy turns a :class:`Model` and its :class:`StepCost` into a :class:`Program`. It sees costs only as a StepCost,
+so the same file serves a roofline, a fitted device and a measured profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.mesh import Mesh
+from clustersim.model import Model, StepCost
+from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Role
+
+Floats = npt.NDArray[np.float64]
+
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+ParamDtype = Literal["fp32", "bf16", "fp16"]
+
+
+class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Knobs of every strategy.
+
+    Parameters
+    ----------
+    micro_batch_size : samples of one rank in one forward and backward pass.
+    gradient_accumulation_steps : passes per optimizer step.
+    param_dtype : what parameters are kept in. Gradients have the same dtype: fp32 also under autocast (AMP), which
+        casts inside each layer; bf16 for a model converted to bf16.
+    """
+
+    micro_batch_size: AtLeastOne = 1
+    gradient_accumulation_steps: AtLeastOne = 1
+    param_dtype: ParamDtype = "fp32"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to train: one file, one row in ``STRATEGIES``.
+
+    Parameters
+    ----------
+    name : the ``kind`` of a scenario's ``[strategy]``.
+    config : the Struct of its knobs.
+    build : ``(model, cost, mesh, config, steps, seed) -> Program``.
+    world_size : the only world size it runs on, None for any.
+    """
+
+    name: str
+    config: type[StrategyConfig]
+    build: Callable[[Model, StepCost, Mesh, Any, int, int], Program]
+    world_size: int | None = None
+
+
+@dataclass
+class OpList:
+    """An op list in the making: keeps the step number and each rank's pace, and hands out op indices.
+
+    Parameters
+    ----------
+    pace : (steps, ranks) float, what multiplies a rank's compute in each step; None for a steady machine.
+    """
+
+    pace: Floats | None = None
+    step: int = 0
+    ops: list[Op] = field(default_factory=list)
+
+    def add(self, op: Op) -> int:
+        """Append an op; returns its index, for others to wait on."""
+        self.ops.append(op)
+        return len(self.ops) - 1
+
+    def compute(
+        self,
+        name: str,
+        seconds: float,
+        phase: str,
+        bound: str = "memory",
+        *,
+        flops: float = 0.0,
+        nbytes: float = 0.0,
+        stream: str = COMPUTE_STREAM,
+        after: tuple[int, ...] = (),
+    ) -> int:
+        """Append a Compute op of ``seconds`` at a rank's usual pace; returns its index."""
+        duration = seconds if self.pace is None else seconds * self.pace[self.step]
+        return self.add(Compute(name, duration, stream, after, phase, bound, flops, nbytes, self.step))
+
+
+def pace(jitter: float, steps: int, ranks: int, seed: int) -> Floats | None:
+    """How much slower or faster each rank computes in each step: log-normal with mean 1, one draw per rank and step.
+
+    Parameters
+    ----------
+    jitter : float, relative standard deviation; 0 gives None, and every rank keeps the same time.
+
+    Returns (steps, ranks) float. The slowest of n ranks is about ``1 + jitter * sqrt(2 ln n)`` (the expected maximum of
+    n normal draws), which is what a synchronous step waits for.
+    """
+    if not jitter:
+        return None
+    sigma2 = np.log1p(jitter**2)
+    drawn: Floats = np.random.default_rng(seed).lognormal(-sigma2 / 2, np.sqrt(sigma2), size=(steps, ranks))
+    return drawn
+
+
+def check(model: Model, cost: StepCost, steps: int) -> None:
+    """Raise :class:`ProgramError` for costs of another model, or a run without a step."""
+    if not len(cost.forward) == len(cost.backward) == len(model.layers):
+        raise ProgramError(
+            f"the costs are of {len(cost.forward)} layers forward and {len(cost.backward)} backward, "
+            f"but {model.name} has {len(model.layers)}"
+        )
+    if steps < 1:
+        raise ProgramError(f"a run needs at least one step, not {steps} (at $.run.steps)")
+
+
+def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
+    """Open a step: what the host does outside the layers (loader hand-over, zero_grad, reading the loss)."""
+    ops.step = step
+    if cost.step_overhead:
+        ops.compute("input", cost.step_overhead, "input", "host")
+
+
+def forward(ops: OpList, model: Model, cost: StepCost, after: tuple[int, ...] = ()) -> None:
+    """One span per layer in forward order; ``after`` holds back the first."""
+    for i, layer in enumerate(model.layers):
+        bound, flops = cost.forward_bound[i], float(cost.forward_flops[i])
+        ops.compute(
+            f"fwd {layer.name}", float(cost.forward[i]), "forward", bound, flops=flops, after=after if not i else ()
+        )
+
+
+def backward_layer(ops: OpList, model: Model, cost: StepCost, i: int, share: float = 1.0, part: str = "") -> int:
+    """A share of one layer's backward; returns the op's index."""
+    seconds, flops = float(cost.backward[i]) * share, float(cost.backward_flops[i]) * share
+    name = f"bwd {model.layers[i].name}{part}"
+    return ops.compute(name, seconds, "backward", cost.backward_bound[i], flops=flops)
+
+
+def backward(ops: OpList, model: Model, cost: StepCost) -> None:
+    """One span per layer in reverse order, with nothing to send."""
+    for i in reversed(range(len(model.layers))):
+        backward_layer(ops, model, cost, i)
+
+
+def gradient_pass(traffic: float, cost: StepCost) -> float:
+    """Seconds of an elementwise pass over gradients that reads and writes ``traffic`` bytes in all."""
+    return traffic / cost.grad_copy_bandwidth if traffic else 0.0
+
+
+def program(ops: OpList, mesh: Mesh, cost: StepCost, notes: tuple[str, ...]) -> Program:
+    """The Program in which every rank runs the same op list."""
+    worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops))
+    return Program(mesh.world_size, (worker,), overlap_slowdown=cost.overlap_slowdown, notes=notes)

@@ -1,0 +1,311 @@
+"""PyTorch's DistributedDataParallel: every rank holds the whole model; gradients are averaged bucket by bucket.
+
+What is imitated (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp, 2.13):
+
+* Gradients are packed into buckets in the order backward makes them. A bucket closes when its size *reaches* the limit,
+  so it overshoots by up to one tensor. The first bucket is small (1 MiB), so that communication starts early.
+* Iteration 1 does not know that order yet: one bucket holds everything and nothing overlaps. Buckets are rebuilt at
+  iteration 2. With ``find_unused_parameters`` they are never rebuilt: they follow the registration order, reversed.
+* When a bucket's gradients are all there *and* every earlier bucket has been launched, its all_reduce is launched on
+  NCCL's own stream, beside the rest of backward.
+* Each gradient is copied into its bucket and, after the all_reduce, back; ``gradient_as_bucket_view`` saves both.
+* ``no_sync``: all but the last micro-batch of a step only accumulate.
+
+One rank launches no collectives (NCCL returns at once in place), but still pays for the copies. The broadcast of
+parameters at construction is not part of a step and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from clustersim.mesh import Mesh
+from clustersim.model import Model, StepCost, Tensor
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
+from clustersim.strategies import base
+from clustersim.units import format_bytes
+
+MIB = 2**20
+DEFAULT_BUCKET_CAP_MB = 25
+DEFAULT_FIRST_BUCKET_BYTES = MIB
+HOOK_STREAM = "comm_hook"
+"""Where a comm hook's decompression runs: the stream on which c10d runs a future's callbacks."""
+
+
+class DDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="ddp"):
+    """Knobs of DistributedDataParallel, by its own names.
+
+    Parameters
+    ----------
+    bucket_cap_mb : [MiB]; None is 25 with a small first bucket. Given, it is the limit of the first bucket too.
+    first_bucket_bytes : [bytes], limit of the first bucket, whatever the rest says.
+    gradient_as_bucket_view : gradients live inside the buckets; no copies.
+    static_graph, find_unused_parameters : as in DDP. Finding unused parameters costs one small all_reduce a step; the
+        walk over the graph is host work beside running kernels and is not modelled.
+    broadcast_buffers : rank 0's BatchNorm statistics go to all at the start of a forward that follows a synced one.
+    comm_hook : ``"fp16_compress"`` or ``"bf16_compress"``: gradients are cast, reduced at half the bytes, cast back.
+    algorithm, protocol : pins for the gradients' all_reduce, as NCCL_ALGO and NCCL_PROTO.
+    """
+
+    bucket_cap_mb: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    first_bucket_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    comm_hook: Literal["fp16_compress", "bf16_compress"] | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether iteration 1 uses one big bucket and iteration 2 rebuilds."""
+        return self.static_graph or not self.find_unused_parameters
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Bytes at which the first bucket closes, and all others."""
+        cap = int((DEFAULT_BUCKET_CAP_MB if self.bucket_cap_mb is None else self.bucket_cap_mb) * MIB)
+        first = DEFAULT_FIRST_BUCKET_BYTES if self.bucket_cap_mb is None else cap
+        return (self.first_bucket_bytes or first), cap
+
+    @property
+    def wire_dtype(self) -> str:
+        """Element type that is all-reduced."""
+        return self.comm_hook.removesuffix("_compress") if self.comm_hook else self.param_dtype
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are all-reduced together: tensor names and ``nbytes`` [bytes] as stored, before any comm hook."""
+
+    names: tuple[str, ...]
+    numel: int
+    nbytes: int
+
+
+def ready_order(model: Model) -> tuple[tuple[Tensor, ...], ...]:
+    """Tensors whose gradient becomes final in each layer's backward, in that order; indexed by layer.
+
+    Within a layer that is the reverse of registration. A tensor used by several layers (tied embeddings) is final only
+    in the earliest of them, since backward reaches that one last.
+    """
+    home = {t.name: i for i, layer in enumerate(model.layers) for t in layer.tensors if not t.tied_to}
+    for i, layer in enumerate(model.layers):
+        for tensor in layer.tensors:
+            if tensor.tied_to in home:
+                home[tensor.tied_to] = min(home[tensor.tied_to], i)
+    final: list[list[Tensor]] = [[] for _ in model.layers]
+    for layer in reversed(model.layers):
+        for tensor in reversed(layer.tensors):
+            if not tensor.tied_to:
+                final[home[tensor.name]].append(tensor)
+    return tuple(tuple(tensors) for tensors in final)
+
+
+def assign(tensors: Iterable[Tensor], element: int, first: int, cap: int) -> list[Bucket]:
+    """Fill buckets in the given order; one closes when it reaches its limit (compute_bucket_assignment_by_size)."""
+    filled: list[Bucket] = []
+    names: list[str] = []
+    numel = 0
+    for tensor in tensors:
+        names.append(tensor.name)
+        numel += tensor.numel
+        if numel * element >= (cap if filled else first):
+            filled.append(Bucket(tuple(names), numel, numel * element))
+            names, numel = [], 0
+    if names:
+        filled.append(Bucket(tuple(names), numel, numel * element))
+    return filled
+
+
+def buckets(model: Model, config: DDPConfig, iteration: int) -> tuple[Bucket, ...]:
+    """Buckets of a training iteration (counted from 1) in the order they are launched."""
+    element = DTYPE_BYTES[config.param_dtype]
+    if config.rebuilds and iteration > 1:
+        final = ready_order(model)
+        return tuple(assign((t for i in reversed(range(len(final))) for t in final[i]), element, *config.limits))
+    registered = [t for layer in model.layers for t in layer.tensors if not t.tied_to]
+    # The small first bucket is filled from the front of the model, then the list is turned round: it is launched last.
+    limits = (2**63, 2**63) if config.rebuilds else config.limits
+    return tuple(reversed(assign(registered, element, *limits)))
+
+
+def build(model: Model, cost: StepCost, mesh: Mesh, config: DDPConfig, steps: int, seed: int) -> Program:
+    """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
+    base.check(model, cost, steps)
+    ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
+    final = ready_order(model)
+    layouts = [buckets(model, config, iteration) for iteration in (1, 2)]
+    accumulate = base.gradient_pass(3.0 * model.parameters * DTYPE_BYTES[config.param_dtype], cost)
+    for step in range(steps):
+        base.begin_step(ops, cost, step)
+        after = _broadcast_buffers(ops, model, mesh, config)
+        for micro_step in range(config.gradient_accumulation_steps - 1):  # under no_sync
+            base.forward(ops, model, cost, () if micro_step else after)
+            base.backward(ops, model, cost)
+            if micro_step:
+                ops.compute("accumulate gradients", accumulate, "gradient")
+        base.forward(ops, model, cost, after if config.gradient_accumulation_steps == 1 else ())
+        reducer = _Reducer(ops, cost, mesh, config, layouts[min(step, 1)])
+        _synced_backward(reducer, model, final)
+        ops.compute("optimizer", cost.optimizer, "optimizer", after=reducer.finish())
+    return base.program(ops, mesh, cost, (*_notes(mesh, config, layouts), *cost.notes))
+
+
+def _broadcast_buffers(ops: base.OpList, model: Model, mesh: Mesh, config: DDPConfig) -> tuple[int, ...]:
+    """Rank 0's buffers to everybody, before a step's first forward. The later forwards of a no_sync step skip it:
+    only a synced forward sets require_forward_param_sync again."""
+    elements = sum(layer.buffers for layer in model.layers)
+    if not (config.broadcast_buffers and elements and mesh.world_size > 1):
+        return ()
+    after = (len(ops.ops) - 1,) if ops.ops else ()
+    dtype = config.param_dtype
+    nbytes = float(elements * DTYPE_BYTES[dtype])
+    group = mesh.world_group()
+    return (
+        ops.add(Collective("broadcast buffers", "broadcast", nbytes, group, after=after, dtype=dtype, step=ops.step)),
+    )
+
+
+def _synced_backward(reducer: _Reducer, model: Model, final: Sequence[Sequence[Tensor]]) -> None:
+    """Backward, with each layer cut where a gradient completes a bucket.
+
+    Inside a layer a gradient is taken to be ready when as large a share of the layer's time has passed as of its
+    parameters (a GEMM's work grows with its weight), so that a block of several buckets sends its first ones early.
+    """
+    for i in reversed(range(len(model.layers))):
+        total = sum(tensor.numel for tensor in final[i])
+        cut = done = 0
+        for tensor in final[i]:
+            done += tensor.numel
+            if reducer.completes_bucket(tensor):
+                base.backward_layer(reducer.ops, model, reducer.cost, i, (done - cut) / total)
+                cut = done
+                reducer.mark_bucket_ready(tensor)
+        if cut < total or not total:
+            base.backward_layer(reducer.ops, model, reducer.cost, i, (total - cut) / total if total else 1.0)
+
+
+class _Reducer:
+    """The state of one synced backward, as c10d's Reducer keeps it: what each bucket still lacks, what is launched."""
+
+    def __init__(
+        self, ops: base.OpList, cost: StepCost, mesh: Mesh, config: DDPConfig, layout: Sequence[Bucket]
+    ) -> None:
+        self.ops, self.cost, self.mesh, self.config, self.layout = ops, cost, mesh, config, layout
+        self.bucket_of = {name: b for b, bucket in enumerate(layout) for name in bucket.names}
+        self.missing = [len(bucket.names) for bucket in layout]
+        self.filled = [False] * len(layout)
+        self.launched: list[int] = []
+
+    def completes_bucket(self, tensor: Tensor) -> bool:
+        """Count a gradient as ready; whether its bucket lacks nothing now."""
+        self.missing[self.bucket_of[tensor.name]] -= 1
+        return not self.missing[self.bucket_of[tensor.name]]
+
+    def mark_bucket_ready(self, tensor: Tensor) -> None:
+        """Fill a complete bucket, and launch every bucket whose turn has come: strictly in order."""
+        bucket = self.bucket_of[tensor.name]
+        self._fill(bucket)
+        self.filled[bucket] = True
+        while len(self.launched) < len(self.layout) and self.filled[len(self.launched)]:
+            self.launched.append(self._launch(len(self.launched)))
+
+    def _fill(self, b: int) -> None:
+        """What the compute stream spends on a bucket: accumulation, the copies of its tensors, the hook's cast.
+
+        The copies happen one by one as gradients appear. One op at the end of the bucket delays its launch and the rest
+        of backward by exactly as much.
+        """
+        bucket, config = self.layout[b], self.config
+        traffic, seconds = 0.0, 0.0
+        if config.gradient_accumulation_steps > 1:
+            traffic += 3.0 * bucket.nbytes
+        if not config.gradient_as_bucket_view:
+            traffic += 2.0 * bucket.nbytes
+            seconds += self.cost.per_tensor * len(bucket.names)
+        if config.comm_hook:  # buffer.to(dtype).div_(world_size)
+            cast = bucket.nbytes + self._wire(b) if config.wire_dtype != config.param_dtype else 0.0
+            traffic += cast + 2.0 * self._wire(b)
+        seconds += base.gradient_pass(traffic, self.cost)
+        if seconds:
+            self.ops.compute(f"copy bucket {b}", seconds, "gradient", nbytes=traffic)
+
+    def _wire(self, b: int) -> float:
+        return float(self.layout[b].numel * DTYPE_BYTES[self.config.wire_dtype])
+
+    def _launch(self, b: int) -> int:
+        """all_reduce on NCCL's stream, behind what the compute stream has been given so far."""
+        here = len(self.ops.ops) - 1
+        return self._all_reduce(
+            f"all_reduce bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(here),)
+        )
+
+    def _last_kernel(self, index: int) -> int:
+        """The last op on the compute stream at or before an index."""
+        while self.ops.ops[index].stream != COMPUTE_STREAM:
+            index -= 1
+        return index
+
+    def _all_reduce(self, name: str, nbytes: float, dtype: str, after: tuple[int, ...]) -> int:
+        if self.mesh.world_size == 1:
+            return after[0]
+        return self.ops.add(
+            Collective(
+                name,
+                "all_reduce",
+                nbytes,
+                self.mesh.world_group(),
+                after=after,
+                dtype=dtype,
+                algorithm=self.config.algorithm,
+                protocol=self.config.protocol,
+                step=self.ops.step,
+            )
+        )
+
+    def finish(self) -> tuple[int, ...]:
+        """The end of backward (finalize_backward): wait for each bucket in turn and copy it back. Returns what the
+        optimizer waits for."""
+        config, waits = self.config, []
+        end = self._last_kernel(len(self.ops.ops) - 1)
+        if config.find_unused_parameters and not config.static_graph:
+            n_tensors = sum(len(bucket.names) for bucket in self.layout)
+            waits.append(self._all_reduce("all_reduce unused-parameter bitmap", 4.0 * n_tensors, "int32", (end,)))
+        for b, bucket in enumerate(self.layout):
+            reduced = self.launched[b]
+            if config.comm_hook and config.wire_dtype != config.param_dtype:
+                uncast = base.gradient_pass(self._wire(b) + bucket.nbytes, self.cost)
+                name = f"uncast bucket {b}"
+                reduced = self.ops.compute(name, uncast, "gradient", stream=HOOK_STREAM, after=(reduced,))
+            if not config.gradient_as_bucket_view:
+                back = base.gradient_pass(2.0 * bucket.nbytes, self.cost)
+                self.ops.compute(
+                    f"copy back bucket {b}", back, "gradient", after=(reduced,), nbytes=2.0 * bucket.nbytes
+                )
+            elif b == len(self.layout) - 1:  # streams run in order: the last one is the last to end
+                waits.append(reduced)
+        return tuple(waits)
+
+
+def _notes(mesh: Mesh, config: DDPConfig, layouts: Sequence[Sequence[Bucket]]) -> tuple[str, ...]:
+    """The bucket layout in words."""
+    first, rebuilt = (_sizes(layout) for layout in layouts)
+    how = f"ddp: {mesh.world_size} ranks, gradients all-reduced in {config.wire_dtype}"
+    if not config.rebuilds:
+        return (how, f"ddp: {rebuilt}, in reverse registration order, never rebuilt (find_unused_parameters)")
+    return (how, f"ddp: iteration 1 has {first} and overlaps nothing", f"ddp: from iteration 2: {rebuilt}")
+
+
+def _sizes(layout: Sequence[Bucket]) -> str:
+    sizes = [format_bytes(bucket.nbytes) for bucket in layout]
+    shown = ", ".join(sizes) if len(sizes) <= 12 else f"{', '.join(sizes[:6])}, ... {', '.join(sizes[-3:])}"
+    return f"{len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})"
+
+
+STRATEGY = base.Strategy("ddp", DDPConfig, build)

@@ -1,0 +1,66 @@
+"""The plainest way to play a one-role Program: every collective takes a given time, links do not exist.
+
+Tests use it as an oracle that shares nothing with the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from clustersim.model import Kernel, Layer, Model, StepCost, Tensor
+from clustersim.program import Collective, Compute, Program
+from clustersim.timeline import OpInfo, Timeline
+
+
+def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
+    """Timeline of a Program whose collectives last ``seconds(op)`` after their last member arrives."""
+    program.check()
+    (role,) = program.roles
+    n, free, ends, infos = program.world_size, {}, [], []
+    rows: list[tuple[int, int, float, float, float]] = []
+    sets = [np.arange(n), *(np.array([r]) for r in range(n))]
+    for i, op in enumerate(role.ops):
+        ready = np.maximum.reduce([free.get(op.stream, np.zeros(n)), *(ends[j] for j in op.after)])
+        start, detail = ready, {}
+        if isinstance(op, Compute):
+            end, kind, flops = start + op.duration, "compute", op.flops
+        else:
+            start = np.empty(n)
+            for group in op.groups:
+                start[group] = ready[group].max()
+            end, kind, flops = start + seconds(op), op.kind, 0.0
+            detail = {"group_size": op.groups.shape[1], "dtype": op.dtype}
+        ends.append(end)
+        free[op.stream] = end
+        bound = op.bound if isinstance(op, Compute) else "communication"
+        infos.append(
+            OpInfo(op.name, kind, op.stream, op.phase, bound, op.nbytes, flops, op.step, role.name, op.after, detail)
+        )
+        if np.ptp(ready) == np.ptp(start) == np.ptp(end) == 0:
+            rows.append((i, 0, ready[0], start[0], end[0]))
+        else:
+            rows += [(i, 1 + r, ready[r], start[r], end[r]) for r in range(n)]
+    op, who, ready_, start_, end_ = (np.array(column) for column in zip(*rows, strict=True))
+    return Timeline(n, tuple(infos), tuple(sets), op, who, ready_, start_, end_, rank_node=np.arange(n) // 8)
+
+
+def toy_model(layers: list[list[int]], seq_len: int = 0, buffers: int = 0, tied: bool = False) -> Model:
+    """A model whose layer ``i`` has tensors of the given sizes; ``tied`` lets the last layer reuse the first tensor."""
+    made = []
+    for i, sizes in enumerate(layers):
+        tensors = [Tensor(f"l{i}.t{j}", numel) for j, numel in enumerate(sizes)]
+        if tied and i == len(layers) - 1:
+            tensors.append(Tensor("head", layers[0][0], tied_to="l0.t0"))
+        kernel = Kernel("k", "gemm", flops=1e9, backward_flops=2e9)
+        made.append(Layer(f"l{i}", "block", tuple(tensors), (kernel,), buffers=buffers))
+    return Model("toy", "toy", tuple(made), seq_len=seq_len)
+
+
+def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more: float) -> StepCost:
+    """The same time for every layer."""
+    n = len(model.layers)
+    values = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5} | more
+    bound, flops = ("compute",) * n, np.full(n, 8e9)
+    return StepCost(np.full(n, forward), np.full(n, backward), bound, bound, flops, 2 * flops, **values)
