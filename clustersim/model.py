@@ -68,6 +68,17 @@ class Kernel:
     launches: int = 1
     backward_launches: int = 2
 
+    @property
+    def model_flops(self) -> float:
+        """Forward plus backward FLOPs per sample as an MFU counts them (PaLM, arXiv:2204.02311, appendix B).
+
+        A fused attention kernel counts the full square even where a causal mask skips half of it, and no recomputation
+        of scores in backward; everything else counts what it executes.
+        """
+        if self.kind == "attention":
+            return 3.0 * self.flops * (2.0 if self.causal else 1.0)
+        return self.flops + self.backward_flops
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -127,7 +138,14 @@ class Model:
         return sum(layer.parameters for layer in self.layers)
 
     def flops_per_sample(self) -> float:
-        """Forward and backward floating-point operations of one sample, without recomputation: the MFU numerator."""
+        """Forward and backward FLOPs of one sample, the MFU numerator: ``6 N + 12 L H Q T`` per token (PaLM, app. B).
+
+        The attention square counts in full and recomputation does not; :meth:`executed_flops_per_sample` is what runs.
+        """
+        return sum(k.model_flops for layer in self.layers for k in layer.kernels)
+
+    def executed_flops_per_sample(self) -> float:
+        """FLOPs the kernels of one sample execute, forward and backward, before any activation checkpointing."""
         return sum(k.flops + k.backward_flops for layer in self.layers for k in layer.kernels)
 
 

@@ -1,0 +1,305 @@
+"""Hugging Face ``config.json`` -> Model, with each family's own defaults (transformers' configuration classes).
+
+A new ``model_type`` is one reader function and one row of :data:`READERS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clustersim.errors import ModelError, nearest
+from clustersim.model import Model
+from clustersim.models.base import Shape
+from clustersim.models.transformer import build, execution
+
+# Llama 3.1 allows 131,072 positions, but nobody means that when they do not say a sequence length.
+DEFAULT_SEQ_LEN = 8192
+_TEXT_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu_new", "gelu_python": "gelu", "silu": "swiglu"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config.json's keys and where they came from, for messages that name both."""
+
+    where: str
+    data: Mapping[str, Any]
+
+    def need(self, key: str, what: str) -> int:
+        """The whole number under ``key``; ModelError naming file, key and what it is for when it is not there."""
+        if self.data.get(key) is None:
+            raise ModelError(f"{self.where}: missing '{key}', {what}{self._hint(key)}")
+        return self._whole(key, self.data[key], what)
+
+    def number(self, key: str, default: int, what: str) -> int:
+        """The whole number under ``key``, or the family's default where it is missing or null."""
+        value = self.data.get(key)
+        return default if value is None else self._whole(key, value, what)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The truth value under ``key``."""
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be true or false")
+        return value
+
+    def rate(self, key: str, default: float) -> bool:
+        """Whether a dropout probability is above zero."""
+        value = self.data.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a probability from 0 to 1")
+        return value > 0
+
+    def text(self, key: str, default: str) -> str:
+        """The text under ``key``."""
+        value = self.data.get(key, default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be text such as {default!r}")
+        return value
+
+    def _whole(self, key: str, value: object, what: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {what}")
+        return value
+
+    def _hint(self, key: str) -> str:
+        hint = nearest(key, self.data) if self.data else ""
+        return f"; {hint}" if hint.startswith("did you mean") else ""
+
+    def head_dim(self, width: int, heads: int) -> int:
+        """``width / heads``; ModelError where it does not divide."""
+        if width % heads:
+            raise ModelError(f"{self.where}: {heads} attention heads do not divide a width of {width} evenly")
+        return width // heads
+
+    def activation(self, key: str, default: str) -> str:
+        """An MLP activation's name as clustersim writes it."""
+        name = self.text(key, default)
+        return _TEXT_ACTIVATIONS.get(name, name)
+
+
+def _gpt2(c: Config) -> Shape:
+    width = c.need("n_embd", "the width of the model")
+    heads = c.need("n_head", "the number of attention heads")
+    positions = c.number("n_positions", 1024, "the longest sequence")
+    return Shape(
+        name=c.where, family="gpt2", d_model=width, heads=heads, kv_heads=heads, seq_len=positions,
+        layers=c.need("n_layer", "the number of blocks"),
+        head_dim=c.head_dim(width, heads),
+        d_ff=c.number("n_inner", 4 * width, "the width of the MLP"),
+        vocab=c.need("vocab_size", "the number of tokens"),
+        n_positions=positions,
+        activation=c.activation("activation_function", "gelu_new"),
+        tied=c.flag("tie_word_embeddings", True),
+        attn_dropout=c.rate("attn_pdrop", 0.1),
+        hidden_dropout=c.rate("resid_pdrop", 0.1),
+    )  # fmt: skip
+
+
+def _opt(c: Config) -> Shape:
+    width = c.need("hidden_size", "the width of the model")
+    heads = c.need("num_attention_heads", "the number of attention heads")
+    positions = c.number("max_position_embeddings", 2048, "the longest sequence")
+    embed = c.number("word_embed_proj_dim", width, "the width of the embedding")
+    bias = c.flag("enable_bias", True)
+    pre_norm = c.flag("do_layer_norm_before", True)
+    return Shape(
+        name=c.where, family="opt", d_model=width, heads=heads, kv_heads=heads, seq_len=positions,
+        layers=c.need("num_hidden_layers", "the number of blocks"),
+        head_dim=c.head_dim(width, heads),
+        d_ff=c.need("ffn_dim", "the width of the MLP"),
+        vocab=c.need("vocab_size", "the number of tokens"),
+        n_positions=positions + 2,  # OPT's position ids start at 2
+        activation=c.activation("activation_function", "relu"),
+        tied=c.flag("tie_word_embeddings", True),
+        qkv_bias=bias, out_bias=bias, mlp_bias=bias,
+        norm_bias=c.flag("layer_norm_elementwise_affine", True),
+        embed_dim=embed if embed != width else 0,
+        post_norm=not pre_norm,
+        final_norm=pre_norm and not c.flag("_remove_final_layer_norm", False),
+        attn_dropout=c.rate("attention_dropout", 0.0),
+        hidden_dropout=c.rate("dropout", 0.1),
+    )  # fmt: skip
+
+
+def _bert(c: Config) -> Shape:
+    width = c.need("hidden_size", "the width of the model")
+    heads = c.need("num_attention_heads", "the number of attention heads")
+    positions = c.need("max_position_embeddings", "the rows of the position table")
+    roberta = c.data.get("model_type") in {"roberta", "xlm-roberta"}
+    return Shape(
+        name=c.where, family="bert", d_model=width, heads=heads, kv_heads=heads,
+        seq_len=positions - 2 if roberta else positions,  # RoBERTa's position ids start after the padding id
+        layers=c.need("num_hidden_layers", "the number of blocks"),
+        head_dim=c.head_dim(width, heads),
+        d_ff=c.need("intermediate_size", "the width of the MLP"),
+        vocab=c.need("vocab_size", "the number of tokens"),
+        n_positions=positions,
+        activation=c.activation("hidden_act", "gelu"),
+        causal=False,
+        token_types=c.number("type_vocab_size", 1 if roberta else 2, "the number of segments"),
+        post_norm=True,
+        final_norm=False,
+        embedding_norm=True,
+        attn_dropout=c.rate("attention_probs_dropout_prob", 0.1),
+        hidden_dropout=c.rate("hidden_dropout_prob", 0.1),
+        head="pooler",
+    )  # fmt: skip
+
+
+def _llama(c: Config) -> Shape:
+    width = c.need("hidden_size", "the width of the model")
+    heads = c.need("num_attention_heads", "the number of attention heads")
+    kind = str(c.data.get("model_type"))
+    bias = c.flag("attention_bias", kind == "qwen2")
+    longest = c.number("max_position_embeddings", 4096, "the longest sequence")
+    window = c.data.get("sliding_window") if c.data.get("use_sliding_window", kind in {"mistral", "mixtral"}) else None
+    return Shape(
+        name=c.where, family="llama", d_model=width, heads=heads,
+        seq_len=min(longest, DEFAULT_SEQ_LEN),
+        kv_heads=c.number("num_key_value_heads", 8 if kind in {"mistral", "mixtral"} else heads, "key-value heads"),
+        layers=c.need("num_hidden_layers", "the number of blocks"),
+        head_dim=c.number("head_dim", c.head_dim(width, heads) if c.data.get("head_dim") is None else 1, "a head's size"),
+        d_ff=c.need("intermediate_size", "the width of the MLP"),
+        vocab=c.need("vocab_size", "the number of tokens"),
+        activation=c.activation("hidden_act", "silu"),
+        norm="rmsnorm",
+        positions="rotary",
+        tied=c.flag("tie_word_embeddings", False),
+        qkv_bias=bias,
+        out_bias=bias and kind != "qwen2",
+        mlp_bias=c.flag("mlp_bias", False),
+        norm_bias=False,
+        qk_norm=kind == "qwen3",
+        window=window if isinstance(window, int) else 0,
+        attn_dropout=c.rate("attention_dropout", 0.0),
+    )  # fmt: skip
+
+
+def _mixtral(c: Config) -> Shape:
+    return dataclasses.replace(
+        _llama(c),
+        family="mixtral",
+        experts=c.need("num_local_experts", "the number of experts"),
+        experts_per_token=c.number("num_experts_per_tok", 2, "experts each token visits"),
+    )
+
+
+def _mpt(c: Config) -> Shape:
+    width = c.need("d_model", "the width of the model")
+    heads = c.need("n_heads", "the number of attention heads")
+    attn = Config(f"{c.where}: attn_config", c.data.get("attn_config") or {})
+    ffn = c.data.get("ffn_config") or {}
+    ratio = c.data.get("expansion_ratio", ffn.get("expansion_ratio", 4))
+    longest = c.need("max_seq_len", "the longest sequence")
+    alibi = attn.flag("alibi", False)
+    positions = "alibi" if alibi else "learned" if c.flag("learned_pos_emb", True) else "none"
+    bias = not c.flag("no_bias", False)
+    default_kv = 1 if attn.text("attn_type", "multihead_attention") == "multiquery_attention" else heads
+    return Shape(
+        name=c.where, family="mpt", d_model=width, heads=heads,
+        seq_len=longest,
+        kv_heads=attn.number("kv_n_heads", default_kv, "key-value heads"),
+        layers=c.need("n_layers", "the number of blocks"),
+        head_dim=c.head_dim(width, heads),
+        d_ff=int(ratio * width),
+        vocab=c.need("vocab_size", "the number of tokens"),
+        n_positions=longest if positions == "learned" else 0,
+        positions=positions,
+        tied=c.flag("tie_word_embeddings", True),
+        qkv_bias=bias, out_bias=bias, mlp_bias=bias, norm_bias=bias,
+        attn_dropout=attn.rate("attn_pdrop", 0.0),
+        hidden_dropout=c.rate("resid_pdrop", 0.0),
+    )  # fmt: skip
+
+
+READERS: dict[str, Callable[[Config], Shape]] = {
+    "gpt2": _gpt2,
+    "opt": _opt,
+    "bert": _bert,
+    "roberta": _bert,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "qwen3": _llama,
+    "smollm3": _llama,
+    "mixtral": _mixtral,
+    "mpt": _mpt,
+}
+
+
+def from_hf(
+    config: Mapping[str, Any] | str | Path,
+    *,
+    seq_len: int | None = None,
+    attention: str | None = None,
+    implementation: str | None = None,
+    name: str = "",
+    **overrides: Any,
+) -> Model:
+    """A Model from an unchanged Hugging Face config.json.
+
+    Parameters
+    ----------
+    config : the parsed file, or a path to it (or to its folder).
+    seq_len : tokens per sample; the config's longest sequence, at most 8,192, by default.
+    attention, implementation : how kernels run, see :class:`~clustersim.models.base.Shape`.
+    name : what to call it; ``_name_or_path``, the file's folder or its ``model_type`` by default.
+    overrides : any other field of Shape, such as ``head="pretraining"`` for BERT (``"pooler"`` by default, the bare
+        BertModel) or ``layers=2``.
+
+    Raises
+    ------
+    ModelError
+        Naming the file, the key and what it is for when one is missing or no number; an unknown ``model_type`` gives
+        the nearest known one.
+    """
+    shape, notes = shape_from_hf(config, seq_len=seq_len, name=name)
+    attention, implementation = execution(attention, implementation)
+    changes = {"attention": attention, "implementation": implementation} | overrides
+    fields = {f.name for f in dataclasses.fields(Shape)}
+    for key in changes:
+        if key not in fields:
+            raise ModelError(f"{shape.name}: unknown model option {key!r}; {nearest(key, fields)}")
+    return build(dataclasses.replace(shape, **changes), notes)
+
+
+def shape_from_hf(
+    config: Mapping[str, Any] | str | Path, *, seq_len: int | None = None, name: str = ""
+) -> tuple[Shape, tuple[str, ...]]:
+    """The shape a config describes, and notes of what was assumed; raises as :func:`from_hf`."""
+    where, data = (name or "config", config) if isinstance(config, Mapping) else _read(Path(config))
+    kind = data.get("model_type")
+    if kind is None:
+        raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {nearest('', READERS)}")
+    if kind not in READERS:
+        raise ModelError(f"{where}: unknown model_type {kind!r}; {nearest(str(kind), READERS)}")
+    shape = READERS[kind](Config(where, data))
+    notes: tuple[str, ...] = ()
+    if seq_len is not None:
+        if shape.positions == "learned" and shape.family == "mpt" and seq_len > shape.n_positions:
+            raise ModelError(f"{where}: seq_len {seq_len} exceeds max_seq_len {shape.n_positions}")
+        shape = dataclasses.replace(shape, seq_len=seq_len)
+    else:
+        notes = (f"seq_len {shape.seq_len}: the config's longest, at most {DEFAULT_SEQ_LEN}",)
+    label = name or str(data.get("_name_or_path") or "") or (where if where != "config" else str(kind))
+    return dataclasses.replace(shape, name=label), notes
+
+
+def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror or error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file}: not a JSON file: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{file}: a config.json holds an object at its top, not a {type(data).__name__}")
+    return str(file), data

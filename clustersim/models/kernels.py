@@ -1,0 +1,177 @@
+"""The GPU kernels of a transformer's parts, with the bytes the framework's own op list moves.
+
+One *pass* reads or writes a tensor once: a LayerNorm forward is two passes over its input. Passes are per element byte,
+so a bf16 pass over ``T h`` values is ``2 T h`` bytes. Counts follow the ops of Hugging Face's modeling files and
+PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch.compile or Triton kernels leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clustersim.model import Kernel
+from clustersim.models.base import Shape
+
+Kernels = tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes over the op's elements and kernels launched, forward and backward; ``saved`` tensors kept between."""
+
+    forward: float
+    backward: float
+    launches: int = 1
+    backward_launches: int = 1
+    saved: float = 1.0
+
+
+# Backward of a LayerNorm reads the output gradient and the input twice (input gradient, then weight gradients).
+# RMSNorm written out casts to fp32, squares, averages, scales, casts back and multiplies: 36 bytes a bf16 element.
+NORM = {
+    ("layernorm", False): Passes(2, 5, 1, 2),
+    ("rmsnorm", False): Passes(18, 36, 6, 12, saved=3),
+    ("layernorm", True): Passes(2, 3, 1, 2),
+    ("rmsnorm", True): Passes(2, 3, 1, 2),
+}
+# Passes over d_ff elements. gelu_new is a Python formula of eight ops; SwiGLU is silu and a product.
+ACTIVATION = {
+    "gelu": Passes(2, 3, saved=2),
+    "relu": Passes(2, 3, saved=2),
+    "gelu_new": Passes(18, 26, 8, 13, saved=5),
+    "swiglu": Passes(5, 10, 2, 3, saved=4),
+    "geglu": Passes(5, 10, 2, 3, saved=4),
+}
+FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
+# Passes over logits: with Hugging Face's shifted copies; log-softmax and its gradient; one Triton kernel.
+CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
+# Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
+ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
+# A dropout mask is one byte per element, a quarter of an fp32 pass.
+DROPOUT = Passes(2.25, 2.25)
+
+
+def memory(name: str, elements: float, passes: Passes, times: int = 1) -> Kernel:
+    """A bandwidth-bound op over ``elements`` values per sample, launched ``times`` times."""
+    return Kernel(
+        name,
+        "memory",
+        nbytes=passes.forward * elements * times,
+        backward_nbytes=passes.backward * elements * times,
+        launches=passes.launches * times,
+        backward_launches=passes.backward_launches * times,
+    )
+
+
+def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | None = None) -> Kernel:
+    """A dense layer on ``tokens`` rows per sample; backward is one GEMM each for input and weight gradients."""
+    rows = float(tokens if flop_tokens is None else flop_tokens)
+    flops = 2.0 * rows * n_in * n_out
+    moved = rows * (n_in + n_out)
+    return Kernel(
+        name, "gemm", m=tokens, n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved,
+    )  # fmt: skip
+
+
+def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
+    """``batch`` equal GEMMs per sample of two activations; backward has a GEMM for each operand."""
+    flops = 2.0 * batch * m * n * k
+    moved = float(batch) * (m * k + k * n + m * n)
+    return Kernel(
+        name, "gemm", m=m, n=n, k=k, batch=batch, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved,
+    )  # fmt: skip
+
+
+def norm(s: Shape, name: str, elements: float | None = None) -> Kernel:
+    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values)."""
+    return memory(name, float(s.seq_len * s.d_model) if elements is None else elements, norm_passes(s))
+
+
+def norm_passes(s: Shape) -> Passes:
+    """What the norm of this shape's implementation costs."""
+    return NORM[s.norm, s.implementation == "fused"]
+
+
+def activation_passes(s: Shape) -> Passes:
+    """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
+    if s.implementation == "fused" and s.gated:
+        return FUSED_GATE
+    if s.activation == "gelu_new" and s.implementation != "eager":
+        return ACTIVATION["gelu"]
+    return ACTIVATION[s.activation]
+
+
+def residual(s: Shape, name: str) -> Kernels:
+    """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
+    elements = float(s.seq_len * s.d_model)
+    if s.implementation == "fused":
+        mask = 0.25 if s.hidden_dropout else 0.0
+        return (memory(name, elements, Passes(2 + mask, 1 + mask, 0, 0)),)
+    drop = (memory(f"{name}_dropout", elements, DROPOUT),) if s.hidden_dropout else ()
+    return (*drop, memory(name, elements, Passes(3, 3)))
+
+
+def bias_gradients(s: Shape, widths: list[int]) -> Kernels:
+    """Column sums of output gradients, one kernel per biased linear; the forward bias rides on the GEMM."""
+    if not widths:
+        return ()
+    elements = float(s.seq_len) * sum(widths)
+    return (Kernel("bias_gradients", "memory", backward_nbytes=elements, launches=0, backward_launches=len(widths)),)
+
+
+def input_gradient_sums(s: Shape, extra: int) -> Kernels:
+    """Sums of input gradients where ``extra + 1`` separate linears read one tensor (q, k and v; gate and up)."""
+    if extra <= 0 or s.implementation == "fused":
+        return ()
+    nbytes = 3.0 * extra * s.seq_len * s.d_model
+    return (Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra),)
+
+
+def attention(s: Shape) -> Kernels:
+    """Everything between the q, k, v projections and the output projection."""
+    kernels: list[Kernel] = []
+    tokens = float(s.seq_len)
+    if s.qk_norm:
+        kernels.append(norm(s, "qk_norm", tokens * (s.width + s.kv_width)))
+    if s.positions == "rotary":
+        kernels.append(memory("rotary", tokens * (s.width + s.kv_width), ROTARY[s.implementation == "fused"]))
+    if s.kv_heads < s.heads and s.implementation != "fused":
+        # Keys and values are copied out to every query head; backward sums the copies.
+        kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2)))
+    return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
+
+
+def _flash(s: Shape) -> Kernels:
+    flops = 4.0 * s.attended_pairs * s.width
+    qkvo = 2.0 * s.seq_len * (s.width + s.kv_width)
+    return (
+        Kernel(
+            "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=qkvo, backward_nbytes=2 * qkvo,
+            heads=s.heads, head_dim=s.head_dim, seq=s.seq_len, causal=s.causal, launches=1, backward_launches=3,
+        ),
+    )  # fmt: skip
+
+
+def _eager(s: Shape) -> Kernels:
+    t, square = s.seq_len, float(s.heads) * s.seq_len**2
+    scores = batched("scores", s.heads, t, t, s.head_dim)
+    context = batched("context", s.heads, t, s.head_dim, t)
+    if s.implementation == "fused":
+        ops = [memory("softmax", square, Passes(2, 3))]
+    else:
+        # A causal mask selects (its gradient too), a padding mask adds (its gradient passes through).
+        mask = Passes(2, 2) if s.causal else Passes(2, 0, 1, 0)
+        ops = [memory("scale", square, Passes(2, 2)), memory("mask", square, mask)]
+        ops.append(memory("softmax", square, Passes(2, 3)))
+        if s.attn_dropout:
+            ops.append(memory("dropout", square, DROPOUT))
+    # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
+    copies = memory("head_copies", float(t * s.d_model), Passes(2, 2), times=4)
+    return (copies, scores, *ops, context)
+
+
+def cross_entropy(s: Shape, positions: int) -> Kernel:
+    """Softmax cross-entropy over ``positions`` rows of logits per sample."""
+    return memory("cross_entropy", float(positions) * s.vocab, CROSS_ENTROPY[s.implementation])

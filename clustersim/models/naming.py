@@ -1,0 +1,229 @@
+"""Parameter tensors of transformers, named and ordered as ``named_parameters()`` prints them.
+
+DDP cuts its first buckets from this order, so it follows the classes' ``__init__`` (Hugging Face transformers, and
+llm-foundry for MPT), not the order of execution. One row of :data:`FAMILIES` per class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clustersim.model import Tensor
+from clustersim.models.base import Shape
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Tensor lists of one family: the embedding, block ``i``, and the head with its final norm."""
+
+    embedding: Callable[[Shape], Tensors]
+    block: Callable[[Shape, int], Tensors]
+    head: Callable[[Shape], Tensors]
+
+
+def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
+    weight = Tensor(f"{name}.weight", n_in * n_out)
+    return (weight, Tensor(f"{name}.bias", n_out)) if bias else (weight,)
+
+
+def _norm(name: str, s: Shape, width: int = 0) -> Tensors:
+    size = width or s.d_model
+    weight = Tensor(f"{name}.weight", size)
+    return (weight, Tensor(f"{name}.bias", size)) if s.norm_bias else (weight,)
+
+
+def _lm_head(name: str, embedding: str, s: Shape) -> Tensors:
+    if s.head != "lm":
+        return ()
+    return (Tensor(name, s.vocab * s.embedding_width, tied_to=embedding if s.tied else ""),)
+
+
+def _learned(name: str, s: Shape) -> Tensors:
+    return (Tensor(name, s.n_positions * s.d_model),) if s.positions == "learned" else ()
+
+
+def _mlp(s: Shape, up: str, down: str, gate: str) -> Tensors:
+    gates = _linear(gate, s.d_model, s.d_ff, s.mlp_bias) if s.gated else ()
+    return (
+        *gates,
+        *_linear(up, s.d_model, s.d_ff, s.mlp_bias),
+        *_linear(down, s.d_ff, s.d_model, s.mlp_bias),
+    )
+
+
+# GPT-2: transformer.wte, wpe, h.N, ln_f; Conv1D keeps weights transposed, which changes no size.
+def _gpt2_embedding(s: Shape) -> Tensors:
+    return (Tensor("transformer.wte.weight", s.vocab * s.d_model), *_learned("transformer.wpe.weight", s))
+
+
+def _gpt2_block(s: Shape, i: int) -> Tensors:
+    p = f"transformer.h.{i}"
+    return (
+        *_norm(f"{p}.ln_1", s),
+        *_linear(f"{p}.attn.c_attn", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.attn.c_proj", s.width, s.d_model, s.out_bias),
+        *_norm(f"{p}.ln_2", s),
+        *_mlp(s, f"{p}.mlp.c_fc", f"{p}.mlp.c_proj", f"{p}.mlp.c_gate"),
+    )
+
+
+def _gpt2_head(s: Shape) -> Tensors:
+    return (*_norm("transformer.ln_f", s), *_lm_head("lm_head.weight", "transformer.wte.weight", s))
+
+
+def _mpt_block(s: Shape, i: int) -> Tensors:
+    p = f"transformer.blocks.{i}"
+    return (
+        *_norm(f"{p}.norm_1", s),
+        *_linear(f"{p}.attn.Wqkv", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.attn.out_proj", s.width, s.d_model, s.out_bias),
+        *_norm(f"{p}.norm_2", s),
+        *_mlp(s, f"{p}.ffn.up_proj", f"{p}.ffn.down_proj", f"{p}.ffn.gate_proj"),
+    )
+
+
+def _mpt_head(s: Shape) -> Tensors:
+    return (*_norm("transformer.norm_f", s), *_lm_head("lm_head.weight", "transformer.wte.weight", s))
+
+
+def _llama_embedding(s: Shape) -> Tensors:
+    return (Tensor("model.embed_tokens.weight", s.vocab * s.d_model), *_learned("model.embed_positions.weight", s))
+
+
+def _llama_attention(s: Shape, p: str) -> Tensors:
+    qk_norms = (Tensor(f"{p}.q_norm.weight", s.head_dim), Tensor(f"{p}.k_norm.weight", s.head_dim))
+    return (
+        *_linear(f"{p}.q_proj", s.d_model, s.width, s.qkv_bias),
+        *_linear(f"{p}.k_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.v_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.o_proj", s.width, s.d_model, s.out_bias),
+        *(qk_norms if s.qk_norm else ()),
+    )
+
+
+def _llama_block(s: Shape, i: int) -> Tensors:
+    p = f"model.layers.{i}"
+    return (
+        *_llama_attention(s, f"{p}.self_attn"),
+        *_mlp(s, f"{p}.mlp.up_proj", f"{p}.mlp.down_proj", f"{p}.mlp.gate_proj"),
+        *_norm(f"{p}.input_layernorm", s),
+        *_norm(f"{p}.post_attention_layernorm", s),
+    )
+
+
+def _mixtral_block(s: Shape, i: int) -> Tensors:
+    p = f"model.layers.{i}"
+    moe = f"{p}.block_sparse_moe"
+    experts = (
+        tensor
+        for e in range(s.experts)
+        for tensor in (
+            *_linear(f"{moe}.experts.{e}.w1", s.d_model, s.d_ff, False),
+            *_linear(f"{moe}.experts.{e}.w2", s.d_ff, s.d_model, False),
+            *_linear(f"{moe}.experts.{e}.w3", s.d_model, s.d_ff, False),
+        )
+    )
+    return (
+        *_llama_attention(s, f"{p}.self_attn"),
+        *_linear(f"{moe}.gate", s.d_model, s.experts, False),
+        *experts,
+        *_norm(f"{p}.input_layernorm", s),
+        *_norm(f"{p}.post_attention_layernorm", s),
+    )
+
+
+def _llama_head(s: Shape) -> Tensors:
+    return (*_norm("model.norm", s), *_lm_head("lm_head.weight", "model.embed_tokens.weight", s))
+
+
+# OPT projects in and out of a narrower embedding in its 350m size only, and that size has no final norm.
+def _opt_embedding(s: Shape) -> Tensors:
+    p = "model.decoder"
+    project: Tensors = ()
+    if s.embed_dim:
+        project = (
+            *_linear(f"{p}.project_out", s.d_model, s.embed_dim, False),
+            *_linear(f"{p}.project_in", s.embed_dim, s.d_model, False),
+        )
+    return (
+        Tensor(f"{p}.embed_tokens.weight", s.vocab * s.embedding_width),
+        *_learned(f"{p}.embed_positions.weight", s),
+        *project,
+    )
+
+
+def _opt_block(s: Shape, i: int) -> Tensors:
+    p = f"model.decoder.layers.{i}"
+    return (
+        *_linear(f"{p}.self_attn.k_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.self_attn.v_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.self_attn.q_proj", s.d_model, s.width, s.qkv_bias),
+        *_linear(f"{p}.self_attn.out_proj", s.width, s.d_model, s.out_bias),
+        *_norm(f"{p}.self_attn_layer_norm", s),
+        *_linear(f"{p}.fc1", s.d_model, s.d_ff, s.mlp_bias),
+        *_linear(f"{p}.fc2", s.d_ff, s.d_model, s.mlp_bias),
+        *_norm(f"{p}.final_layer_norm", s),
+    )
+
+
+def _opt_head(s: Shape) -> Tensors:
+    # Transformers registers the final norm before the layers; here it sits where it runs, with the head.
+    norm = _norm("model.decoder.final_layer_norm", s) if s.final_norm else ()
+    return (*norm, *_lm_head("lm_head.weight", "model.decoder.embed_tokens.weight", s))
+
+
+def _bert_embedding(s: Shape) -> Tensors:
+    p = "bert.embeddings"
+    types = (Tensor(f"{p}.token_type_embeddings.weight", s.token_types * s.d_model),) if s.token_types else ()
+    return (
+        Tensor(f"{p}.word_embeddings.weight", s.vocab * s.d_model),
+        *_learned(f"{p}.position_embeddings.weight", s),
+        *types,
+        *_norm(f"{p}.LayerNorm", s),
+    )
+
+
+def _bert_block(s: Shape, i: int) -> Tensors:
+    p = f"bert.encoder.layer.{i}"
+    return (
+        *_linear(f"{p}.attention.self.query", s.d_model, s.width, s.qkv_bias),
+        *_linear(f"{p}.attention.self.key", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.attention.self.value", s.d_model, s.kv_width, s.qkv_bias),
+        *_linear(f"{p}.attention.output.dense", s.width, s.d_model, s.out_bias),
+        *_norm(f"{p}.attention.output.LayerNorm", s),
+        *_linear(f"{p}.intermediate.dense", s.d_model, s.d_ff, s.mlp_bias),
+        *_linear(f"{p}.output.dense", s.d_ff, s.d_model, s.mlp_bias),
+        *_norm(f"{p}.output.LayerNorm", s),
+    )
+
+
+def _bert_head(s: Shape) -> Tensors:
+    tensors: Tensors = ()
+    if s.head in {"pooler", "pretraining"}:
+        tensors += _linear("bert.pooler.dense", s.d_model, s.d_model, True)
+    if s.head in {"mlm", "pretraining"}:
+        p = "cls.predictions"
+        tensors += (
+            Tensor(f"{p}.bias", s.vocab),
+            *_linear(f"{p}.transform.dense", s.d_model, s.d_model, True),
+            *_norm(f"{p}.transform.LayerNorm", s),
+            Tensor(f"{p}.decoder.weight", s.vocab * s.d_model, tied_to="bert.embeddings.word_embeddings.weight"),
+        )
+    if s.head == "pretraining":
+        tensors += _linear("cls.seq_relationship", s.d_model, 2, True)
+    if s.head == "qa":
+        tensors += _linear("qa_outputs", s.d_model, 2, True)
+    return tensors
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(_gpt2_embedding, _gpt2_block, _gpt2_head),
+    "mpt": Family(_gpt2_embedding, _mpt_block, _mpt_head),
+    "llama": Family(_llama_embedding, _llama_block, _llama_head),
+    "mixtral": Family(_llama_embedding, _mixtral_block, _llama_head),
+    "opt": Family(_opt_embedding, _opt_block, _opt_head),
+    "bert": Family(_bert_embedding, _bert_block, _bert_head),
+}

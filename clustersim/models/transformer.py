@@ -1,0 +1,243 @@
+"""Transformers from a shape: embedding, blocks, head.
+
+``transformer(layers, d_model, heads, seq_len, vocab)`` is the generic description, as measurement tables give it;
+:func:`build` turns any :class:`~clustersim.models.base.Shape` into a :class:`~clustersim.model.Model`.
+"""
+
+from __future__ import annotations
+
+from clustersim.errors import ModelError, nearest
+from clustersim.model import Kernel, Layer, Model
+from clustersim.models import kernels as K
+from clustersim.models.base import Shape, checked
+from clustersim.models.naming import FAMILIES
+
+
+def transformer(
+    layers: int,
+    d_model: int,
+    heads: int,
+    seq_len: int,
+    vocab: int,
+    *,
+    kv_heads: int | None = None,
+    d_ff: int | None = None,
+    activation: str = "gelu",
+    norm: str = "layernorm",
+    positions: str = "learned",
+    tied: bool = True,
+    bias: bool = True,
+    causal: bool = True,
+    attention: str | None = None,
+    implementation: str | None = None,
+    style: str = "",
+    name: str = "",
+) -> Model:
+    """A transformer by its dimensions.
+
+    Parameters
+    ----------
+    layers, d_model, heads, seq_len, vocab : int.
+    kv_heads : key-value heads, ``heads`` by default. d_ff : MLP width, ``4 d_model`` by default.
+    activation, norm : such as ``"gelu"`` or ``"swiglu"``, and ``"layernorm"`` or ``"rmsnorm"``.
+    positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
+    tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
+    attention, implementation : see :class:`~clustersim.models.base.Shape`; flash, op by op, by default.
+    style : whose tensor names, a key of ``naming.FAMILIES``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
+
+    >>> transformer(12, 768, 12, 1024, 50257).parameters
+    124439808
+    """
+    family = style or ("llama" if activation in {"swiglu", "geglu"} else "gpt2")
+    if heads < 1 or d_model % max(heads, 1):
+        raise ModelError(f"{heads} heads do not divide d_model {d_model} evenly")
+    attention, implementation = execution(attention, implementation)
+    shape = Shape(
+        name=name or f"transformer-{layers}x{d_model}",
+        family=family,
+        layers=layers,
+        d_model=d_model,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        head_dim=d_model // heads,
+        d_ff=4 * d_model if d_ff is None else d_ff,
+        vocab=vocab,
+        seq_len=seq_len,
+        n_positions=seq_len if positions == "learned" else 0,
+        activation=activation,
+        norm=norm,
+        positions=positions,
+        tied=tied,
+        causal=causal,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        norm_bias=bias and norm == "layernorm",
+        attention=attention,
+        implementation=implementation,
+    )
+    return build(shape)
+
+
+def execution(attention: str | None, implementation: str | None) -> tuple[str, str]:
+    """The pair with its defaults: eager attention comes with eager ops and the reverse; flash otherwise."""
+    if implementation is None:
+        implementation = "eager" if attention == "eager" else "flash"
+    if attention is None:
+        attention = "eager" if implementation == "eager" else "flash"
+    return attention, implementation
+
+
+def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
+    """Layers of a transformer in forward order.
+
+    Raises
+    ------
+    ModelError
+        When the shape is inconsistent (:func:`~clustersim.models.base.checked`) or its family is unknown.
+    """
+    s = checked(shape)
+    if s.family not in FAMILIES:
+        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, FAMILIES)}")
+    names = FAMILIES[s.family]
+    boundary = float(s.seq_len * s.d_model)
+    body, kept = _block_kernels(s), _block_activations(s)
+    blocks = [
+        Layer(f"layers.{i}", "block", names.block(s, i), body, activation_bytes=kept, boundary_bytes=boundary)
+        for i in range(s.layers)
+    ]
+    positions = _head_positions(s)
+    logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
+    embedding = Layer(
+        "embedding", "embedding", names.embedding(s), _embedding_kernels(s),
+        activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
+        boundary_bytes=0.0,
+    )  # fmt: skip
+    head = Layer(
+        "head", "head", names.head(s), _head_kernels(s, positions),
+        activation_bytes=2.0 * positions * s.d_model + 2.0 * logits, boundary_bytes=boundary,
+    )  # fmt: skip
+    return Model(
+        s.name, s.family, (embedding, *blocks, head), seq_len=s.seq_len, n_blocks=s.layers, hidden=s.d_model,
+        heads=s.heads, vocab=s.vocab, notes=notes,
+    )  # fmt: skip
+
+
+def _head_positions(s: Shape) -> int:
+    if s.head in {"mlm", "pretraining"} and s.head_positions:
+        return min(s.head_positions, s.seq_len)
+    return 1 if s.head == "pooler" else s.seq_len
+
+
+def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
+    width, elements = s.embedding_width, float(s.seq_len * s.d_model)
+    # Backward sorts the ids, then adds each row's gradient into the table.
+    kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5))]
+    if s.embed_dim:
+        kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
+    sums = (s.positions == "learned") + (s.token_types > 0)
+    if sums:
+        kernels.append(K.memory("sum", elements, K.Passes(3, 1, 2, 2), times=sums))
+    if s.embedding_norm:
+        kernels.append(K.norm(s, "norm"))
+    if s.hidden_dropout:
+        kernels.append(K.memory("dropout", elements, K.DROPOUT))
+    return tuple(kernels)
+
+
+def _block_kernels(s: Shape) -> tuple[Kernel, ...]:
+    t, h = s.seq_len, s.d_model
+    split_qkv = s.family in {"llama", "mixtral", "opt", "bert"}
+    qkv = s.width + 2 * s.kv_width
+    if split_qkv:
+        projections = [K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width))]
+    else:
+        projections = [K.linear("qkv", t, h, qkv)]
+    biases = [qkv] * s.qkv_bias + [h] * s.out_bias + ([s.d_ff, h] + [s.d_ff] * s.gated) * s.mlp_bias
+    branches = (2 if split_qkv else 0) + (1 if s.gated else 0)
+    kernels = [
+        *projections, *K.attention(s), K.linear("out", t, s.width, h), *K.residual(s, "attention_residual"),
+        *_mlp_kernels(s), *K.residual(s, "mlp_residual"),
+        *K.bias_gradients(s, biases), *K.input_gradient_sums(s, branches),
+    ]  # fmt: skip
+    at = [i for i, k in enumerate(kernels) if k.name in {"attention_residual", "mlp_residual"}]
+    first = (at[0] + 1, at[1] + 1) if s.post_norm else (0, at[0] + 1)
+    kernels.insert(first[1], K.norm(s, "norm_2"))
+    kernels.insert(first[0], K.norm(s, "norm_1"))
+    return tuple(kernels)
+
+
+def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
+    if s.experts:
+        return _expert_kernels(s)
+    t, h = s.seq_len, s.d_model
+    up = K.linear("up", t, h, s.d_ff)
+    gate = (K.linear("gate", t, h, s.d_ff),) if s.gated else ()
+    return (
+        *gate,
+        up,
+        K.memory("activation", float(t) * s.d_ff, K.activation_passes(s)),
+        K.linear("down", t, s.d_ff, h),
+    )
+
+
+def _expert_kernels(s: Shape) -> tuple[Kernel, ...]:
+    """Router, dispatch, each expert on its even share of the tokens, and the weighted sum."""
+    t, h = s.seq_len, s.d_model
+    routed = float(t * s.experts_per_token)
+    share = routed / s.experts
+    rows = max(1, round(share))
+    kernels = [
+        K.linear("router", t, h, s.experts),
+        K.memory("top_k", float(t * s.experts), K.Passes(6, 6, 6, 6)),
+        K.memory("dispatch", routed * h, K.Passes(2, 3), times=1),
+    ]
+    for e in range(s.experts):
+        kernels += [
+            K.linear(f"expert_{e}_gate", rows, h, s.d_ff, share),
+            K.linear(f"expert_{e}_up", rows, h, s.d_ff, share),
+            K.memory(f"expert_{e}_activation", share * s.d_ff, K.activation_passes(s)),
+            K.linear(f"expert_{e}_down", rows, s.d_ff, h, share),
+        ]
+    kernels.append(K.memory("combine", routed * h, K.Passes(5, 5, 2 * s.experts, 2 * s.experts)))
+    return tuple(kernels)
+
+
+def _block_activations(s: Shape) -> float:
+    """Values a block keeps, in elements: ``17 s h`` with dropout (34 bytes in 16 bits) plus ``2.5 a s^2`` if eager.
+
+    Korthikanti et al., arXiv:2205.05198, generalised to grouped queries, gated MLPs and norms that save more.
+    """
+    t, h = float(s.seq_len), float(s.d_model)
+    norms = 2 * K.norm_passes(s).saved * h
+    attention = h + s.width + 2 * s.kv_width + s.width
+    copies = max(1, s.experts_per_token)
+    mlp = copies * (h + K.activation_passes(s).saved * s.d_ff)
+    masks = 2 * 0.5 * h if s.hidden_dropout else 0.0
+    square = 0.0
+    if s.attention == "eager":
+        square = s.heads * t * t * (2.5 if s.attn_dropout else 1.0)
+    return t * (norms + attention + mlp + masks) + square
+
+
+def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:
+    h = s.d_model
+    kernels: list[Kernel] = []
+    if s.head in {"pooler", "pretraining"}:
+        kernels += [K.linear("pooler", 1, h, h), K.memory("tanh", float(h), K.Passes(2, 3))]
+    if s.head in {"mlm", "pretraining"}:
+        elements = float(positions * h)
+        kernels += [
+            K.linear("transform", positions, h, h),
+            K.memory("transform_activation", elements, K.ACTIVATION["gelu"]),
+            K.norm(s, "transform_norm", elements),
+        ]
+    elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
+        kernels.append(K.norm(s, "norm"))
+    if s.head == "lm" and s.embed_dim:
+        kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
+    if s.head in {"lm", "mlm", "pretraining"}:
+        kernels += [K.linear("logits", positions, s.embedding_width, s.vocab), K.cross_entropy(s, positions)]
+    if s.head == "qa":
+        kernels += [K.linear("qa_outputs", s.seq_len, h, 2)]
+    return tuple(kernels)
