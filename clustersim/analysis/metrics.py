@@ -1,0 +1,204 @@
+"""What a run amounts to: step time, throughput, utilisation, and how much communication was not hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import bus_factor
+from clustersim.errors import ProgramError
+from clustersim.model import Model
+from clustersim.program import COMPUTE_STREAM, PHASES
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def summary(
+    timeline: Timeline,
+    model: Model,
+    *,
+    samples_per_step: float,
+    peak_flops: float | None = None,
+    peak: str = "",
+    warmup_steps: int = 2,
+    n_links: int = 10,
+) -> dict[str, Any]:
+    """The figures of a run's steady state, as plain numbers, lists and numpy arrays.
+
+    Parameters
+    ----------
+    samples_per_step : of all ranks together: micro-batch x accumulation x data-parallel ranks.
+    peak_flops : float [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products. None
+        leaves ``mfu`` and ``hfu`` None. peak : what it is, in words, passed through.
+    warmup_steps : steps left out where the run is long enough: DDP's first has a single bucket and no overlap, and
+        its second follows the rebuild. A run of two steps leaves out the first, a run of one keeps it.
+    n_links : how many of the busiest links to list.
+
+    Returns a dict. Times are per step, means over ranks, in seconds:
+
+    * ``step_time_s``: from the end of the last warm-up step to the end of the run, over ``steady_steps`` (numbers
+      from 0). A step ends when its last rank does. ``first_step_s`` is the first.
+    * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
+    * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
+      peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
+    * ``compute_s``: the compute stream is busy. ``communication_s``: some transfer is running.
+      ``peer_wait_s``: no transfer runs, but a collective waits for a peer. ``exposed_communication_s``: the compute
+      stream is idle while a collective runs or waits for a peer. ``idle_s``: idle for any other reason.
+    * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
+      ``idle``.
+    * ``bytes_sent_per_gpu``: bytes each GPU must send per step: NCCL's S times nccl-tests' bus factor.
+    * ``hottest_links``: ``(name, utilisation, bytes)``, in the steady window; bytes are link capacity used, protocol
+      overhead included, and utilisation is their share of the line rate.
+    * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s``.
+    """
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    window = _steady(timeline, steps, warmup_steps)
+    steady: Ints = window["steps"]
+    step_time = (window["end"] - window["begin"]) / len(steady)
+    rows = np.isin(steps[timeline.row_op], steady)
+    run = replace(
+        timeline,
+        row_op=timeline.row_op[rows],
+        row_set=timeline.row_set[rows],
+        row_ready=timeline.row_ready[rows],
+        row_start=timeline.row_start[rows],
+        row_end=timeline.row_end[rows],
+    )
+    world = timeline.world_size
+    per_rank = _per_rank(run, len(steady))
+    mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
+    phases = {phase: seconds / step_time for phase, seconds in _phases(run, len(steady)).items()}
+    phases["exposed_communication"] = mean["exposed_communication_s"] / step_time
+    idle = max(0.0, step_time - mean["compute_s"] - mean["exposed_communication_s"])
+    samples_per_s = samples_per_step / step_time
+    model_flops = model.flops_per_sample() * samples_per_s / world
+    executed = _per_gpu(run, np.array([op.flops for op in run.ops])) / (len(steady) * step_time)
+    return {
+        "step_time_s": step_time,
+        "first_step_s": window["first"],
+        "steady_steps": steady.tolist(),
+        "samples_per_s": samples_per_s,
+        "tokens_per_s_per_gpu": samples_per_s * model.seq_len / world if model.seq_len else None,
+        "model_flops_per_s_per_gpu": model_flops,
+        "mfu": model_flops / peak_flops if peak_flops else None,
+        "hfu": executed / peak_flops if peak_flops else None,
+        "peak_flops": peak_flops,
+        "peak": peak,
+        **mean,
+        "idle_s": idle,
+        "phase_shares": phases | {"idle": idle / step_time},
+        "bytes_sent_per_gpu": _per_gpu(run, np.array([_sent(op, world) for op in run.ops])) / len(steady),
+        "hottest_links": hottest_links(timeline.links, window["begin"], window["end"], n_links),
+        "per_rank": per_rank,
+    }
+
+
+def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any]:
+    """Which steps count, and the window they fill."""
+    if not len(timeline.row_op):
+        raise ProgramError("the timeline is empty: there is no step to measure")
+    of_row = steps[timeline.row_op]
+    known = np.unique(of_row)
+    end = np.array([timeline.row_end[of_row == step].max() for step in known])
+    begin = float(timeline.row_ready[of_row == known[0]].min())
+    skip = min(warmup_steps, len(known) - 1)
+    return {
+        "steps": known[skip:],
+        "begin": float(end[skip - 1]) if skip else begin,
+        "end": float(end[-1]),
+        "first": float(end[0]) - begin,
+    }
+
+
+def _per_gpu(run: Timeline, of_op: Floats) -> float:
+    """Mean over ranks of what their ops add up to; ``of_op`` is (n_ops,), per rank that does the op."""
+    sizes = np.array([len(s) for s in run.rank_sets], dtype=np.float64)
+    return float((of_op[run.row_op] * sizes[run.row_set]).sum() / run.world_size)
+
+
+def _sent(op: OpInfo, world: int) -> float:
+    """Bytes one rank must send for an op."""
+    if op.kind in {"compute", "recv"}:
+        return 0.0
+    return op.nbytes * (1.0 if op.kind == "send" else bus_factor(op.kind, int(op.detail.get("group_size", world))))
+
+
+def _is_compute(run: Timeline) -> npt.NDArray[np.bool_]:
+    """(n_ops,) whether an op keeps the compute stream busy. A measured run may name its streams otherwise: then any
+    compute op does."""
+    compute = np.array([op.kind == "compute" for op in run.ops], dtype=bool)
+    usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops], dtype=bool)
+    return compute & usual if usual.any() else compute
+
+
+def _phases(run: Timeline, n_steps: int) -> dict[str, float]:
+    """Seconds per step of the compute stream by phase, mean over ranks."""
+    number = {phase: i for i, phase in enumerate(PHASES)}
+    phase = np.array([number.get(op.phase, number["other"]) for op in run.ops], dtype=np.int64)
+    sizes = np.array([len(s) for s in run.rank_sets], dtype=np.float64)
+    seconds = (run.row_end - run.row_start) * sizes[run.row_set] * _is_compute(run)[run.row_op]
+    total = np.bincount(phase[run.row_op], weights=seconds, minlength=len(PHASES)) / (run.world_size * n_steps)
+    return {name: float(total[i]) for name, i in number.items() if total[i] > 0}
+
+
+def _per_rank(run: Timeline, n_steps: int) -> dict[str, npt.NDArray[Any]]:
+    """Seconds per step of each rank, by what its streams do; computed for one rank of each class of equals."""
+    representatives, class_of = alike(run)
+    busy = occupancy(run, representatives)
+    columns: dict[str, npt.NDArray[Any]] = {"rank": np.arange(run.world_size)}
+    for name, seconds in busy.items():
+        columns[name] = (seconds / n_steps)[class_of]
+    return columns
+
+
+def occupancy(run: Timeline, ranks: Ints) -> dict[str, Floats]:
+    """Seconds each of ``ranks`` (ascending) spends in each state over a whole timeline; names as in :func:`summary`.
+
+    A sweep over the begins and ends of spans, all ranks at once: between two neighbouring instants it is known how
+    many computations, transfers and collectives are open on the rank.
+    """
+    spans = run.spans(ranks.tolist())
+    row = np.searchsorted(ranks, spans["rank"])
+    computing = _is_compute(run)[spans["op"]]
+    talking = np.array([op.kind != "compute" for op in run.ops], dtype=bool)[spans["op"]]
+    ends = spans["end"]
+    opened = [(spans["start"], computing), (spans["start"], talking), (spans["ready"], talking)]
+    owner = np.concatenate([row[mask] for _, mask in opened] * 2)
+    time = np.concatenate([begin[mask] for begin, mask in opened] + [ends[mask] for _, mask in opened])
+    channel = np.repeat([0, 1, 2, 0, 1, 2], [int(mask.sum()) for _, mask in opened] * 2)
+    change = np.repeat([1, -1], len(channel) // 2)
+    order = np.lexsort((time, owner))
+    owner, time, channel, change = owner[order], time[order], channel[order], change[order]
+    compute, transfer, active = (np.cumsum(np.where(channel == c, change, 0))[:-1] > 0 for c in range(3))
+    # Every rank's counts are back at zero after its last event, so the step to the next rank is in no state.
+    gap = np.where(owner[1:] == owner[:-1], np.diff(time), 0.0)
+
+    def total(state: npt.NDArray[np.bool_]) -> Floats:
+        return np.bincount(owner[:-1], weights=gap * state, minlength=len(ranks)).astype(np.float64)
+
+    return {
+        "compute_s": total(compute),
+        "communication_s": total(transfer),
+        "peer_wait_s": total(active & ~transfer),
+        "exposed_communication_s": total(active & ~compute),
+    }
+
+
+def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list[tuple[str, float, float]]:
+    """``(name, utilisation, bytes)`` of the ``n`` busiest links between two times [s], busiest first; ties by id."""
+    if use is None or end <= begin or not len(use.segment_start):
+        return []
+    inside = replace(
+        use,
+        segment_start=np.clip(use.segment_start, begin, end),
+        segment_end=np.clip(use.segment_end, begin, end),
+    )
+    nbytes = inside.bytes_per_link()
+    utilisation = nbytes / (use.link_bandwidth * (end - begin))
+    order = np.argsort(-utilisation, kind="stable")[:n]
+    return [(use.link_names[i], float(utilisation[i]), float(nbytes[i])) for i in order.tolist() if nbytes[i] > 0]
