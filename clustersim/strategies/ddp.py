@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from clustersim.mesh import Mesh
+from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost, Tensor
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
 from clustersim.strategies import base
@@ -141,32 +141,32 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: DDPConfig, steps: in
     ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
     final = ready_order(model)
     layouts = [buckets(model, config, iteration) for iteration in (1, 2)]
+    group = mesh.world_group()  # one array for all ops: the engine recognises it
     accumulate = base.gradient_pass(3.0 * model.parameters * DTYPE_BYTES[config.param_dtype], cost)
     for step in range(steps):
         base.begin_step(ops, cost, step)
-        after = _broadcast_buffers(ops, model, mesh, config)
+        after = _broadcast_buffers(ops, model, group, config)
         for micro_step in range(config.gradient_accumulation_steps - 1):  # under no_sync
             base.forward(ops, model, cost, () if micro_step else after)
             base.backward(ops, model, cost)
             if micro_step:
                 ops.compute("accumulate gradients", accumulate, "gradient")
         base.forward(ops, model, cost, after if config.gradient_accumulation_steps == 1 else ())
-        reducer = _Reducer(ops, cost, mesh, config, layouts[min(step, 1)])
+        reducer = _Reducer(ops, cost, group, config, layouts[min(step, 1)])
         _synced_backward(reducer, model, final)
         ops.compute("optimizer", cost.optimizer, "optimizer", after=reducer.finish())
     return base.program(ops, mesh, cost, (*_notes(mesh, config, layouts), *cost.notes))
 
 
-def _broadcast_buffers(ops: base.OpList, model: Model, mesh: Mesh, config: DDPConfig) -> tuple[int, ...]:
+def _broadcast_buffers(ops: base.OpList, model: Model, group: Ints, config: DDPConfig) -> tuple[int, ...]:
     """Rank 0's buffers to everybody, before a step's first forward. The later forwards of a no_sync step skip it:
     only a synced forward sets require_forward_param_sync again."""
     elements = sum(layer.buffers for layer in model.layers)
-    if not (config.broadcast_buffers and elements and mesh.world_size > 1):
+    if not (config.broadcast_buffers and elements and group.size > 1):
         return ()
     after = (len(ops.ops) - 1,) if ops.ops else ()
     dtype = config.param_dtype
     nbytes = float(elements * DTYPE_BYTES[dtype])
-    group = mesh.world_group()
     return (
         ops.add(Collective("broadcast buffers", "broadcast", nbytes, group, after=after, dtype=dtype, step=ops.step)),
     )
@@ -195,9 +195,9 @@ class _Reducer:
     """The state of one synced backward, as c10d's Reducer keeps it: what each bucket still lacks, what is launched."""
 
     def __init__(
-        self, ops: base.OpList, cost: StepCost, mesh: Mesh, config: DDPConfig, layout: Sequence[Bucket]
+        self, ops: base.OpList, cost: StepCost, group: Ints, config: DDPConfig, layout: Sequence[Bucket]
     ) -> None:
-        self.ops, self.cost, self.mesh, self.config, self.layout = ops, cost, mesh, config, layout
+        self.ops, self.cost, self.group, self.config, self.layout = ops, cost, group, config, layout
         self.bucket_of = {name: b for b, bucket in enumerate(layout) for name in bucket.names}
         self.missing = [len(bucket.names) for bucket in layout]
         self.filled = [False] * len(layout)
@@ -253,14 +253,14 @@ class _Reducer:
         return index
 
     def _all_reduce(self, name: str, nbytes: float, dtype: str, after: tuple[int, ...]) -> int:
-        if self.mesh.world_size == 1:
+        if self.group.size == 1:
             return after[0]
         return self.ops.add(
             Collective(
                 name,
                 "all_reduce",
                 nbytes,
-                self.mesh.world_group(),
+                self.group,
                 after=after,
                 dtype=dtype,
                 algorithm=self.config.algorithm,
