@@ -1,0 +1,14 @@
+"""Layer x device -> seconds: a roofline with achieved efficiencies.
+
+A kernel takes the larger of its arithmetic and its memory traffic plus a floor; a layer takes its kernels' time or the
+host's time to launch them. Rates are a device's published measurements (best matmul, STREAM, flash attention) times the
+few global constants of :class:`~clustersim.compute.base.Constants`; nothing is fitted per GPU, model or case.
+"""
+
+from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
+from clustersim.compute.gemm import gemm_time
+from clustersim.compute.kernels import kernel_time
+from clustersim.compute.optimizer import optimizer_time
+from clustersim.compute.step import step_cost
+
+__all__ = ["CONSTANTS", "Constants", "Setting", "gemm_time", "kernel_time", "optimizer_time", "setting", "step_cost"]

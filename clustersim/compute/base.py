@@ -1,0 +1,138 @@
+"""The constants of the compute model, and the setting a kernel runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clustersim.device import Device
+from clustersim.errors import ScenarioError, nearest
+from clustersim.program import DTYPE_BYTES
+
+HALF = frozenset({"fp16", "bf16", "fp8"})
+MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+ATTENTION_KERNELS = ("eager", "efficient", "fa1", "fa2", "fa3", "cudnn")
+IMPLEMENTATIONS = ("eager", "compiled")
+
+# torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
+AUTOCAST_FP32 = ("layernorm", "rmsnorm", "norm_", "_norm", "softmax", "cross_entropy", "residual")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Every fitted number of the compute model that is not a device's. None belongs to a GPU, a model or a case.
+
+    Parameters
+    ----------
+    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM (:mod:`gemm`). Fitted
+        on 958 half-precision and 5,840 fp32 GEMMs of ``compute_facts.csv`` with the devices' published rates held.
+    gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
+    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks). 0.91 on
+        123 llm-foundry steps of A100 and H100.
+    fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
+    memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
+        123 steps), eager fp32 (NeuSight transformer steps), and generated code.
+    conv_fp32, conv_half, grouped_fp32, grouped_half : share of the matmul rate that convolutions reach; grouped ones
+        apart. Fitted on ResNet and ResNeXt on one V100 (ptddp, DeepLearningExamples) and A100 (Lambda).
+    flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
+    per_tensor : float [s], DDP's cost per parameter tensor (ptddp). step_overhead : float [s] per step.
+    jitter : relative standard deviation of a rank's step (ptddp).
+    overlap_slowdown_volta, overlap_slowdown : see :class:`clustersim.model.StepCost`; ptddp, and llm-foundry.
+    """
+
+    half_k0: float = 100.0
+    half_c: float = 20.0
+    fp32_k0: float = 20.0
+    fp32_c: float = 5.0
+    gemm_memory: float = 0.75
+    sustained: float = 0.91
+    fp8_linear: float = 0.906
+    memory_half: float = 0.58
+    memory_fp32: float = 0.75
+    memory_compiled: float = 0.85
+    conv_fp32: float = 0.80
+    conv_half: float = 0.60
+    grouped_fp32: float = 0.30
+    grouped_half: float = 0.10
+    flash_forward: float = 1.2
+    flash_backward: float = 0.94
+    per_tensor: float = 10e-6
+    step_overhead: float = 1e-3
+    jitter: float = 0.015
+    overlap_slowdown_volta: float = 0.3
+    overlap_slowdown: float = 0.16
+
+
+CONSTANTS = Constants()
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Where and how kernels run: what every time function takes.
+
+    Parameters
+    ----------
+    device : the GPU. dtype : of the GEMMs, one of :data:`MODES`.
+    autocast : parameters and norms stay fp32 around half-precision GEMMs (``torch.autocast``).
+    attention_kernel : of fused attention, one of :data:`ATTENTION_KERNELS`.
+    compiled : elementwise kernels are generated (torch.compile), not eager.
+    constants : the fitted numbers.
+    """
+
+    device: Device
+    dtype: str
+    autocast: bool = False
+    attention_kernel: str = "fa2"
+    compiled: bool = False
+    constants: Constants = CONSTANTS
+
+    @property
+    def half(self) -> bool:
+        """Whether GEMMs run in 16 bits or fewer."""
+        return self.dtype in HALF
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one activation element; fp8 keeps activations in 16 bits."""
+        return max(2, DTYPE_BYTES[self.dtype])
+
+    def with_dtype(self, dtype: str) -> Setting:
+        """The same setting with GEMMs in another dtype."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
+    def matmul_rate(self) -> float:
+        """Matmul rate [FLOP/s] that large GEMMs keep inside a training step."""
+        runs_as = self.device.runs_as(self.dtype)
+        rate = self.device.matmul_rate(self.dtype)
+        if runs_as == "fp32":
+            return rate
+        return rate * self.constants.sustained * (self.constants.fp8_linear if runs_as == "fp8" else 1.0)
+
+
+def setting(
+    device: Device,
+    dtype: str,
+    *,
+    autocast: bool = False,
+    attention_kernel: str | None = None,
+    implementation: str = "eager",
+    constants: Constants = CONSTANTS,
+) -> Setting:
+    """A checked :class:`Setting`; ``attention_kernel`` None picks what PyTorch's scaled_dot_product_attention would.
+
+    Raises
+    ------
+    ScenarioError : for an unknown dtype, implementation or attention kernel, or one the device has not.
+    """
+    if dtype not in MODES:
+        raise ScenarioError(f"unknown dtype {dtype!r} (at $.model.dtype); {nearest(dtype, MODES)}")
+    if implementation not in IMPLEMENTATIONS:
+        raise ScenarioError(f"unknown implementation {implementation!r}; {nearest(implementation, IMPLEMENTATIONS)}")
+    # Flash attention is written for 16-bit operands; fp32 falls to the memory-efficient kernel.
+    order = ("fa2", "efficient", "eager") if dtype in HALF else ("efficient", "eager")
+    have = ("eager", *device.attention)
+    kernel = attention_kernel or next(name for name in order if name in have)
+    if kernel not in ATTENTION_KERNELS:
+        raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
+    if kernel not in have:
+        raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
+    return Setting(device, dtype, autocast, kernel, implementation == "compiled", constants)

@@ -1,0 +1,108 @@
+"""One kernel of a model, forward or backward, in seconds: dispatch by kind, and what bounds it."""
+
+from __future__ import annotations
+
+from clustersim.compute import attention, gemm
+from clustersim.compute.base import Setting, setting
+from clustersim.compute.memory_bound import memory_time
+from clustersim.device import Device
+from clustersim.errors import ModelError, nearest
+from clustersim.model import Kernel
+
+KINDS = ("gemm", "conv", "attention", "memory")
+
+# Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
+_EAGER_PASSES = 9.0
+
+
+def kernel_time(
+    kernel: Kernel,
+    device: Device,
+    batch: float,
+    dtype: str,
+    *,
+    backward: bool = False,
+    attention_kernel: str | None = None,
+) -> tuple[float, str]:
+    """Seconds of a kernel inside a training step, and what limits it: ``"compute"``, ``"memory"`` or ``"launch"``.
+
+    Parameters
+    ----------
+    kernel : sizes per sample. batch : samples. dtype : of the GEMMs; memory-bound kernels move elements of that size.
+    backward : the kernels that compute its gradients instead. attention_kernel : of fused attention.
+
+    Raises
+    ------
+    ModelError : for an unknown kind. ScenarioError : for a dtype or attention kernel the device does not have.
+
+    >>> from clustersim.device import device
+    >>> seconds, bound = kernel_time(Kernel("up", "gemm", m=2048, n=16384, k=4096, flops=2 * 2048 * 16384 * 4096),
+    ...                              device("A100-SXM4-80GB"), 4, "bf16")
+    >>> 4.3e-3 < seconds < 5.3e-3, bound
+    (True, 'compute')
+    """
+    return time_in(setting(device, dtype, attention_kernel=attention_kernel), kernel, batch, backward=backward)
+
+
+def time_in(where: Setting, kernel: Kernel, batch: float, *, backward: bool = False) -> tuple[float, str]:
+    """:func:`kernel_time` in a full :class:`~clustersim.compute.base.Setting`."""
+    if kernel.kind not in KINDS:
+        raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
+    compute, memory = parts(where, kernel, batch, backward=backward)
+    floor = (kernel.backward_launches if backward else kernel.launches) * where.device.kernel_floor.value
+    busy = max(compute, memory)
+    if floor > busy:
+        return busy + floor, "launch"
+    return busy + floor, "compute" if compute >= memory else "memory"
+
+
+def parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
+    if kernel.kind == "memory":
+        return 0.0, memory_time(where, kernel, batch, backward=backward)
+    if kernel.kind == "attention":
+        if where.attention_kernel == "eager":
+            return _unfused(where, kernel, batch, backward=backward)
+        return attention.attention_parts(where, kernel, batch, backward=backward)
+    if kernel.kind == "conv":
+        return _conv(where, kernel, batch, backward=backward)
+    return _linear(where, kernel, batch, backward=backward)
+
+
+def _linear(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows)."""
+    rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
+    m, n, k = float(rows), float(kernel.n), float(kernel.k)
+    if not backward:
+        return gemm.linear_parts(where, m, n, k, count)
+    # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
+    shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
+    each = [gemm.linear_parts(where, *shape, count) for shape in shapes]
+    return sum(max(pair) for pair in each), max(memory for _, memory in each)
+
+
+def _conv(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Convolution at a constant share of the matmul rate, or at the bandwidth of its input and output."""
+    constants = where.constants
+    if kernel.groups > 1:
+        share = constants.grouped_half if where.half else constants.grouped_fp32
+    else:
+        share = constants.conv_half if where.half else constants.conv_fp32
+    flops = (kernel.backward_flops if backward else kernel.flops) * batch
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
+    memory = nbytes / (where.device.memory_bandwidth * constants.gemm_memory)
+    return flops / (where.matmul_rate() * share), memory
+
+
+def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """A fused attention kernel run as the unfused ops it replaces: the full square, written to memory."""
+    scores = Kernel("scores", "gemm", m=kernel.seq, n=kernel.seq, k=kernel.head_dim, batch=kernel.heads, flops=1.0,
+                    backward_flops=2.0)  # fmt: skip
+    context = Kernel("context", "gemm", m=kernel.seq, n=kernel.head_dim, k=kernel.seq, batch=kernel.heads, flops=1.0,
+                     backward_flops=2.0)  # fmt: skip
+    products = [_linear(where, product, batch, backward=backward) for product in (scores, context)]
+    square = float(kernel.heads) * kernel.seq**2 * _EAGER_PASSES
+    softmax = Kernel("softmax", "memory", nbytes=square, backward_nbytes=square)
+    elementwise = memory_time(where, softmax, batch, backward=backward)
+    compute = sum(compute for compute, _ in products)
+    return (0.0, elementwise + compute) if elementwise > compute else (elementwise + compute, 0.0)

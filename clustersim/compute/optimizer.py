@@ -1,0 +1,57 @@
+"""The optimizer step: bytes moved per parameter over the bandwidth."""
+
+from __future__ import annotations
+
+import math
+
+from clustersim.compute.base import Setting
+from clustersim.errors import ScenarioError, nearest
+from clustersim.model import Model
+
+# Tensors read or written per parameter by one fused kernel, then by the chain of foreach kernels. Adam fused reads and
+# writes parameter, first and second moment, and reads the gradient (7); its foreach chain is lerp, mul, addcmul, sqrt,
+# two divisions, add and addcdiv (18), and weight decay on top (torch/optim/{sgd,adam,adamw}.py).
+PASSES = {"sgd": (3, 3), "sgd_momentum": (5, 11), "adam": (7, 18), "adamw": (7, 20), "lamb": (12, 26)}
+"""Optimizers by name: (fused, foreach) passes over the parameters."""
+STATES = {"sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""Tensors of the parameters' size an optimizer keeps."""
+IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
+
+_OPS = {"sgd": 1, "sgd_momentum": 4, "adam": 9, "adamw": 10, "lamb": 14}
+# A multi-tensor kernel takes some 50 tensors, or 320 blocks of 64 Ki elements.
+_TENSORS_PER_LAUNCH, _ELEMENTS_PER_LAUNCH = 50.0, 320 * 65536.0
+
+
+def check(optimizer: str | None, implementation: str) -> None:
+    """Raise :class:`ScenarioError` for an unknown optimizer or implementation."""
+    if optimizer is not None and optimizer not in PASSES:
+        raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(optimizer, PASSES)}")
+    if implementation not in IMPLEMENTATIONS:
+        raise ScenarioError(
+            f"unknown optimizer_impl {implementation!r} (at $.run.optimizer_impl); "
+            f"{nearest(implementation, IMPLEMENTATIONS)}"
+        )
+
+
+def optimizer_time(
+    where: Setting, model: Model, optimizer: str | None, implementation: str, *, element_bytes: int = 4
+) -> float:
+    """Seconds of the optimizer step over all parameters of one rank.
+
+    Parameters
+    ----------
+    optimizer : a key of :data:`PASSES`, or None for no step. implementation : one of :data:`IMPLEMENTATIONS`.
+    element_bytes : of parameters, gradients and states.
+    """
+    check(optimizer, implementation)
+    if optimizer is None:
+        return 0.0
+    fused = implementation == "fused"
+    passes = PASSES[optimizer][0 if fused else 1]
+    seconds = passes * element_bytes * model.parameters / where.device.stream_rate()
+    tensors = sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
+    ops = 1 if fused else _OPS[optimizer]
+    if implementation == "for-loop":
+        return max(seconds, tensors * ops * where.device.launch.value)
+    launches = ops * math.ceil(max(tensors / _TENSORS_PER_LAUNCH, model.parameters / _ELEMENTS_PER_LAUNCH))
+    return seconds + launches * where.device.kernel_floor.value

@@ -1,0 +1,164 @@
+"""A model on a device: what one rank's step costs, layer by layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
+from clustersim.compute.kernels import time_in
+from clustersim.compute.optimizer import optimizer_time
+from clustersim.device import Device
+from clustersim.errors import ScenarioError, nearest
+from clustersim.model import Kernel, Layer, Model, StepCost
+from clustersim.program import DTYPE_BYTES
+
+CHECKPOINTING = ("none", "full", "selective")
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Seconds, executed FLOPs and bound of one layer's pass."""
+
+    seconds: float
+    flops: float
+    bound: str
+
+
+def step_cost(
+    model: Model,
+    device: Device,
+    micro_batch_size: int,
+    *,
+    dtype: str = "bf16",
+    param_dtype: str = "fp32",
+    attention_kernel: str | None = None,
+    activation_checkpointing: str = "none",
+    optimizer: str | None = "adamw",
+    optimizer_impl: str = "foreach",
+    implementation: str = "eager",
+    constants: Constants = CONSTANTS,
+) -> StepCost:
+    """What one rank's step costs on a device.
+
+    Parameters
+    ----------
+    micro_batch_size : samples of one forward and backward pass.
+    dtype : of GEMMs and convolutions: fp32 (TF32 off), tf32, fp16, bf16, fp8 (linear layers of blocks, bf16 elsewhere).
+    param_dtype : what the model's parameters are in while it computes. fp32 with a 16-bit ``dtype`` is autocast: norms,
+        softmax and losses move fp32, and weights are cast in every pass. The same 16-bit type is a converted model, or
+        FSDP's mixed precision.
+    attention_kernel : eager, efficient, fa1, fa2, fa3 or cudnn; None takes what PyTorch would. It prices fused
+        attention kernels; a model built with eager attention has none.
+    activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
+        repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
+    optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
+    implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
+
+    Returns
+    -------
+    StepCost, whose notes name estimated device figures.
+
+    Raises
+    ------
+    ScenarioError : for an unknown choice or a batch below one.
+    """
+    if micro_batch_size < 1:
+        raise ScenarioError(
+            f"micro_batch_size = {micro_batch_size} must be at least 1 (at $.strategy.micro_batch_size)"
+        )
+    if activation_checkpointing not in CHECKPOINTING:
+        raise ScenarioError(
+            f"unknown activation_checkpointing {activation_checkpointing!r}; "
+            f"{nearest(activation_checkpointing, CHECKPOINTING)}"
+        )
+    autocast = dtype in {"fp16", "bf16", "fp8"} and param_dtype == "fp32"
+    where = setting(
+        device, dtype, autocast=autocast, attention_kernel=attention_kernel, implementation=implementation,
+        constants=constants,
+    )  # fmt: skip
+    forward, backward = _passes(where, model, micro_batch_size, activation_checkpointing)
+    return StepCost(
+        forward=np.array([cost.seconds for cost in forward]),
+        backward=np.array([cost.seconds for cost in backward]),
+        forward_bound=tuple(cost.bound for cost in forward),
+        backward_bound=tuple(cost.bound for cost in backward),
+        forward_flops=np.array([cost.flops for cost in forward]),
+        backward_flops=np.array([cost.flops for cost in backward]),
+        optimizer=optimizer_time(where, model, optimizer, optimizer_impl, element_bytes=DTYPE_BYTES[param_dtype]),
+        grad_copy_bandwidth=device.stream_rate(),
+        per_tensor=constants.per_tensor,
+        step_overhead=constants.step_overhead,
+        overlap_slowdown=constants.overlap_slowdown_volta if 0 < device.sm < 80 else constants.overlap_slowdown,
+        jitter=constants.jitter,
+        notes=_notes(where),
+    )
+
+
+def _notes(where: Setting) -> tuple[str, ...]:
+    device, runs_as = where.device, where.device.runs_as(where.dtype)
+    swapped = f"{device.name} has no {where.dtype} units: GEMMs run as {runs_as}"
+    return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
+
+
+def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tuple[list[LayerCost], list[LayerCost]]:
+    """Costs of forward and backward of every layer; layers with the same kernels are priced once."""
+    known: dict[tuple[object, ...], tuple[LayerCost, LayerCost]] = {}
+    costs = []
+    for layer in model.layers:
+        recompute = checkpointing if layer.kind == "block" else "none"
+        key = (layer.kind, layer.kernels, layer.parameters, recompute)
+        if key not in known:
+            known[key] = _layer(where, layer, batch, recompute)
+        costs.append(known[key])
+    return [forward for forward, _ in costs], [backward for _, backward in costs]
+
+
+def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[LayerCost, LayerCost]:
+    # fp8 is for the linear layers of blocks; embedding, head and products of activations stay in bf16.
+    outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
+
+    def priced(kernels: list[Kernel], *, backward: bool) -> list[tuple[float, str, int]]:
+        rows = []
+        for kernel in kernels:
+            dense = layer.kind == "block" and kernel.kind == "gemm" and not kernel.batch
+            seconds, bound = time_in(where if dense else outside, kernel, batch, backward=backward)
+            rows.append((seconds, bound, kernel.backward_launches if backward else kernel.launches))
+        return rows
+
+    kernels = list(layer.kernels)
+    cast = [(_cast_time(where, layer), "memory", 0)] if where.autocast else []
+    ahead = priced(kernels, backward=False) + cast
+    again = {"none": [], "full": kernels, "selective": _selective(kernels)}[recompute]
+    back = priced(kernels, backward=True) + priced(again, backward=False) + cast
+    flops = float(sum(kernel.flops for kernel in kernels)) * batch
+    back_flops = float(sum(k.backward_flops for k in kernels) + sum(k.flops for k in again)) * batch
+    return _cost(where, ahead, flops), _cost(where, back, back_flops)
+
+
+def _selective(kernels: list[Kernel]) -> list[Kernel]:
+    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product."""
+    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm"]
+    kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
+    return [kernel for i, kernel in enumerate(kernels) if i not in kept]
+
+
+def _cast_time(where: Setting, layer: Layer) -> float:
+    """Autocast's copy of fp32 weights to 16 bits, and of their gradients back: 6 bytes a parameter each."""
+    if layer.kind == "embedding":
+        return 0.0
+    return 6.0 * layer.parameters / where.device.stream_rate()
+
+
+def _cost(where: Setting, kernels: list[tuple[float, str, int]], flops: float) -> LayerCost:
+    """A layer takes its kernels' time, or the host's time to launch them if that is longer."""
+    busy = sum(seconds for seconds, _, _ in kernels)
+    host = sum(launches for _, _, launches in kernels) * where.device.launch.value
+    if host > busy:
+        return LayerCost(host, flops, "launch")
+    shares: defaultdict[str, float] = defaultdict(float)
+    for seconds, bound, _ in kernels:
+        shares[bound] += seconds
+    return LayerCost(busy, flops, max(shares, key=lambda bound: shares[bound]) if shares else "compute")
