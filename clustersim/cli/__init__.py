@@ -1,0 +1,62 @@
+"""The ``clustersim`` command. Each command is a thin front: it reads words, calls one function, prints its result.
+
+Exit codes: 0, done; 2, input that cannot be used, with one line on stderr that says what would be right. Results go to
+stdout, progress and errors to stderr, so ``--json`` output can be piped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from clustersim.cli.check import check
+from clustersim.cli.collective import collective
+from clustersim.cli.run import describe, run
+from clustersim.cli.validate import validate
+from clustersim.errors import ClusterSimError, nearest
+
+
+class Commands(click.Group):
+    """A group that offers the nearest name for a misspelt command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command named first. Raises :class:`click.UsageError`."""
+        if args and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="clustersim")
+def cli() -> None:
+    """Simulate data-parallel training on GPU clusters, checked against real measurements."""
+
+
+for _command in (run, describe, check, collective, validate):
+    cli.add_command(_command)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    try:
+        code = cli.main(args=args, prog_name="clustersim", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        sys.exit(2)
+    except (click.ClickException, ClusterSimError) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo("error: " + " ".join(text.split()), err=True)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone: keep the interpreter from failing again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

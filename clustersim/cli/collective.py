@@ -1,0 +1,177 @@
+"""``clustersim collective``: what nccl-tests would print on a machine you may not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, working
+from clustersim.errors import ClusterSimError, nearest
+
+if TYPE_CHECKING:
+    from clustersim.collectives.base import Plan
+    from clustersim.mesh import Mesh
+    from clustersim.topology import Topology
+
+KINDS = {
+    **{
+        kind: kind
+        for kind in (
+            "all_reduce",
+            "all_gather",
+            "reduce_scatter",
+            "broadcast",
+            "reduce",
+            "scatter",
+            "gather",
+            "all_to_all",
+            "send",
+            "barrier",
+        )
+    },
+    "alltoall": "all_to_all",
+    "sendrecv": "send",
+}
+REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+ROOTED = {"broadcast", "reduce", "scatter", "gather"}
+SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
+TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "fp64": "double", "uint8": "uint8", "fp8": "f8e4m3"}
+# nccl-tests' own two header lines and its units (src/util.cu), with what we add in place of the in-place columns.
+HEADER = (
+    "#                                                              out-of-place",
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
+    "     bound    algo   proto  nch",
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)",
+)
+
+
+@click.command()
+@click.argument("kind")
+@click.option("--topology", required=True, help="A shipped name or a .toml file.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--gpus-per-node", type=click.IntRange(min=1), default=None, help="Ranks a node; all GPUs when absent.")
+@click.option("--size", default=None, help="One message size, such as 1GiB (the full tensor, as nccl-tests counts).")
+@click.option("-b", "--minbytes", default=None, help="First size of a sweep.")
+@click.option("-e", "--maxbytes", default=None, help="Last size of a sweep.")
+@click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=None, help="Factor between sizes.  [2]")
+@click.option("-i", "--stepbytes", default=None, help="Fixed step between sizes, instead of a factor.")
+@click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", show_default=True)
+@click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum")
+@click.option("-r", "--root", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--algorithm", default=None, help="Pin it, as NCCL_ALGO does.")
+@click.option("--protocol", default=None, help="Pin it, as NCCL_PROTO does: LL, LL128 or Simple.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
+@click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow", show_default=True)
+@click.option(
+    "--launch",
+    type=click.Choice(["process_per_gpu", "single_process", "threads"]),
+    default="process_per_gpu",
+    show_default=True,
+)
+@click.option("--nccl-version", default="2.28", show_default=True)
+@json_option
+def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
+    """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
+    gather, all_to_all, send or barrier."""
+    from clustersim import fabrics
+
+    name = KINDS.get(kind.removesuffix("_perf"))
+    if name is None:
+        raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
+    nbytes = list(sizes(options["size"], options["minbytes"], options["maxbytes"], options))
+    machine = fabrics.load(topology, nodes=nodes)
+    mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
+    with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
+        rows = [_row(name, float(size), machine, mesh, options) for size in nbytes]
+    if as_json:
+        print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": rows})
+    else:
+        _print(rows, machine.name, nodes, mesh.world_size)
+
+
+def sizes(size: str | None, first: str | None, last: str | None, steps: dict[str, Any]) -> Iterator[int]:
+    """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
+    from clustersim.units import parse_message_size
+
+    if size is not None and (first or last):
+        raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")
+    low = parse_message_size(size or first or last or "32M")
+    high = parse_message_size(size or last or first or "32M")
+    if high < low:
+        raise ClusterSimError(f"--maxbytes {last} is below --minbytes {first}")
+    step = parse_message_size(steps["stepbytes"]) if steps["stepbytes"] else 0
+    if step and steps["stepfactor"]:
+        raise ClusterSimError("write either --stepfactor or --stepbytes, not both")
+    while low <= high:
+        yield low
+        low = low + step if step else low * (steps["stepfactor"] or 2)
+
+
+def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+    from clustersim import collectives
+    from clustersim.collectives.base import Group, Request
+    from clustersim.program import DTYPE_BYTES
+    from clustersim.scenario.schema import version
+
+    request = Request(
+        kind,
+        0.0 if kind == "barrier" else nbytes,
+        dtype=options["dtype"],
+        redop=options["redop"],
+        root=options["root"],
+        algorithm=options["algorithm"],
+        protocol=options["protocol"],
+    )
+    group = Group(topology, mesh.gpus, options["launch"], version(options["nccl_version"]))
+    plan = collectives.plan(request, group, backend=options["backend"])
+    seconds = plan.time(topology.link_bandwidth)
+    if options["fidelity"] == "chunk":
+        seconds = _chunked(request, topology, mesh, options)
+    shares = mesh.world_size if kind in SPLIT else 1
+    return {
+        "collective": kind,
+        "size_bytes": int(nbytes),
+        "count": int(nbytes) // DTYPE_BYTES[options["dtype"]] // shares,
+        "dtype": options["dtype"],
+        "redop": options["redop"] if kind in REDUCING else "none",
+        "root": options["root"] if kind in ROOTED else -1,
+        **_figures(plan, nbytes, seconds),
+        "fidelity": options["fidelity"],
+    }
+
+
+def _figures(plan: Plan, nbytes: float, seconds: float) -> dict[str, Any]:
+    rate = nbytes / seconds if seconds else 0.0
+    return {
+        "time_us": seconds * 1e6,
+        "algbw_GBps": rate / 1e9,
+        "busbw_GBps": rate * plan.bus_factor / 1e9,
+        "lower_bound_us": plan.lower_bound * 1e6,
+        "algorithm": plan.algorithm,
+        "protocol": plan.protocol,
+        "channels": plan.n_channels,
+        "notes": list(plan.notes),
+    }
+
+
+def _print(rows: list[dict[str, Any]], topology: str, nodes: int, ranks: int) -> None:
+    click.echo(f"# {rows[0]['collective']} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
+    click.echo("\n".join(HEADER))
+    for row in rows:
+        root = str(row["root"])
+        click.echo(
+            f"{row['size_bytes']:12d}  {row['count']:12d}  {TYPES[row['dtype']]:>8s}  {row['redop']:>6s}  {root:>6s}"
+            f"  {_time(row['time_us']):>7s}  {row['algbw_GBps']:6.2f}  {row['busbw_GBps']:6.2f}  {'N/A':>6s}"
+            f"  {_time(row['lower_bound_us']):>8s}  {row['algorithm']:>6s}  {row['protocol']:>6s}  {row['channels']:3d}"
+        )
+    average = sum(row["busbw_GBps"] for row in rows) / len(rows)
+    click.echo(f"# Avg bus bandwidth    : {average:g}")
+    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
+        click.echo(f"# {note}")
+
+
+def _time(microseconds: float) -> str:
+    """As nccl-tests prints a time: fewer decimals the longer it is."""
+    return f"{microseconds:.0f}" if microseconds >= 10000 else f"{microseconds:.{1 if microseconds >= 100 else 2}f}"

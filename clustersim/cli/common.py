@@ -1,0 +1,111 @@
+"""What the commands share: options, JSON, files that appear whole or not at all, and progress."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.errors import ClusterSimError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
+set_option: Decorator = click.option(
+    "--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="Change one value of the scenario (TOML)."
+)
+
+QUIET_SECONDS = 2.0
+"""How long a command may work without saying so."""
+
+
+def plain(value: Any) -> Any:
+    """Numpy, dataclasses' leaves and infinities as what JSON can hold: not-a-number and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def to_json(value: Any) -> bytes:
+    """Indented JSON, ending in a newline."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=2) + b"\n"
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout."""
+    click.echo(to_json(value).decode(), nl=False)
+
+
+@contextmanager
+def fresh(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
+    # The suffix stays last: writers choose gzip or PNG by it.
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[Path]:
+    """``path`` as a folder, made if need be. Raises :class:`ClusterSimError` where it cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
+    except OSError as error:
+        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def stdout() -> Console:
+    """A rich console on stdout, as wide as the table needs when stdout is a file."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on stderr what takes long, once it has taken :data:`QUIET_SECONDS`; a spinner with the time on a terminal."""
+    done = threading.Event()
+
+    def show() -> None:
+        if done.wait(QUIET_SECONDS):
+            return
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            click.echo(f"{what} ...", err=True)
+            return
+        with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console, transient=True) as bar:
+            bar.add_task(what, total=None)
+            done.wait()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,116 @@
+"""``clustersim run`` and ``clustersim describe``: a scenario's outcome, and its Program before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import fresh, json_option, output_folder, print_json, set_option, stdout, to_json, working
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Result
+
+
+@click.command()
+@click.argument("scenario")
+@set_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder for result.json, trace.json.gz and gantt.png."
+)
+@json_option
+def run(scenario: str, changes: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
+    from clustersim import scenario as scenarios
+
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    with working(f"simulating {loaded.name}"):
+        result = loaded.run()
+    if out is not None:
+        with working(f"writing {out}"):
+            _write(result, out)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print(result, out)
+
+
+def _write(result: Result, out: Path) -> None:
+    from clustersim import plots
+    from clustersim.traces import perfetto
+
+    with output_folder(out):
+        with fresh(out / "result.json") as path:
+            path.write_bytes(to_json(result.to_dict()))
+        with fresh(out / "trace.json.gz") as path:
+            perfetto.write_chrome_trace(result.timeline, path)
+        with fresh(out / "gantt.png") as path:
+            plots.save_gantt(result.timeline, path)
+
+
+ROWS = (
+    ("step time", "step_time_s", "time"),
+    ("samples per second", "samples_per_s", "number"),
+    ("tokens per second and GPU", "tokens_per_s_per_gpu", "number"),
+    ("MFU", "mfu", "percent"),
+    ("HFU", "hfu", "percent"),
+    ("compute", "compute_s", "time"),
+    ("communication", "communication_s", "time"),
+    ("exposed communication", "exposed_communication_s", "time"),
+    ("sent per GPU and step", "bytes_sent_per_gpu", "bytes"),
+    ("peak memory per GPU", "peak_memory_bytes", "bytes"),
+)
+
+
+def _print(result: Result, out: Path | None) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    values = result.to_dict()
+    table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for label, key, unit in ROWS:
+        if values.get(key) is not None:
+            table.add_row(label, _text(values[key], unit))
+    console = stdout()
+    console.print(table)
+    _print_links(console, values.get("hottest_links") or [])
+    if not values["fits"]:
+        console.print(escape(values["memory"]["message"]), style="bold red", soft_wrap=True)
+    for note in values["notes"]:
+        console.print(f"- {escape(note)}", soft_wrap=True)
+    if out is not None:
+        console.print(f"wrote {out}/result.json, trace.json.gz (open it at ui.perfetto.dev) and gantt.png")
+
+
+def _print_links(console: Any, links: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
+
+    for link in links[:3]:
+        console.print("busy link: " + escape(", ".join(f"{key} {value}" for key, value in link.items())))
+
+
+def _text(value: float, unit: str) -> str:
+    from clustersim.units import format_bytes, format_time
+
+    if unit == "time":
+        return format_time(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"
+
+
+@click.command()
+@click.argument("scenario")
+@set_option
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose op list to print.")
+def describe(scenario: str, changes: tuple[str, ...], rank: int) -> None:
+    """Print a scenario's Program before it runs: streams, buckets, sizes and what waits for what."""
+    from clustersim import scenario as scenarios
+
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    with working(f"building {loaded.name}"):
+        prepared = loaded.prepare()
+    click.echo(prepared.describe(rank))

@@ -1,0 +1,114 @@
+"""A scenario: one TOML file that says which machine, which model, which strategy, and what to run.
+
+>>> scenario = load("ddp_resnet50_1x8_v100", {"run.steps": 3})
+>>> scenario.file.cluster.topology, scenario.config.micro_batch_size
+('dgx-1v', 64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clustersim.errors import ScenarioError, nearest
+from clustersim.paths import data_path, shipped
+from clustersim.scenario.reading import Table, convert, override, parse_overrides, place, read_toml
+from clustersim.scenario.schema import ScenarioFile, quantity, version
+
+if TYPE_CHECKING:
+    from clustersim.program import Program
+    from clustersim.scenario.running import Prepared, Result
+    from clustersim.strategies import StrategyConfig
+
+__all__ = ["Scenario", "from_table", "load", "parse_overrides"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario that has been read and checked as far as its file alone allows.
+
+    Parameters
+    ----------
+    name : the file's name without suffix. path : the file; relative paths inside it start there.
+    file : the tables. config : ``[strategy]``, by the strategy's own Struct.
+    changes : what ``--set`` changed.
+    """
+
+    name: str
+    path: Path
+    file: ScenarioFile
+    config: StrategyConfig
+    changes: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name, and what was changed."""
+        changes = ", ".join(f"{key}={value}" for key, value in self.changes.items())
+        return f"{self.name} ({changes})" if changes else self.name
+
+    def at(self, field: str) -> AbstractContextManager[None]:
+        """Within this, an error of a lower layer names this file and field, ``"$.cluster.topology"``."""
+        return place(str(self.path), field, self.changes)
+
+    def prepare(self) -> Prepared:
+        """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
+        from clustersim.scenario.running import prepare
+
+        return prepare(self)
+
+    def program(self) -> Program:
+        """What should happen."""
+        return self.prepare().program
+
+    def run(self) -> Result:
+        """Simulate it. A model that does not fit in memory is an answer (``Result.fits``), not an error."""
+        return self.prepare().run()
+
+
+def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scenario:
+    """A scenario from a file, or a shipped one by name.
+
+    Parameters
+    ----------
+    path : a ``.toml`` file, or a name such as ``"ddp_resnet50_1x8_v100"``.
+    changes : dotted field -> value, such as ``{"cluster.nodes": 4}``; applied before anything is checked.
+
+    Raises
+    ------
+    ScenarioError : naming file, field, value and what would be right.
+    """
+    found = _find(path)
+    return from_table(read_toml(found), found, changes)
+
+
+def from_table(table: Table, path: str | Path = "scenario.toml", changes: Mapping[str, object] | None = None) -> Scenario:
+    """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
+    from clustersim.strategies import STRATEGIES
+
+    path, changes = Path(path), dict(changes or {})
+    table = override(table, changes)
+    read = convert(table, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
+    with place(str(path), "$.run.nccl_version", changes):
+        version(read.run.nccl_version)
+    kind = read.strategy.get("kind")
+    if kind not in STRATEGIES:
+        what = "missing field 'kind'" if kind is None else f"unknown strategy {kind!r}"
+        source = "--set strategy.kind" if "strategy.kind" in changes else path
+        raise ScenarioError(f"{source}: {what}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
+    config = convert(read.strategy, STRATEGIES[kind].config, str(path), "$.strategy", changes)
+    return Scenario(path.stem, path, read, config, changes)
+
+
+def _find(path: str | Path) -> Path:
+    text = str(path)
+    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+        if not Path(text).is_file():
+            raise ScenarioError(f"{text}: no such file; shipped scenarios need no path: {', '.join(shipped('scenarios'))}")
+        return Path(text)
+    found = data_path("scenarios") / f"{text}.toml"
+    if not found.is_file():
+        raise ScenarioError(f"no scenario {text!r}; {nearest(text, shipped('scenarios'))}")
+    return found

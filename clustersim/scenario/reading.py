@@ -1,0 +1,202 @@
+"""TOML text -> frozen Structs, with one clear error for whatever is wrong: file, field path, value, nearest right name."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from clustersim.errors import ClusterSimError, ScenarioError, nearest
+
+T = TypeVar("T", bound=msgspec.Struct)
+Table = dict[str, Any]
+
+
+def read_toml(path: Path) -> Table:
+    """The tables of a TOML file. Raises :class:`ScenarioError` naming file, line and column."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: is not a text file in UTF-8: {error.reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: is not TOML: {error}") from None
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
+    """``["cluster.nodes=4"]`` -> ``{"cluster.nodes": 4}``: values are TOML; a bare word is taken as text.
+
+    >>> parse_overrides(["cluster.nodes=4", "model.dtype=bf16", "run.fidelity='flow'"])
+    {'cluster.nodes': 4, 'model.dtype': 'bf16', 'run.fidelity': 'flow'}
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key.strip()):
+            raise ScenarioError(f"--set {text}: write it as table.key=value, like cluster.nodes=4")
+        found[key.strip()] = _value(text, value.strip())
+    return found
+
+
+def _value(text: str, value: str) -> object:
+    try:
+        table = tomllib.loads(f"value = {value}\n")
+    except tomllib.TOMLDecodeError as error:
+        # A shell eats quotes, so --set model.dtype=bf16 must mean the text; a broken list or table must not.
+        if value and value[0] not in "[{\"'":
+            return value
+        raise ScenarioError(f"--set {text}: the value is not TOML: {error}") from None
+    if set(table) != {"value"}:
+        raise ScenarioError(f"--set {text}: one value only")
+    return table["value"]
+
+
+def override(table: Table, changes: Mapping[str, object]) -> Table:
+    """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array."""
+    result = copy.deepcopy(table)
+    for key, value in changes.items():
+        here: Any = result
+        *way, last = key.split(".")
+        for part in way:
+            here = _step(here, part, key)
+        if isinstance(here, list):
+            here[_index(here, last, key)] = value
+        elif isinstance(here, dict):
+            here[last] = value
+        else:
+            raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {here!r}, not a table")
+    return result
+
+
+def _step(here: Any, part: str, key: str) -> Any:
+    if isinstance(here, list):
+        return here[_index(here, part, key)]
+    if isinstance(here, dict):
+        return here.setdefault(part, {})
+    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {here!r}")
+
+
+def _index(items: list[Any], part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(items):
+        raise ScenarioError(f"--set {key}: {part!r} is not an index of an array of {len(items)}")
+    return int(part)
+
+
+def convert(
+    table: Table,
+    struct: type[T],
+    file: str,
+    at: str = "$",
+    changed: Iterable[str] = (),
+    dec_hook: Callable[[type, object], object] | None = None,
+) -> T:
+    """``table`` as a Struct of this type.
+
+    Parameters
+    ----------
+    file : str, said first in an error. at : str, the field path of ``table`` in that file, ``"$.strategy"``.
+    changed : dotted keys that came from ``--set``, which an error names instead of the file.
+    dec_hook : msgspec's, for types with a unit.
+
+    Raises :class:`ScenarioError`.
+    """
+    try:
+        return msgspec.convert(table, struct, dec_hook=dec_hook)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), table, struct, file, at, changed) from None
+
+
+def _explain(message: str, table: Table, struct: type, file: str, at: str, changed: Iterable[str]) -> ScenarioError:
+    what, _, tail = message.partition(" - at `$")
+    path = tail.rstrip("`")
+    value, kind = _walk(table, struct, path)
+    if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        name = found.group(1)
+        wrong = f"unknown field {name!r} = {_show(value.get(name))}; {nearest(name, _names(kind))}"
+        path += f".{name}"
+    elif found := re.fullmatch(r"Object missing required field `(.*)`", what):
+        wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(_names(kind))}"
+    elif what.startswith("Invalid enum value"):
+        wrong = f"{_show(value)} is not a choice; {nearest(str(value), _choices(kind))}"
+    else:
+        wrong = f"{_show(value)} does not fit: {_plain(what)}"
+    full = at + path
+    return ScenarioError(f"{_source(file, full, changed)}: {wrong} (at {full})")
+
+
+def _plain(what: str) -> str:
+    """msgspec's ``Expected `int | null`, got `str``` in the words of a TOML file."""
+    words = {"null": "nothing", "str": "text in quotes", "bool": "true or false", "int": "a whole number"}
+    words |= {"float": "a number", "object": "a table", "array": "an array"}
+    text = re.sub(r"`([^`]*)`", lambda m: " or ".join(words.get(w, w) for w in m.group(1).split(" | ")), what)
+    return text[:1].lower() + text[1:]
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _walk(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
+    """The value and the declared type at msgspec's path ``.cluster.links[1]``, as far as both can be followed."""
+    for name, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", path):
+        if name:
+            value = value.get(name) if isinstance(value, dict) else None
+            kind = _hints(kind).get(name)
+        else:
+            value = value[int(index)] if isinstance(value, list) and index.isdigit() else value
+            arguments = typing.get_args(_struct_of(kind))
+            kind = arguments[0] if arguments else None
+        kind = _struct_of(kind)
+    return value, kind
+
+
+def _struct_of(kind: Any) -> Any:
+    """A type without Annotated and Optional around it."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _struct_of(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        inner = [a for a in typing.get_args(kind) if a is not type(None)]
+        return _struct_of(inner[0])
+    return kind
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True) if _is_struct(kind) else {}
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else ["nothing"]
+
+
+def _choices(kind: Any) -> list[str]:
+    return [str(choice) for choice in typing.get_args(kind)]
+
+
+@contextmanager
+def place(file: str, at: str, changed: Iterable[str] = ()) -> Iterator[None]:
+    """Say in which file and field an error of a lower layer was caused; arguments as in :func:`convert`."""
+    try:
+        yield
+    except ClusterSimError as error:
+        text = str(error)
+        found = text if f"(at {at}" in text else f"{text} (at {at})"
+        raise ScenarioError(f"{_source(file, at, changed)}: {found}") from None
+
+
+def _source(file: str, at: str, changed: Iterable[str]) -> str:
+    key = at.removeprefix("$.")
+    return f"--set {key}" if key in set(changed) else file

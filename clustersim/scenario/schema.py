@@ -1,0 +1,130 @@
+"""The TOML schema of a scenario: what a file may say, with defaults. Knob names are the frameworks' own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from clustersim.errors import UnitError
+from clustersim.units import parse_bandwidth
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Bandwidth(float):
+    """Bytes/s, written in a file as ``"400 Gb/s"``; a bare number is an error."""
+
+
+def quantity(kind: type, value: object) -> object:
+    """msgspec's hook for the types above."""
+    if kind is Bandwidth:
+        return Bandwidth(parse_bandwidth(value))  # type: ignore[arg-type]
+    raise NotImplementedError(kind)
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[[cluster.changes]]``: something degraded or gone in this run.
+
+    Parameters
+    ----------
+    match : a vertex (``"node3/nic0"``: all its links) or links (``"node0/gpu0 -> node0/nvswitch*"``); globs.
+    factor : its bandwidth is multiplied by it. bandwidth : its new line rate, with a unit. remove : it is gone.
+    """
+
+    match: str
+    factor: Annotated[float, Meta(gt=0)] | None = None
+    bandwidth: Bandwidth | None = None
+    remove: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[cluster]``: the machine.
+
+    Parameters
+    ----------
+    topology : a shipped name (``clustersim check`` lists them), or the path of a file, relative to the scenario.
+    nodes : how many machines; 1, or what a file that lists its own nodes says. gpus_per_node : ranks on each; all of
+        its GPUs when absent.
+    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``.
+    changes : parts degraded or gone.
+    """
+
+    topology: str
+    nodes: Positive | None = None
+    gpus_per_node: Positive | None = None
+    device: str | None = None
+    changes: tuple[Change, ...] = ()
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[model]``: what is trained. One of ``hf_config`` and ``name``.
+
+    Parameters
+    ----------
+    hf_config : path of an unchanged Hugging Face ``config.json`` (or its folder), relative to the scenario.
+    name : a model clustersim knows.
+    seq_len : tokens per sample; the config's own maximum when absent.
+    dtype : of the GEMMs; fp16 and bf16 mean autocast over fp32 parameters, as ``torch.autocast``.
+    attention : ``eager`` (scores written to memory), ``flash`` (fused, by the kernel PyTorch would pick), or a kernel
+        of this name: ``efficient``, ``fa1``, ``fa2``, ``fa3``, ``cudnn``.
+    implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU) or ``fused`` (torch.compile).
+    activation_checkpointing : ``none``, or ``full``: only block inputs are kept and backward recomputes the rest.
+    options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
+    """
+
+    hf_config: str | None = None
+    name: str | None = None
+    seq_len: Positive | None = None
+    dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
+    attention: Literal["eager", "flash", "efficient", "fa1", "fa2", "fa3", "cudnn"] | None = None
+    implementation: Literal["eager", "flash", "fused"] | None = None
+    activation_checkpointing: Literal["none", "full"] = "none"
+    options: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if (self.hf_config is None) == (self.name is None):
+            raise ValueError("write one of hf_config and name")
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[run]``: how long, how fine, and on what software.
+
+    Parameters
+    ----------
+    steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise.
+    seed : of the ranks' jitter. jitter : relative standard deviation of a rank's compute; the device's own if absent.
+    fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow).
+    backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate).
+    optimizer, optimizer_impl : ``sgd``, ``adam``...; ``foreach`` or ``fused``.
+    launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
+    nccl_version : ``"2.28"``, in quotes.
+    """
+
+    steps: Positive = 3
+    seed: int = 0
+    jitter: Annotated[float, Meta(ge=0)] | None = None
+    fidelity: Literal["flow", "chunk"] = "flow"
+    backend: Literal["nccl", "gloo", "ideal"] = "nccl"
+    optimizer: str = "adam"
+    optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
+    launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
+    nccl_version: str = "2.28"
+
+
+class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole file. ``strategy`` is read a second time by the strategy's own Struct, which ``kind`` names."""
+
+    cluster: Cluster
+    model: Model
+    strategy: dict[str, Any]
+    run: Run = Run()
+
+
+def version(text: str) -> tuple[int, int]:
+    """``"2.28.3"`` -> (2, 28)."""
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        raise UnitError(f"{text!r} is not an NCCL version; write it like '2.28'")
+    return int(parts[0]), int(parts[1])
