@@ -83,6 +83,8 @@ class Topology:
     link_kinds : one of :data:`LINK_KINDS` per link.
     node_types : one :class:`NodeType` per node.
     fabric : str, what joins the nodes, such as ``"rail_optimised"``; for people and for :meth:`describe`.
+    routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
+        fat-tree routing) or ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP).
     """
 
     name: str
@@ -96,6 +98,7 @@ class Topology:
     link_kinds: tuple[str, ...]
     node_types: tuple[NodeType, ...]
     fabric: str = ""
+    routing: str = "destination"
 
     @property
     def n_nodes(self) -> int:
@@ -136,7 +139,8 @@ class Topology:
 
     def node_gpus(self, node: int) -> Ints:
         """Vertex ids of one node's GPUs, in local-rank order."""
-        mine: Ints = self.gpus[self.vertex_node[self.gpus] == node]
+        first, last = np.searchsorted(self.vertex_node[self.gpus], [node, node + 1])  # gpus are node-major
+        mine: Ints = self.gpus[first:last]
         return mine
 
     @cached_property

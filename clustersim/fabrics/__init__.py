@@ -1,0 +1,27 @@
+"""Topologies from files and from Python: machines, what joins them, what is broken, and whether it looks right.
+
+>>> topology = load("hgx-h100", nodes=2)
+>>> len(topology.gpus), topology.fabric
+(16, 'rail_optimised')
+"""
+
+from __future__ import annotations
+
+from clustersim.fabrics.changes import Change, change
+from clustersim.fabrics.load import load, mesh, node
+from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
+from clustersim.fabrics.node import Node
+
+__all__ = [
+    "Change",
+    "Node",
+    "change",
+    "dragonfly",
+    "fat_tree",
+    "load",
+    "mesh",
+    "no_fabric",
+    "node",
+    "one_switch",
+    "rail_optimised",
+]

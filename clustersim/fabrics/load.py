@@ -1,0 +1,214 @@
+"""Topology files -> Topology: shipped by name (``topologies/*.toml``), or the user's own by path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from clustersim.errors import TopologyError, nearest
+from clustersim.fabrics import networks, schema
+from clustersim.fabrics.changes import Change, change
+from clustersim.fabrics.draft import Draft
+from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wire_columns
+from clustersim.mesh import Mesh
+from clustersim.paths import data_path, shipped
+from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, Topology
+
+
+def load(name_or_path: str, nodes: int | None = None, device: str | None = None) -> Topology:
+    """A cluster of ``nodes`` machines of a shipped topology, or of the user's own file.
+
+    Parameters
+    ----------
+    name_or_path : ``"hgx-h100"``, or the path of a ``.toml`` file.
+    nodes : int; None is 1, or what a file that lists its own nodes says.
+    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``; None keeps the file's.
+
+    Raises
+    ------
+    TopologyError : an unknown name (with the nearest), a file that cannot be read or that contradicts itself.
+    """
+    path = _find(name_or_path)
+    spec = schema.read(path)
+    if nodes is not None and nodes < 1:
+        raise TopologyError(f"{path}: a cluster has at least one node, not {nodes}")
+    if spec.vertices or spec.links:
+        topology = _listed(spec, str(path), nodes)
+    else:
+        machines = _machines(spec, path, nodes)
+        topology = _join(machines, _fabric(spec, path), spec.name, str(path))
+    if device is not None:
+        types = {id(t): replace(t, device=device) for t in topology.node_types}
+        topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
+    return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(_changes(spec, path))))
+
+
+def node(name_or_path: str) -> Node:
+    """The build of one machine of a topology file, for the builders of this package.
+
+    >>> from clustersim import fabrics
+    >>> len(fabrics.fat_tree([fabrics.node("hgx-h100")] * 4, oversubscription=2).gpus)
+    32
+    """
+    path = _find(name_or_path)
+    return _node(schema.read(path), path, ())
+
+
+def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | None = None) -> Mesh:
+    """Ranks on the first ``nproc_per_node`` GPUs of each of the first ``nodes`` nodes; None is all of them.
+
+    Raises :class:`TopologyError` when a node has fewer GPUs, or the cluster fewer nodes.
+    """
+    count = topology.n_nodes if nodes is None else nodes
+    if not 1 <= count <= topology.n_nodes:
+        raise TopologyError(f"{topology.name}: {count} nodes asked for; the cluster has {topology.n_nodes}")
+    each = np.bincount(topology.vertex_node[topology.gpus], minlength=topology.n_nodes)[:count]
+    per_node = int(each.max() if nproc_per_node is None else nproc_per_node)
+    if not 1 <= per_node <= each.min():
+        short = int(np.argmin(each))
+        raise TopologyError(
+            f"{topology.name}: {per_node} GPUs a node asked for; node {short} "
+            f"({topology.node_types[short].name}) has {each[short]}"
+        )
+    starts = np.concatenate([[0], np.cumsum(each)[:-1]])
+    return Mesh(topology.gpus[(starts[:, None] + np.arange(per_node)).ravel()], per_node)
+
+
+def _find(name_or_path: str, beside: Path | None = None) -> Path:
+    """A file by path, then beside the file that names it, then among the shipped ones."""
+    if name_or_path.endswith(".toml") or "/" in name_or_path:
+        path = Path(name_or_path)
+        if not path.is_absolute() and beside is not None and (beside.parent / path).is_file():
+            path = beside.parent / path
+        if not path.is_file():
+            raise TopologyError(f"no topology file {name_or_path!r}; shipped names need no path and no suffix")
+        return path
+    for folder in (*([beside.parent] if beside else []), data_path("topologies")):
+        if (folder / f"{name_or_path}.toml").is_file():
+            return folder / f"{name_or_path}.toml"
+    raise TopologyError(f"unknown topology {name_or_path!r}; {nearest(name_or_path, shipped('topologies'))}")
+
+
+def _base(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> tuple[schema.TopologyFile, Path] | None:
+    if spec.extends is None:
+        return None
+    base = _find(spec.extends, path)
+    if base in (*seen, path):
+        raise TopologyError(f"{path}: $.extends: {spec.extends!r} leads back to this file")
+    return schema.read(base), base
+
+
+def _node(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> Node:
+    base = _base(spec, path, seen)
+    below = _node(*base, (*seen, path)) if base else None
+    if spec.node is None and below is None:
+        raise TopologyError(f"{path}: needs a [node], or extends = the name of a topology that has one")
+    return build_node(spec.name, spec.node or schema.NodeSpec(), below, spec.domain, str(path))
+
+
+def _fabric(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> schema.FabricSpec:
+    if spec.fabric is not None:
+        return spec.fabric
+    base = _base(spec, path, seen)
+    return _fabric(*base, (*seen, path)) if base else schema.NoFabric()
+
+
+def _changes(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> list[schema.ChangeSpec]:
+    base = _base(spec, path, seen)
+    return [*(_changes(*base, (*seen, path)) if base else []), *spec.changes]
+
+
+def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Sequence[Node]:
+    if not spec.nodes:
+        return [_node(spec, path, ())] * (nodes or 1)
+    out: list[Node] = []
+    for i, entry in enumerate(spec.nodes):
+        if entry.count < 1:
+            raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
+        other = _find(entry.type, path)
+        out += [_node(schema.read(other), other, (path,))] * entry.count
+    if nodes not in (None, len(out)):
+        raise TopologyError(f"{path}: lists {len(out)} nodes of its own; {nodes} were asked for")
+    return out
+
+
+def _join(machines: Sequence[Node], spec: schema.FabricSpec, name: str, where: str) -> Topology:
+    builders = {
+        schema.OneSwitch: networks.one_switch,
+        schema.RailOptimised: networks.rail_optimised,
+        schema.FatTree: networks.fat_tree,
+        schema.Dragonfly: networks.dragonfly,
+    }
+    if isinstance(spec, schema.NoFabric):
+        return networks.no_fabric(machines, name=name)
+    knobs = {key: value for key, value in msgspec.structs.asdict(spec).items() if key != "source"}
+    if isinstance(spec, schema.OneSwitch):
+        knobs.pop("switch_latency")
+    try:
+        built: Topology = builders[type(spec)](machines, name=name, **knobs)
+    except TopologyError as error:
+        raise TopologyError(f"{where}: $.fabric: {error}") from None
+    return built
+
+
+def _change(spec: schema.ChangeSpec, where: str) -> Change:
+    given = [v is not None for v in (spec.factor, spec.bandwidth, spec.remove)]
+    if sum(given) != 1 or (spec.match is None) == (spec.remove is None):
+        raise TopologyError(f"{where}: write either match = ... with factor or bandwidth, or remove = ...")
+    if spec.remove is not None:
+        return Change(spec.remove, remove=True)
+    return Change(str(spec.match), spec.factor, None if spec.bandwidth is None else float(spec.bandwidth))
+
+
+def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topology:
+    """A file that lists its own vertices and links. A vertex belongs to the node of its name (``node2/gpu0``) or of its
+    ``node`` field; otherwise parts of a machine are node 0 and switches are outside."""
+    kinds: dict[str, str] = {}
+    place: dict[str, int] = {}
+    for i, entry in enumerate(spec.vertices):
+        for name in schema.expand(entry.names):
+            if name in kinds:
+                raise TopologyError(f"{where}: $.vertices[{i}].names: {name!r} is already there")
+            kinds[name], place[name] = entry.kind, _place(name, entry)
+    wires: dict[Ends, Wire] = {}
+    add_wires(wires, spec.links, kinds, f"{where}: $.links")
+    count = max(place.values(), default=-1) + 1
+    if count < 1 or nodes not in (None, count):
+        raise TopologyError(f"{where}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
+    draft = Draft(node_types=_listed_types(spec, kinds, place, count, where))
+    ids = draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
+    src, dst, bandwidth, latency, link_kinds = wire_columns(wires, dict(zip(kinds, ids.tolist(), strict=True)))
+    draft.add_links(src, dst, bandwidth, latency, list(link_kinds))
+    return draft.topology(spec.name, "listed")
+
+
+def _place(name: str, entry: schema.VerticesSpec) -> int:
+    head = name.split("/", 1)[0]
+    if entry.node is not None:
+        return entry.node
+    if "/" in name and head.startswith("node") and head[4:].isdigit():
+        return int(head[4:])
+    return 0 if entry.kind in (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH) else -1
+
+
+def _listed_types(
+    spec: schema.TopologyFile, kinds: dict[str, str], place: dict[str, int], count: int, where: str
+) -> list[NodeType]:
+    traits = spec.node or schema.NodeSpec()
+    if traits.vertices or traits.links or spec.fabric or spec.nodes:
+        raise TopologyError(
+            f"{where}: lists its own $.vertices; $.node.vertices, $.fabric and $.nodes have no place here"
+        )
+    if traits.device is None:
+        raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
+    given = {f: getattr(traits, f) for f in ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen")}
+    given = {key: value for key, value in given.items() if value is not None}
+    totals = {k: np.bincount([place[n] for n in kinds if kinds[n] == k], minlength=count) for k in (GPU, NIC)}
+    return [
+        NodeType(spec.name, traits.device, int(totals[GPU][i]), int(totals[NIC][i]), sources=traits.sources, **given)
+        for i in range(count)
+    ]

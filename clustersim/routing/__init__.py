@@ -1,0 +1,14 @@
+"""Routes over a topology: static, deterministic, and summed into link loads without a search per pair.
+
+>>> from clustersim import fabrics
+>>> topology = fabrics.load("hgx-h100", nodes=2)
+>>> route = router(topology).route(topology.vertex("node0/gpu0"), topology.vertex("node1/gpu0"), rail=0)
+>>> [topology.link_name(link).split(" -> ")[1] for link in route]
+['node0/pcie0', 'node0/nic0', 'leaf0', 'node1/nic0', 'node1/pcie0', 'node1/gpu0']
+"""
+
+from __future__ import annotations
+
+from clustersim.routing.router import Router, router
+
+__all__ = ["Router", "router"]

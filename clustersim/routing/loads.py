@@ -1,0 +1,133 @@
+"""Link loads of many transfers, grouped by structure: equal pairs of equal nodes are worked out once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TopologyError
+from clustersim.topology import Floats, Ints
+
+if TYPE_CHECKING:
+    from clustersim.routing.router import Router
+
+
+class _Sum:
+    """Loads per link, and the stretches inside islands still to be turned into loads."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.load = np.zeros(router.topology.n_links)
+        self.a: list[Ints] = []
+        self.b: list[Ints] = []
+        self.amount: list[Floats] = []
+
+    def inside(self, a: Ints, b: Ints, amount: Floats) -> None:
+        self.a.append(a)
+        self.b.append(b)
+        self.amount.append(amount)
+
+    def links(self, links: Ints, amount: Floats) -> None:
+        self.load += np.bincount(links, weights=amount, minlength=len(self.load))
+
+
+def link_loads(
+    router: Router,
+    src: npt.ArrayLike,
+    dst: npt.ArrayLike,
+    amount: npt.ArrayLike,
+    rail: npt.ArrayLike,
+    flow: npt.ArrayLike,
+) -> tuple[Ints, Floats]:
+    """See :meth:`Router.loads`."""
+    a, b, much, rails, flows = np.broadcast_arrays(
+        np.asarray(src, dtype=np.int64),
+        np.asarray(dst, dtype=np.int64),
+        np.asarray(amount, dtype=np.float64),
+        np.asarray(rail, dtype=np.int64),
+        np.asarray(flow, dtype=np.int64),
+    )
+    a, b, much, rails, flows = (np.atleast_1d(column) for column in (a, b, much, rails, flows))
+    total, of = _Sum(router), router.islands.of
+    _engine(total, a[b < 0], much[b < 0], to_switch=True)
+    _engine(total, b[a < 0], much[a < 0], to_switch=False)
+    pair = (a >= 0) & (b >= 0) & (a != b) & (much != 0)
+    same = pair & (of[a] == of[b]) & (of[a] >= 0)
+    total.inside(a[same], b[same], much[same])
+    away = pair & ~same
+    if away.any():
+        _outside(total, a[away], b[away], much[away], rails[away], flows[away])
+    _inside(total)
+    links = np.flatnonzero(total.load)
+    return links, total.load[links]
+
+
+def _engine(total: _Sum, gpus: Ints, amount: Floats, *, to_switch: bool) -> None:
+    """Traffic between GPUs and the multicast/reduction engine of their own switches."""
+    islands = total.router.islands
+    for key, rows in _groups(islands.template[islands.of[gpus]], islands.local[gpus]):
+        template, local = key
+        links, share = islands.templates[template].engine(local, to_switch=to_switch)
+        if not len(links):
+            name = total.router.topology.vertex_names[gpus[rows[0]]]
+            raise TopologyError(f"{total.router.topology.name}: {name!r} has no NVSwitch to reduce or multicast in")
+        _tile(total, gpus[rows], links, share, amount[rows])
+
+
+def _inside(total: _Sum) -> None:
+    a, b, amount = np.concatenate(total.a), np.concatenate(total.b), np.concatenate(total.amount)
+    islands = total.router.islands
+    for key, rows in _groups(islands.template[islands.of[a]], islands.local[a], islands.local[b]):
+        template, src, dst = key
+        links, share = islands.templates[template].spread(src, dst)
+        if not len(links) and src != dst:
+            raise total.router._unreachable(int(a[rows[0]]), int(b[rows[0]]))
+        _tile(total, a[rows], links, share, amount[rows])
+
+
+def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Floats) -> None:
+    """The same local links, in the island of each vertex."""
+    islands = total.router.islands
+    base = islands.link_start[islands.of[vertices]]
+    total.links(islands.links[(base[:, None] + links).ravel()], (amount[:, None] * share).ravel())
+
+
+def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
+    """Rows of equal columns: (values, row numbers)."""
+    if not len(columns[0]):
+        return []
+    order = np.lexsort(columns)
+    table = np.stack([column[order] for column in columns], axis=1)
+    starts = np.flatnonzero(np.r_[True, (table[1:] != table[:-1]).any(axis=1)])
+    pieces = np.split(order, starts[1:])
+    return [(tuple(table[s].tolist()), rows) for s, rows in zip(starts, pieces, strict=True)]
+
+
+def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: Ints) -> None:
+    """Transfers between islands: the legs at both ends, and the network between their ports."""
+    router = total.router
+    leg_a: list[int] = []
+    leg_b: list[int] = []
+    leg_amount: list[float] = []
+    net: dict[int, float] = {}
+    rows = zip(a.tolist(), b.tolist(), amount.tolist(), rails.tolist(), flows.tolist(), strict=True)
+    for src, dst, much, rail, flow in rows:
+        leave, enter = router.ends(src, rail), router.ends(dst, rail)
+        if not leave or not enter:
+            raise router._unreachable(src, dst)
+        ways = max(len(leave), len(enter))
+        for way in range(ways):
+            (out, before), (into, after) = leave[way % len(leave)], enter[way % len(enter)]
+            for x, y in (*before, *((y, x) for x, y in after)):
+                leg_a.append(x)
+                leg_b.append(y)
+                leg_amount.append(much / ways)
+            links = router.network.path(out, into, flow)
+            if links is None:
+                raise router._unreachable(src, dst)
+            for link in links:
+                net[link] = net.get(link, 0.0) + much / ways
+    total.inside(np.array(leg_a, dtype=np.int64), np.array(leg_b, dtype=np.int64), np.array(leg_amount))
+    total.links(np.array(list(net), dtype=np.int64), np.array(list(net.values())))

@@ -1,0 +1,276 @@
+"""Paths inside a node (or a rack that shares NVSwitches), worked out once per distinct build.
+
+An *island* is what links other than the network's join: a node, or the 18 trays of an NVL72 rack. Islands with the
+same parts and links share one :class:`Template`, which answers by local index.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PATH_CLASSES, PCIE_SWITCH, Floats, Ints, Topology
+
+Path = tuple[int, ...]
+GPU_LINKS = ("nvlink", "xgmi")
+"""Links that carry GPU-GPU traffic by themselves."""
+
+
+class Template:
+    """The inside of one kind of island; vertices and links are local indices.
+
+    Parameters
+    ----------
+    kinds : vertex kinds. node : (V,) int, node number relative to the island's first; -1 for shared switches.
+    src, dst, bandwidth : link columns [bytes/s]. link_kinds : per link.
+    p2p : GPUs may read each other over PCIe. relay : a GPU may forward for two others over NVLink (NCCL's NVB).
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        node: Ints,
+        src: Ints,
+        dst: Ints,
+        bandwidth: Floats,
+        link_kinds: tuple[str, ...],
+        p2p: bool,
+        relay: bool,
+    ) -> None:
+        self.kinds, self.node, self.p2p, self.relay = kinds, node, p2p, relay
+        self.bandwidth, self.link_kinds, self.head = bandwidth, link_kinds, dst.tolist()
+        self.out: list[list[int]] = [[] for _ in kinds]
+        for link, tail in enumerate(src.tolist()):
+            self.out[tail].append(link)
+        self._paths: dict[tuple[int, int], tuple[tuple[float, Path], ...]] = {}
+        self._classes: dict[tuple[int, int], str] = {}
+        self._spread: dict[tuple[int, int], tuple[Ints, Floats]] = {}
+
+    @cached_property
+    def gpus(self) -> list[int]:
+        """Local indices of the GPUs."""
+        return [v for v, kind in enumerate(self.kinds) if kind == GPU]
+
+    def paths(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+        """Every path a transfer is spread over, as (share, links); empty when there is none."""
+        found = self._paths.get((a, b))
+        if found is None:
+            found = self._paths[a, b] = self._find(a, b)
+        return found
+
+    def spread(self, a: int, b: int) -> tuple[Ints, Floats]:
+        """The same as columns: links crossed, and the share of the transfer on each."""
+        found = self._spread.get((a, b))
+        if found is None:
+            pairs = [(link, share) for share, path in self.paths(a, b) for link in path]
+            links = np.array([link for link, _ in pairs], dtype=np.int64)
+            found = self._spread[a, b] = links, np.array([share for _, share in pairs], dtype=np.float64)
+        return found
+
+    def path_class(self, a: int, b: int) -> str:
+        """NCCL's class of the path between two vertices; ``"DIS"`` when there is none."""
+        found = self._classes.get((a, b))
+        if found is None:
+            found = self._classes[a, b] = self._classify(a, b)
+        return found
+
+    def engine(self, gpu: int, *, to_switch: bool) -> tuple[Ints, Floats]:
+        """Links between a GPU and its NVSwitches in one direction, and the share of its traffic on each."""
+        if to_switch:
+            links = [e for e in self.out[gpu] if self.kinds[self.head[e]] == NVSWITCH]
+        else:
+            tails = (v for v, kind in enumerate(self.kinds) if kind == NVSWITCH)
+            links = [e for v in tails for e in self.out[v] if self.head[e] == gpu]
+        rate = self.bandwidth[links]
+        return np.array(links, dtype=np.int64), rate / rate.sum() if links else rate
+
+    def _find(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+        if a == b:
+            return ((1.0, ()),)
+        if self.kinds[a] == self.kinds[b] == GPU:
+            direct = self._nvlink(a, b, (NVSWITCH,))
+            if not direct and self.relay:
+                direct = self._nvlink(a, b, (NVSWITCH, GPU), most=2)
+            if direct:
+                return direct
+            if not self.p2p:
+                return self._through_host(a, b)
+        path = self._shortest(a, b)
+        return () if path is None else ((1.0, path),)
+
+    def _nvlink(self, a: int, b: int, through: tuple[str, ...], most: int = 99) -> tuple[tuple[float, Path], ...]:
+        """All shortest NVLink paths; hardware interleaves addresses over links, so shares go by bandwidth."""
+        level: list[tuple[int, Path]] = [(a, ())]
+        seen = {a}
+        for _ in range(most):
+            following = [
+                (self.head[e], (*path, e)) for v, path in level for e in self.out[v] if self.link_kinds[e] in GPU_LINKS
+            ]
+            arrived = [path for v, path in following if v == b]
+            if arrived:
+                width = np.array([self.bandwidth[list(path)].min() for path in arrived])
+                return tuple(zip((width / width.sum()).tolist(), arrived, strict=True))
+            level = [(v, path) for v, path in following if v not in seen and self.kinds[v] in through]
+            seen |= {v for v, _ in level}
+            if not level:
+                break
+        return ()
+
+    def _through_host(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+        """Without peer-to-peer NCCL stages data in host memory, at the sender's CPU."""
+        for cpu in self._nearest_cpus(a):
+            up, down = self._shortest(a, cpu), self._shortest(cpu, b)
+            if up is not None and down is not None:
+                return ((1.0, up + down),)
+        return ()
+
+    def _nearest_cpus(self, a: int) -> list[int]:
+        found = [(len(p), v) for v, k in enumerate(self.kinds) if k == CPU and (p := self._shortest(a, v)) is not None]
+        return [v for _, v in sorted(found)]
+
+    def _shortest(self, a: int, b: int) -> Path | None:
+        """Fewest hops over PCIe switches and CPUs, then widest, then lowest ids; never through a GPU or a NIC."""
+        heap: list[tuple[int, float, Path, int]] = [(0, -np.inf, (), a)]
+        done: set[int] = set()
+        while heap:
+            hops, width, path, v = heapq.heappop(heap)
+            if v == b:
+                return path
+            if v in done or (v != a and self.kinds[v] not in (PCIE_SWITCH, CPU)):
+                continue
+            done.add(v)
+            for e in self.out[v]:
+                heapq.heappush(heap, (hops + 1, max(width, -float(self.bandwidth[e])), (*path, e), self.head[e]))
+        return None
+
+    def _classify(self, a: int, b: int) -> str:
+        if a == b:
+            return "LOC"
+        paths = self.paths(a, b)
+        if not paths:
+            return "DIS"
+        path = paths[0][1]
+        inner = [self.kinds[self.head[e]] for e in path[:-1]]
+        ends = {self.kinds[a], self.kinds[b]}
+        if ends == {GPU} and NVSWITCH not in inner and GPU in inner:
+            return "NVB"
+        if all(self.link_kinds[e] in GPU_LINKS for e in path):
+            return "NVL"
+        if all(self.link_kinds[e] == "c2c" for e in path):
+            return "C2C"
+        cpus = inner.count(CPU) + (CPU in ends)
+        if cpus:
+            return "SYS" if cpus > 1 else "PHB"
+        return "PXB" if inner.count(PCIE_SWITCH) > 1 else "PIX"
+
+
+@dataclass(frozen=True, eq=False)
+class Islands:
+    """A topology cut into islands.
+
+    ``of`` (V,) int is the island of a vertex (-1: network switches), ``local`` (V,) its index there; ``vertices`` and
+    ``links`` list global ids island by island from ``vertex_start`` and ``link_start``; ``template`` says which of
+    ``templates`` an island follows.
+    """
+
+    of: Ints
+    local: Ints
+    vertices: Ints
+    vertex_start: Ints
+    links: Ints
+    link_start: Ints
+    template: Ints
+    templates: tuple[Template, ...]
+
+
+def cut(topology: Topology, relay: bool) -> Islands:
+    """Find the islands of a topology and their templates."""
+    inside = np.array([kind != "net" for kind in topology.link_kinds], dtype=bool)
+    of = _components(topology, inside)
+    vertices = np.argsort(of, kind="stable")
+    vertices = vertices[of[vertices] >= 0]
+    n = int(of.max(initial=-1)) + 1
+    vertex_start = np.searchsorted(of[vertices], np.arange(n + 1))
+    local = np.full(len(of), -1, dtype=np.int64)
+    local[vertices] = np.arange(len(vertices)) - np.repeat(vertex_start[:-1], np.diff(vertex_start))
+    ids = np.flatnonzero(inside)
+    links = ids[np.argsort(of[topology.link_src[ids]], kind="stable")]
+    link_start = np.searchsorted(of[topology.link_src[links]], np.arange(n + 1))
+    template, templates = _templates(topology, relay, (vertices, vertex_start, links, link_start, local))
+    return Islands(of, local, vertices, vertex_start, links, link_start, template, templates)
+
+
+def _components(topology: Topology, inside: np.typing.NDArray[np.bool_]) -> Ints:
+    """Island number per vertex: nodes, merged where shared switches join them; -1 outside."""
+    n_vertices = len(topology.vertex_names)
+    label = np.arange(n_vertices, dtype=np.int64)
+    member = topology.vertex_node >= 0
+    if member.any():
+        first = np.full(int(topology.vertex_node.max()) + 1, n_vertices, dtype=np.int64)
+        np.minimum.at(first, topology.vertex_node[member], np.flatnonzero(member))
+        label[member] = first[topology.vertex_node[member]]
+    src, dst = topology.link_src[inside], topology.link_dst[inside]
+    while len(src):
+        low = np.minimum(label[src], label[dst])
+        new = label.copy()
+        np.minimum.at(new, src, low)
+        np.minimum.at(new, dst, low)
+        np.minimum.at(new, label, new.copy())  # a whole node moves when one of its parts does
+        new = new[new]
+        if np.array_equal(new, label):
+            break
+        label = new
+    touched = member.copy()
+    touched[src] = touched[dst] = True
+    of = np.full(n_vertices, -1, dtype=np.int64)
+    of[touched] = np.unique(label[touched], return_inverse=True)[1]
+    return of
+
+
+def _templates(
+    topology: Topology, relay: bool, columns: tuple[Ints, Ints, Ints, Ints, Ints]
+) -> tuple[Ints, tuple[Template, ...]]:
+    vertices, vertex_start, links, link_start, local = columns
+    kind_names = sorted(set(topology.vertex_kinds))
+    vertex_code = np.array([kind_names.index(k) for k in topology.vertex_kinds], dtype=np.int8)
+    link_names = sorted(set(topology.link_kinds))
+    link_code = np.array([link_names.index(k) for k in topology.link_kinds], dtype=np.int8)
+    src, dst = local[topology.link_src], local[topology.link_dst]
+    known: dict[tuple[object, ...], int] = {}
+    number = np.zeros(len(vertex_start) - 1, dtype=np.int64)
+    templates: list[Template] = []
+    for i in range(len(number)):
+        v, e = vertices[vertex_start[i] : vertex_start[i + 1]], links[link_start[i] : link_start[i + 1]]
+        home = topology.vertex_node[v]
+        first = int(home[home >= 0].min(initial=np.iinfo(np.int64).max)) if (home >= 0).any() else -1
+        node = np.where(home >= 0, home - first, -1)
+        p2p = first < 0 or topology.node_types[first].p2p
+        columns_of = (vertex_code[v], node, src[e], dst[e], topology.link_bandwidth[e], link_code[e])
+        key = (p2p, *(column.tobytes() for column in columns_of))
+        if key not in known:
+            known[key] = len(templates)
+            kinds = tuple(topology.vertex_kinds[j] for j in v.tolist())
+            wires = tuple(topology.link_kinds[j] for j in e.tolist())
+            templates.append(Template(kinds, node, src[e], dst[e], topology.link_bandwidth[e], wires, p2p, relay))
+        number[i] = known[key]
+    return number, tuple(templates)
+
+
+def class_rank(name: str) -> int:
+    """Place of a path class in NCCL's order, nearest first."""
+    return PATH_CLASSES.index(name)
+
+
+def near_gpus(template: Template, nic: int) -> list[int]:
+    """GPUs of the NIC's own node with the best path class to it."""
+    mine = [g for g in template.gpus if template.node[g] == template.node[nic]]
+    ranks = [class_rank(template.path_class(g, nic)) for g in mine]
+    return [g for g, rank in zip(mine, ranks, strict=True) if rank == min(ranks)]
+
+
+def nics_of(template: Template, node: int) -> list[int]:
+    """NICs of one node of an island."""
+    return [v for v, kind in enumerate(template.kinds) if kind == NIC and template.node[v] == node]

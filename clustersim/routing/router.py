@@ -1,0 +1,247 @@
+"""Static routes between vertices, and the link loads of many transfers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TopologyError
+from clustersim.routing.local import GPU_LINKS, Template, class_rank, cut, near_gpus, nics_of
+from clustersim.routing.network import Network, mix
+from clustersim.topology import GPU, Floats, Ints, Topology
+
+Leg = tuple[int, int]
+"""A stretch inside one island, between two vertices."""
+
+
+class Router:
+    """Routes of one topology. Nothing here depends on load; the same call always gives the same route.
+
+    Inside a node a GPU reaches a GPU by its own NVLink, else through NVSwitches, else over PCIe (through host memory
+    where peer-to-peer is off). Between nodes it leaves and enters by NICs; if another GPU, one NVLink away, is nearer
+    to the NIC, the data goes through that GPU first (NCCL's PXN, applied on both sides).
+
+    Parameters
+    ----------
+    topology : Topology
+    relay : let a GPU forward for two others that share no NVLink (NCCL's NVB, used by its send/recv on hybrid cube
+        meshes). Off by default: ring and tree searches do not use it.
+    """
+
+    def __init__(self, topology: Topology, relay: bool = False) -> None:
+        self.topology = topology
+        self.islands = cut(topology, relay)
+        self.network = Network(topology)
+        self._routes: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
+        self._near: dict[int, tuple[int, ...]] = {}
+        self._nics: dict[int, tuple[int, ...]] = {}
+        nodes, first = np.unique(topology.vertex_node, return_index=True)
+        self._anchor = dict(
+            zip(nodes.tolist(), first.tolist(), strict=True)
+        )  # any vertex of a node leads to its island
+
+    # ---- questions about a node -------------------------------------------------------------------------------------
+
+    def path_class(self, a: int, b: int) -> str:
+        """NCCL's class of the path between two vertices: NVL, NVB, C2C, PIX, PXB, PHB, SYS; NET between nodes."""
+        island = self.islands.of[a]
+        if island < 0 or island != self.islands.of[b]:
+            return "NET"
+        return self._template(a).path_class(int(self.islands.local[a]), int(self.islands.local[b]))
+
+    def nics_of_node(self, node: int) -> tuple[int, ...]:
+        """NICs of a node in order, without those cut off from the network (if there is one). Rail i is entry i."""
+        found = self._nics.get(node)
+        if found is None:
+            mine = self._all_nics(node)
+            live = tuple(v for v in mine if self.network.joins(v))
+            found = self._nics[node] = live if self.network.out else mine
+        return found
+
+    def nearest_nics(self, gpu: int) -> tuple[int, ...]:
+        """NICs of the GPU's node with the best path class to it; none if the node has none that is connected."""
+        found = self._near.get(gpu)
+        if found is None:
+            nics = self.nics_of_node(int(self.topology.vertex_node[gpu]))
+            ranks = [class_rank(self.path_class(gpu, nic)) for nic in nics]
+            reached = [r for r in ranks if r < class_rank("NET")]
+            found = tuple(n for n, r in zip(nics, ranks, strict=True) if reached and r == min(reached))
+            self._near[gpu] = found
+        return found
+
+    def nvlink_egress(self, gpu: int) -> float:
+        """Bytes/s a GPU can send over its NVLink, xGMI and C2C links together."""
+        template, local = self._template(gpu), int(self.islands.local[gpu])
+        return float(
+            sum(template.bandwidth[e] for e in template.out[local] if template.link_kinds[e] in (*GPU_LINKS, "c2c"))
+        )
+
+    def nic_bandwidth(self, nic: int) -> float:
+        """Bytes/s of a NIC's network links, one direction; 0 if it has none."""
+        return float(sum(self.topology.link_bandwidth[e] for e in self.network.out.get(nic, ())))
+
+    # ---- one route --------------------------------------------------------------------------------------------------
+
+    def route(self, src: int, dst: int, flow: int = 0, rail: int = -1) -> tuple[int, ...]:
+        """Link ids from a vertex to another.
+
+        Parameters
+        ----------
+        src, dst : vertex ids of GPUs, CPUs or NICs.
+        flow : int, tells parallel flows of a pair apart; equal choices (NVSwitches, near NICs, up-links) go by it.
+        rail : NIC index to use on both sides if the nodes differ; -1 for the NICs nearest to each end.
+
+        Raises
+        ------
+        TopologyError : no way, naming both vertices.
+        """
+        key = (int(src), int(dst), int(flow), int(rail))
+        found = self._routes.get(key)
+        if found is None:
+            found = self._routes[key] = tuple(self._find(*key))
+        return found
+
+    def _find(self, src: int, dst: int, flow: int, rail: int) -> Iterable[int]:
+        if src == dst:
+            return ()
+        if self._same_island(src, dst):
+            return self._leg(src, dst, flow)
+        leave, enter = self._choose(src, dst, rail, flow)
+        middle = self.network.path(leave[0], enter[0], flow)
+        if middle is None:
+            raise self._unreachable(src, dst)
+        before = [link for a, b in leave[1] for link in self._leg(a, b, flow)]
+        after = [link for a, b in reversed(enter[1]) for link in self._leg(b, a, flow)]
+        return [*before, *middle, *after]
+
+    def _choose(self, src: int, dst: int, rail: int, flow: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
+        """The port of each end that a flow takes: near NICs in turn; GPUs that share them start apart."""
+        leave, enter = self.ends(src, rail), self.ends(dst, rail)
+        if not leave or not enter:
+            raise self._unreachable(src, dst)
+        turns = [flow + self._turn(v) for v in (src, dst)]
+        return leave[turns[0] % len(leave)], enter[turns[1] % len(enter)]
+
+    def _turn(self, vertex: int) -> int:
+        near = self.nearest_nics(vertex)
+        island = self.islands.of[vertex]
+        start = self.islands.vertex_start[island]
+        local = int(self.islands.local[vertex])
+        earlier = self.islands.vertices[start : start + local].tolist()
+        kinds = self.topology.vertex_kinds
+        return sum(kinds[v] == GPU and self.nearest_nics(v) == near for v in earlier) if near else 0
+
+    def _leg(self, a: int, b: int, flow: int) -> list[int]:
+        island = int(self.islands.of[a])
+        paths = self._template(a).paths(int(self.islands.local[a]), int(self.islands.local[b]))
+        if not paths:
+            raise self._unreachable(a, b)
+        path = paths[mix(a, b, flow) % len(paths)][1] if len(paths) > 1 else paths[0][1]
+        base = int(self.islands.link_start[island])
+        return self.islands.links[[base + e for e in path]].tolist() if path else []
+
+    # ---- the ends of routes between nodes ---------------------------------------------------------------------------
+
+    def ends(self, vertex: int, rail: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
+        """Ports a vertex may use, each with the legs from the vertex to it."""
+        found = self._ends.get((vertex, rail))
+        if found is None:
+            ports = self._ports(vertex, rail)
+            found = self._ends[vertex, rail] = tuple((port, self._legs(vertex, port)) for port in ports)
+        return found
+
+    def _ports(self, vertex: int, rail: int) -> tuple[int, ...]:
+        if self.network.joins(vertex):
+            return (vertex,)
+        node = int(self.topology.vertex_node[vertex])
+        if rail < 0 or node < 0:
+            return self.nearest_nics(vertex) if node >= 0 else ()
+        whole, live = self._all_nics(node), self.nics_of_node(node)
+        if rail < len(whole) and whole[rail] in live:
+            return (whole[rail],)
+        most = max(t.n_nics for t in self.topology.node_types)
+        if rail >= most:
+            raise TopologyError(f"{self.topology.name}: no node has a NIC {rail}; rails are 0 to {most - 1}")
+        return (live[rail % len(live)],) if live else ()
+
+    def _all_nics(self, node: int) -> tuple[int, ...]:
+        anchor = self._anchor.get(node)
+        if anchor is None:
+            return ()
+        relative = int(self._template(anchor).node[self.islands.local[anchor]])
+        start = self.islands.vertex_start[self.islands.of[anchor]]
+        return tuple(int(self.islands.vertices[start + v]) for v in nics_of(self._template(anchor), relative))
+
+    def _legs(self, vertex: int, port: int) -> tuple[Leg, ...]:
+        """From a vertex to its port: straight, or through a GPU that is nearer to the NIC and one NVLink away (PXN)."""
+        if vertex == port:
+            return ()
+        own = self.path_class(vertex, port)
+        if self.topology.vertex_kinds[vertex] == GPU and class_rank(own) > class_rank("PXB"):
+            start = int(self.islands.vertex_start[self.islands.of[vertex]])
+            near = near_gpus(self._template(port), int(self.islands.local[port]))
+            proxies = [int(self.islands.vertices[start + g]) for g in near]
+            proxies = [g for g in proxies if class_rank(self.path_class(g, port)) < class_rank(own)]
+            proxies = [g for g in proxies if self.path_class(vertex, g) == "NVL"]
+            if proxies:
+                proxy = proxies[int(self.islands.local[vertex]) % len(proxies)]
+                return ((vertex, proxy), (proxy, port))
+        return ((vertex, port),)
+
+    # ---- many transfers at once -------------------------------------------------------------------------------------
+
+    def loads(
+        self,
+        src: npt.ArrayLike,
+        dst: npt.ArrayLike,
+        amount: npt.ArrayLike,
+        rail: npt.ArrayLike = -1,
+        flow: npt.ArrayLike = 0,
+    ) -> tuple[Ints, Floats]:
+        """What transfers put on links.
+
+        A transfer inside an island is spread over its parallel paths in proportion to their bandwidth (hardware
+        interleaves over NVSwitches); one that may use several near NICs is spread over them evenly, as NCCL's channels
+        are.
+
+        Parameters
+        ----------
+        src, dst : (E,) vertex ids. -1 stands for the other end's NVSwitches (multicast or in-switch reduction): the
+            bytes cross only the GPU's links to, or from, them.
+        amount : (E,) or scalar, bytes (or bytes per byte of payload).
+        rail, flow : (E,) or scalar, as in :meth:`route`.
+
+        Returns
+        -------
+        links : (k,) int, sorted link ids. weights : (k,) float, the sum of what crosses each.
+
+        Raises
+        ------
+        TopologyError : a transfer that has no route.
+        """
+        from clustersim.routing.loads import link_loads
+
+        return link_loads(self, src, dst, amount, rail, flow)
+
+    # ---- small helpers ----------------------------------------------------------------------------------------------
+
+    def _template(self, vertex: int) -> Template:
+        return self.islands.templates[int(self.islands.template[self.islands.of[vertex]])]
+
+    def _same_island(self, a: int, b: int) -> bool:
+        island = self.islands.of[a]
+        return bool(island >= 0 and island == self.islands.of[b])
+
+    def _unreachable(self, a: int, b: int) -> TopologyError:
+        names = self.topology.vertex_names
+        return TopologyError(f"{self.topology.name}: no route from {names[a]!r} to {names[b]!r}")
+
+
+@lru_cache(maxsize=4)
+def router(topology: Topology, relay: bool = False) -> Router:
+    """The Router of a topology, kept for the few used last (its tables are worth reusing)."""
+    return Router(topology, relay)
