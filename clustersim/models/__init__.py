@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from clustersim.models.catalog import catalog, model
+from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf
 from clustersim.models.transformer import transformer
 
-__all__ = ["from_hf", "transformer"]
+__all__ = ["CATALOG", "CONVNETS", "catalog", "convnet", "from_hf", "model", "transformer"]
+
+
+def __getattr__(name: str) -> tuple[str, ...]:
+    # Listing the shipped files is work, so it waits until someone asks.
+    if name == "CATALOG":
+        return catalog()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,7 +73,9 @@ class Config:
         return f"; {hint}" if hint.startswith("did you mean") else ""
 
     def head_dim(self, width: int, heads: int) -> int:
-        """``width / heads``; ModelError where it does not divide."""
+        """The config's own ``head_dim``, or ``width / heads``; ModelError where that does not divide."""
+        if self.data.get("head_dim") is not None:
+            return self.need("head_dim", "the size of a head")
         if width % heads:
             raise ModelError(f"{self.where}: {heads} attention heads do not divide a width of {width} evenly")
         return width // heads
@@ -165,7 +167,7 @@ def _llama(c: Config) -> Shape:
         seq_len=min(longest, DEFAULT_SEQ_LEN),
         kv_heads=c.number("num_key_value_heads", 8 if kind in {"mistral", "mixtral"} else heads, "key-value heads"),
         layers=c.need("num_hidden_layers", "the number of blocks"),
-        head_dim=c.number("head_dim", c.head_dim(width, heads) if c.data.get("head_dim") is None else 1, "a head's size"),
+        head_dim=c.head_dim(width, heads),
         d_ff=c.need("intermediate_size", "the width of the MLP"),
         vocab=c.need("vocab_size", "the number of tokens"),
         activation=c.activation("hidden_act", "silu"),

@@ -1,0 +1,56 @@
+"""Models by name: shipped config.json files, convolutional networks, or a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clustersim.errors import ModelError, nearest
+from clustersim.model import Model
+from clustersim.models.convnets import CONVNETS, convnet
+from clustersim.models.hf import from_hf
+from clustersim.paths import data_path, shipped
+
+
+def catalog() -> tuple[str, ...]:
+    """Every name :func:`model` knows: the shipped configs, then the convolutional networks."""
+    return (*shipped("data/models", ".json"), *CONVNETS)
+
+
+def model(name_or_path: str | Path, **overrides: Any) -> Model:
+    """A model by name or by the path of a Hugging Face config.json (or its folder).
+
+    Parameters
+    ----------
+    name_or_path : ``"llama3-8b"``, ``"resnet50"``, ``"configs/my_llama/config.json"``; a name is read without regard
+        to case, ``_`` or a leading organisation (``meta-llama/``).
+    overrides : ``seq_len``, ``attention``, ``implementation`` and the other options of
+        :func:`~clustersim.models.hf.from_hf`, or ``image_size`` of :func:`~clustersim.models.convnets.convnet`.
+
+    Raises
+    ------
+    ModelError
+        For a name that is neither, with the nearest known one.
+
+    >>> model("gpt2").parameters, model("ResNet50").parameters
+    (124439808, 25557032)
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.is_dir():
+        return from_hf(path, **overrides)
+    known = {_plain(name): name for name in catalog()}
+    name = known.get(_plain(str(name_or_path)), "")
+    if not name:
+        raise ModelError(f"unknown model {str(name_or_path)!r}; {nearest(str(name_or_path), catalog())}")
+    if name in CONVNETS:
+        for option in overrides:
+            if option not in {"image_size", "implementation"}:
+                raise ModelError(
+                    f"{name}: unknown option {option!r}; an image model takes 'image_size', 'implementation'"
+                )
+        return convnet(name, **overrides)
+    return from_hf(data_path("data") / "models" / f"{name}.json", name=name, **overrides)
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.rsplit("/", 1)[-1].lower() if c.isalnum() or c == ".")

@@ -1,0 +1,177 @@
+"""Layers of convolutional networks: each takes a feature map's shape and gives a Layer and the next shape.
+
+Kernels are what PyTorch launches one by one (cuDNN convolution, BatchNorm, ReLU, sum, pooling); ``fused`` merges the
+ReLU and the residual sum into the BatchNorm kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clustersim.errors import ModelError
+from clustersim.model import Kernel, Layer, Tensor
+from clustersim.models.kernels import DROPOUT, Passes, linear, memory
+
+# Training BatchNorm reads its input twice (statistics, then normalise) and counts its batches in a kernel of its own;
+# backward reads input and gradient twice.
+BATCH_NORM = Passes(3, 5, 2, 1)
+RELU = Passes(2, 3)
+ADD = Passes(3, 3)
+BIAS = Passes(2, 1)
+# Fused, ReLU costs its mask in backward, and the sum one more read on either way.
+FUSED_RELU = Passes(0, 1, 0, 0)
+FUSED_ADD = Passes(1, 1, 0, 0)
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature map of one sample: channels, height, width; ``image`` marks the input, which needs no gradient."""
+
+    channels: int
+    height: int
+    width: int
+    image: bool = False
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.channels * self.height * self.width
+
+
+def _pair(value: int | Pair) -> Pair:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _window(x: Feature, name: str, channels: int, kernel: Pair, stride: int, padding: Pair) -> Feature:
+    height = (x.height + 2 * padding[0] - kernel[0]) // stride + 1
+    width = (x.width + 2 * padding[1] - kernel[1]) // stride + 1
+    if height < 1 or width < 1:
+        raise ModelError(f"{name}: a {x.height}x{x.width} feature map is smaller than its window; use larger images")
+    return Feature(channels, height, width)
+
+
+def conv_unit(
+    x: Feature,
+    channels: int,
+    kernel: int | Pair,
+    *,
+    name: str,
+    norm: str = "",
+    stride: int = 1,
+    padding: int | Pair = 0,
+    groups: int = 1,
+    relu: bool = True,
+    fused: bool = False,
+) -> tuple[Layer, Feature]:
+    """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU.
+
+    Raises
+    ------
+    ModelError
+        When the feature map is smaller than the window.
+    """
+    size = _pair(kernel)
+    y = _window(x, name, channels, size, stride, _pair(padding))
+    tensors = [Tensor(f"{name}.weight", channels * (x.channels // groups) * size[0] * size[1])]
+    kernels = [convolution(x, y, size, groups)]
+    if norm:
+        tensors += [Tensor(f"{norm}.weight", channels), Tensor(f"{norm}.bias", channels)]
+        kernels.append(memory("batch_norm", float(y.size), BATCH_NORM))
+    else:
+        tensors.append(Tensor(f"{name}.bias", channels))
+        kernels.append(memory("bias", float(y.size), BIAS))
+    if relu:
+        kernels.append(memory("relu", float(y.size), FUSED_RELU if fused and norm else RELU))
+    # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
+    kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
+    layer = Layer(
+        name.removesuffix(".conv"), "conv", tuple(tensors), tuple(kernels), buffers=2 * channels if norm else 0,
+        activation_bytes=kept, boundary_bytes=float(x.size),
+    )  # fmt: skip
+    return layer, y
+
+
+def convolution(x: Feature, y: Feature, kernel: Pair, groups: int) -> Kernel:
+    """The implicit GEMM of a convolution: output pixels by output channels by window, per group."""
+    m, n, k = y.height * y.width, y.channels // groups, x.channels // groups * kernel[0] * kernel[1]
+    flops = 2.0 * m * n * k * groups
+    moved = float(x.size + y.size)
+    backward = 1 if x.image else 2
+    return Kernel(
+        "conv", "conv", m=m, n=n, k=k, flops=flops, backward_flops=backward * flops, nbytes=moved,
+        backward_nbytes=backward * moved, groups=groups, launches=1, backward_launches=backward,
+    )  # fmt: skip
+
+
+def pool(
+    x: Feature, kernel: int, stride: int, *, name: str, padding: int = 0, maximum: bool = True
+) -> tuple[Layer, Feature]:
+    """Max or average pooling; a maximum also writes 64-bit indices, twice the bytes of an fp32 output."""
+    y = _window(x, name, x.channels, (kernel, kernel), stride, (padding, padding))
+    index, zeroed = (2.0, 2.0) if maximum else (0.0, 1.0)
+    op = Kernel(
+        "max_pool" if maximum else "avg_pool", "memory", nbytes=x.size + (1 + index) * y.size,
+        backward_nbytes=zeroed * x.size + (1 + index) * y.size, backward_launches=2 if maximum else 1,
+    )  # fmt: skip
+    kept = (1 + index) * y.size
+    return Layer(name, "pool", (), (op,), activation_bytes=kept, boundary_bytes=float(x.size)), y
+
+
+def global_pool(x: Feature, name: str, side: int = 1) -> tuple[Layer, Feature]:
+    """Adaptive average pooling to ``side`` x ``side``."""
+    y = Feature(x.channels, side, side)
+    op = memory("avg_pool", float(x.size + y.size), Passes(1, 1))
+    return Layer(name, "pool", (), (op,), activation_bytes=float(y.size), boundary_bytes=float(x.size)), y
+
+
+def residual_sum(y: Feature, name: str, fused: bool) -> Layer:
+    """The sum with the shortcut and the ReLU after it."""
+    ops = (
+        memory("add", float(y.size), FUSED_ADD if fused else ADD),
+        memory("relu", float(y.size), FUSED_RELU if fused else RELU),
+    )
+    return Layer(name, "residual", (), ops, activation_bytes=float(y.size), boundary_bytes=float(y.size))
+
+
+def concatenation(y: Feature, name: str) -> Layer:
+    """Branches copied side by side, and their gradients copied apart."""
+    op = memory("cat", float(y.size), Passes(2, 2))
+    return Layer(name, "concat", (), (op,), activation_bytes=0.0, boundary_bytes=float(y.size))
+
+
+def dense(n_in: int, n_out: int, name: str, *, relu: bool = False, dropout: bool = False) -> Layer:
+    """A linear layer on one row per sample, with the dropout before it and the ReLU after it."""
+    kernels = [memory("dropout", float(n_in), DROPOUT)] if dropout else []
+    kernels.append(linear("linear", 1, n_in, n_out))
+    kernels.append(memory("bias_gradient", float(n_out), Passes(0, 1, 0, 1)))
+    if relu:
+        kernels.append(memory("relu", float(n_out), RELU))
+    tensors = (Tensor(f"{name}.weight", n_in * n_out), Tensor(f"{name}.bias", n_out))
+    kept = (1.25 * n_in if dropout else 0.0) + n_out
+    return Layer(name, "linear", tensors, tuple(kernels), activation_bytes=kept, boundary_bytes=float(n_in))
+
+
+def squeeze_excitation(y: Feature, name: str, squeezed: int) -> Layer:
+    """Channel gates of SE-ResNeXt: global average, two small linears, and a product with the feature map."""
+    kernels = (
+        memory("avg_pool", float(y.size), Passes(1, 1)),
+        linear("squeeze", 1, y.channels, squeezed),
+        linear("expand", 1, squeezed, y.channels),
+        memory("gates", float(y.channels), Passes(4, 8, 3, 4)),
+        memory("scale", float(y.size), Passes(2, 5, 1, 3)),
+    )
+    tensors = (
+        Tensor(f"{name}.squeeze.weight", y.channels * squeezed),
+        Tensor(f"{name}.squeeze.bias", squeezed),
+        Tensor(f"{name}.expand.weight", squeezed * y.channels),
+        Tensor(f"{name}.expand.bias", y.channels),
+    )
+    return Layer(name, "linear", tensors, kernels, activation_bytes=float(y.size), boundary_bytes=float(y.size))
+
+
+def loss(classes: int) -> Layer:
+    """Softmax cross-entropy over the classes."""
+    op = memory("cross_entropy", float(classes), Passes(4, 4, 3, 3))
+    return Layer("loss", "loss", (), (op,), activation_bytes=2.0 * classes, boundary_bytes=float(classes))
