@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim.model import Kernel, Layer, Model, StepCost, Tensor
 from clustersim.program import Collective, Compute, Program
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 
 def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
@@ -64,3 +64,14 @@ def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more
     values = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5} | more
     bound, flops = ("compute",) * n, np.full(n, 8e9)
     return StepCost(np.full(n, forward), np.full(n, backward), bound, bound, flops, 2 * flops, **values)
+
+
+def link_use(segments):
+    """segments: (transfer, start, end, rate); transfer 0 loads links 0 and 1, transfer 1 link 1 doubly."""
+    columns = [np.array(c) for c in zip(*segments, strict=True)]
+    loads = ((np.array([0, 1]), np.array([1.0, 1.0])), (np.array([1]), np.array([2.0])))
+    zero_one = np.array([0, 1])
+    return LinkUse(
+        columns[0], *(c.astype(float) for c in columns[1:]), zero_one, zero_one, loads, ["a -> b", "b -> c", "c -> d"],
+        np.array([10.0, 20.0, 20.0]),
+    )  # fmt: skip

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from player import play, toy_cost, toy_model
+from player import link_use, play, toy_cost, toy_model
 
 from clustersim.analysis.metrics import hottest_links, occupancy, summary
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike
+from clustersim.timeline import OpInfo, Timeline, alike
 
 MIB = 2**20
 
@@ -129,17 +129,6 @@ def test_ranks_that_behave_alike_are_found_and_expanded_again():
     assert class_of.tolist() == [0, 1, 0, 1, 2]
     result = summary(timeline, toy_model([[4]]), samples_per_step=1)
     assert result["per_rank"]["compute_s"].tolist() == [4, 2, 4, 2, 5]
-
-
-def link_use(segments):
-    """segments: (transfer, start, end, rate); transfer 0 loads links 0 and 1, transfer 1 link 1 doubly."""
-    columns = [np.array(c) for c in zip(*segments, strict=True)]
-    loads = ((np.array([0, 1]), np.array([1.0, 1.0])), (np.array([1]), np.array([2.0])))
-    zero_one = np.array([0, 1])
-    return LinkUse(
-        columns[0], *(c.astype(float) for c in columns[1:]), zero_one, zero_one, loads, ["a -> b", "b -> c", "c -> d"],
-        np.array([10.0, 20.0, 20.0]),
-    )  # fmt: skip
 
 
 def test_the_hottest_links_are_counted_inside_the_window_only():

@@ -1,0 +1,154 @@
+"""What every trace writer needs: which ranks, on which tracks, when in nanoseconds, and what to say of each slice."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TraceError
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
+from clustersim.timeline import LinkUse, OpInfo, Timeline
+
+Ints = npt.NDArray[np.int64]
+
+MAX_SLICES = 1_000_000
+"""Slices a viewer still opens; a file of all ranks is cut to the ranks that fit."""
+
+COUNTERS = 8
+"""Links that get a counter track."""
+
+_COLLECTIVE_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+}
+"""As c10d records them; other kinds have the same name there."""
+
+_DTYPE_NAMES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16", "fp64": "Double", "int32": "Int", "int64": "Long"}
+_DTYPE_NAMES |= {"uint8": "Byte", "fp8": "Float8_e4m3fn", "tf32": "Float"}
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write to a temporary name beside the file, then rename: a reader sees the old file or the whole new one.
+
+    Raises :class:`TraceError` where the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise TraceError(f"{path}: cannot write the trace: {error.strerror}") from None
+
+
+def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """The ranks asked for, checked; for None all of them, or the leading nodes that stay under :data:`MAX_SLICES`."""
+    world = timeline.world_size
+    if ranks is not None:
+        chosen = tuple(sorted(set(ranks)))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < world:
+            raise TraceError(f"cannot write ranks {list(ranks)}: the timeline has ranks 0..{world - 1}")
+        return chosen
+    sizes = np.array([len(s) for s in timeline.rank_sets], dtype=np.int64)
+    slices_per_rank = 2 * max(1, int(sizes[timeline.row_set].sum()) // world)  # each may have a wait
+    fit = max(1, MAX_SLICES // slices_per_rank)
+    if fit >= world:
+        return tuple(range(world))
+    node = nodes(timeline)
+    return tuple(range(int(np.argmax(node == node[fit])) or fit))
+
+
+def nodes(timeline: Timeline) -> Ints:
+    """(world_size,) node of each rank; one node for a timeline that does not know."""
+    return np.zeros(timeline.world_size, dtype=np.int64) if timeline.rank_node is None else timeline.rank_node
+
+
+def streams(timeline: Timeline) -> list[str]:
+    """Names of the streams, in order of first use; compute comes first where it exists, as on a real GPU."""
+    names = dict.fromkeys(op.stream for op in timeline.ops)
+    return sorted(names, key=lambda name: name != COMPUTE_STREAM)
+
+
+def threads(timeline: Timeline, ranks: Sequence[int]) -> dict[tuple[int, str], tuple[int, int, str]]:
+    """(rank, stream) -> (pid, tid, thread name). No pid or tid is 0, which Perfetto keeps for the idle task."""
+    names, node = streams(timeline), nodes(timeline)
+    _, first = np.unique(node, return_index=True)
+    start = dict(zip(np.unique(node).tolist(), first.tolist(), strict=True))
+    found = {}
+    for rank in ranks:
+        n = int(node[rank])
+        for s, stream in enumerate(names):
+            found[rank, stream] = (n + 1, rank * len(names) + s + 1, f"gpu{rank - start[n]} {stream} (rank {rank})")
+    return found
+
+
+def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """rank, op, ready, start, end of each span in whole nanoseconds.
+
+    Rounding is monotonic, so spans that touch still touch and none overlap.
+    """
+    spans = timeline.spans(ranks)
+    whole = [np.rint(spans[name] * 1e9).astype(np.int64).tolist() for name in ("ready", "start", "end")]
+    return zip(spans["rank"].tolist(), spans["op"].tolist(), *whole, strict=True)
+
+
+def said_of(timeline: Timeline) -> list[dict[str, Any]]:
+    """What the viewer shows of each op: Kineto's words for collectives, and the simulator's own facts."""
+    number = {name: i for i, name in enumerate(streams(timeline))}
+    return [
+        {"stream": number[op.stream], "step": op.step, "phase": op.phase, "bound": op.bound}
+        | (_kernel_args(op) if op.kind == "compute" else _collective_args(op, timeline.world_size))
+        for op in timeline.ops
+    ]
+
+
+def _kernel_args(op: OpInfo) -> dict[str, Any]:
+    return {name: value for name, value in (("GFLOP", op.flops / 1e9), ("bytes", op.nbytes)) if value}
+
+
+def _collective_args(op: OpInfo, world: int) -> dict[str, Any]:
+    detail = dict(op.detail)
+    dtype, size = str(detail.pop("dtype", "fp32")), int(detail.pop("group_size", world))
+    elements = int(op.nbytes / DTYPE_BYTES.get(dtype, 4))
+    piece = elements // max(size, 1)
+    args = {
+        "Collective name": _COLLECTIVE_NAMES.get(op.kind, op.kind),
+        "In msg nelems": piece if op.kind == "all_gather" else elements,
+        "Out msg nelems": piece if op.kind == "reduce_scatter" else elements,
+        "Group size": size,
+        "dtype": _DTYPE_NAMES.get(dtype, dtype),
+        "Process Group Name": str(detail.pop("communicator", "world")),
+        "bytes": op.nbytes,
+    }
+    return args | {str(name): value for name, value in detail.items() if isinstance(value, str | int | float)}
+
+
+def busiest_links(use: LinkUse, n: int = COUNTERS) -> list[int]:
+    """Links worth a counter: of each sort of link (names alike but for numbers) the busiest, then the next ones."""
+    utilisation = use.bytes_per_link() / use.link_bandwidth
+    order = [i for i in np.argsort(-utilisation, kind="stable").tolist() if utilisation[i] > 0]
+    sort_of = {i: re.sub(r"\d+", "#", use.link_names[i]) for i in order}
+    seen: dict[str, int] = {}
+    turn = {}
+    for i in order:
+        turn[i] = seen[sort_of[i]] = seen.get(sort_of[i], -1) + 1
+    return sorted(order, key=lambda i: turn[i])[:n]
+
+
+def link_rates(use: LinkUse | None) -> Iterator[tuple[str, int, float]]:
+    """(link name, time [ns], GB/s) of each change on the busiest links."""
+    if use is None or not len(use.segment_start):
+        return
+    for link in busiest_links(use):
+        times, rates = use.series(link)
+        levels = np.round(np.append(rates, 0.0) / 1e9, 4)
+        changed = np.append(True, levels[1:] != levels[:-1])
+        for ns, level in zip(np.rint(times * 1e9)[changed].tolist(), levels[changed].tolist(), strict=True):
+            yield use.link_names[link], int(ns), level

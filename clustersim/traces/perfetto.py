@@ -1,0 +1,94 @@
+"""Timeline -> Chrome JSON in the shape of PyTorch's profiler (Kineto): opens in Perfetto beside real profiles.
+
+A process is a node, a thread a stream of one GPU. Perfetto (https://ui.perfetto.dev) colours a slice by its name and
+refuses overlapping slices on one thread, so names begin with what the op is, and time is rounded to whole nanoseconds
+before durations are taken. What a rank spends waiting for its peers is a slice of its own, ``wait <collective>``.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clustersim.errors import TraceError
+from clustersim.timeline import Timeline
+from clustersim.traces import base
+
+
+def write_chrome_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Write Chrome JSON, gzipped if the name ends in ``.gz``; returns the ranks written.
+
+    Parameters
+    ----------
+    ranks : which to write; None is all, or the leading nodes that stay under a million slices; the entry ``clustersim`` of
+        the file says which.
+
+    Raises :class:`TraceError` for another suffix or a rank that does not exist.
+    """
+    path = Path(path)
+    if not path.name.endswith((".json", ".json.gz")):
+        raise TraceError(f"{path}: a Chrome trace is named .json or .json.gz, not {path.suffix or 'nothing'!r}")
+    chosen = base.ranks_to_write(timeline, ranks)
+    document = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "traceName": path.name,
+        "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": timeline.world_size},
+        "clustersim": {"source": timeline.source, "ranks": list(chosen)},
+        "traceEvents": [*_metadata(timeline, chosen), *_slices(timeline, chosen), *_counters(timeline)],
+    }
+    data = msgspec.json.encode(document)
+    # mtime 0: the same run gives the same bytes.
+    base.replace_file(path, gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
+    return chosen
+
+
+def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Names and order of the tracks."""
+    threads = list(base.threads(timeline, ranks).values())
+    for pid in sorted({pid for pid, _, _ in threads}):
+        yield _name("process", pid, 0, f"node{pid - 1}")
+        yield _sort("process", pid, 0)
+    for pid, tid, name in threads:
+        yield _name("thread", pid, tid, name)
+        yield _sort("thread", pid, tid)
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _sort(what: str, pid: int, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
+
+
+def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
+    threads = base.threads(timeline, ranks)
+    said = base.said_of(timeline)
+    for rank, i, ready, start, end in base.nanoseconds(timeline, ranks):
+        op = timeline.ops[i]
+        pid, tid, _ = threads[rank, op.stream]
+        where = {"ph": "X", "pid": pid, "tid": tid}
+        if start > ready and op.kind != "compute":
+            yield where | _span(f"wait {op.name}", "wait", ready, start) | {"args": {"rank": rank, "step": op.step}}
+        category = "user_annotation" if op.bound == "host" else "kernel"
+        yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank}}
+
+
+def _span(name: str, category: str, start: int, end: int) -> dict[str, Any]:
+    return {"name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
+
+
+def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Counter events (``C``): GB/s on the busiest links, in a process of their own after the nodes."""
+    pid = int(base.nodes(timeline).max()) + 2
+    for i, (name, ns, rate) in enumerate(base.link_rates(timeline.links)):
+        if not i:
+            yield _name("process", pid, 0, "busiest links")
+            yield _sort("process", pid, 0)
+        yield {"ph": "C", "pid": pid, "name": name, "ts": ns / 1e3, "args": {"GB/s": rate}}
