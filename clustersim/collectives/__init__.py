@@ -1,1 +1,53 @@
-"""Collectives: what NCCL (or Gloo, or a textbook) would do with a request on a group."""
+"""Collectives: what a library would do for (kind, group, bytes, machine), and what that asks of the links.
+
+:func:`plan` is the front door; a backend is a row of :data:`BACKENDS`, an algorithm a row of
+:data:`~clustersim.collectives.registry.ALGORITHMS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from clustersim.collectives import ideal
+from clustersim.collectives.base import Group, Plan, Request
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.errors import ProgramError, nearest
+
+BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType({"ideal": ideal.plan})
+"""Libraries that can be asked for a plan."""
+
+
+def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int | None = None) -> Plan:
+    """What ``backend`` does for this request, as a macro-flow.
+
+    Parameters
+    ----------
+    backend : ``"nccl"``, ``"gloo"``, or ``"ideal"`` (line rates and hop latencies only).
+    n_channels : int, pins the number of channels; None leaves it to the backend.
+
+    Raises
+    ------
+    ProgramError : for an unknown backend or algorithm, or a pin that cannot do this kind.
+    """
+    if backend not in BACKENDS:
+        raise ProgramError(f"no collective backend {backend!r}; {nearest(backend, BACKENDS)}")
+    if not 0 <= request.root < group.size:
+        raise ProgramError(f"root {request.root} is not a position in a group of {group.size}")
+    if not (math.isfinite(request.nbytes) and request.nbytes >= 0):
+        raise ProgramError(f"a collective of {request.nbytes!r} bytes; the size must be a number >= 0")
+    if group.size == 1:
+        return _nothing(request)
+    return BACKENDS[backend](request, group, n_channels)
+
+
+def _nothing(request: Request) -> Plan:
+    """A group of one has nobody to talk to."""
+    empty = np.empty(0, dtype=np.int64)
+    return Plan(request.kind, "none", "none", 0, request.nbytes, 0.0, empty, np.empty(0), math.inf)
+
+
+__all__ = ["ALGORITHMS", "BACKENDS", "Group", "Plan", "Request", "plan"]

@@ -136,6 +136,8 @@ class Traffic:
     fraction : (E,) float, bytes sent on this edge per byte of S.
     rail : (E,) int, the NIC index to use if the edge leaves the node; -1 for the sender's nearest.
     steps : int, sequential hops a byte waits for, inside plus outside nodes. net_steps : how many cross the network.
+    round : (E,) int, for algorithms that work in rounds, each over before the next begins (halving-doubling): the
+        round an edge is used in, so that times add up over rounds. Empty where all edges work all the time.
     """
 
     src: Ints
@@ -144,6 +146,7 @@ class Traffic:
     rail: Ints
     steps: int
     net_steps: int
+    round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,13 +191,20 @@ class Algorithm:
 
     ``traffic(request, group, channels)`` gives the macro-flow, ``schedule(request, group, channels)`` every transfer.
     Both raise :class:`clustersim.errors.ProgramError` for a kind they do not do. ``schedule`` is None for algorithms
-    that run inside a switch.
+    that run inside a switch. ``layout`` is how its channels are laid out (:mod:`clustersim.collectives.channels`).
+
+    ``fill(request, group, channels, hop, busy)`` is the time [s] of the schedule beyond the bytes of its slowest edge:
+    hops in sequence and filling the pipeline. ``hop`` (E,) [s] is the latency of each edge of the traffic, ``busy``
+    (E,) [s] how long it would take for all its bytes, sharing its links with the other edges. None: ``steps`` times the
+    longest hop, or the sum over rounds of the longest hop of each.
     """
 
     name: str
     kinds: frozenset[str]
     traffic: Callable[[Request, Group, tuple[Channel, ...]], Traffic]
     schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
+    layout: str = "ring"
+    fill: Callable[[Request, Group, tuple[Channel, ...], Floats, Floats], float] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,149 @@
+"""What no algorithm can beat: the bytes that must cross each cut of the machine, over the bandwidth of the cut.
+
+Cuts looked at: every member alone (the links of its GPU), and every island against the rest (its NICs). An all_reduce
+must send and receive S across each cut. Where nothing on the way reduces, m parts moreover send 2 (m-1) S in total
+(Patarasuk and Yuan 2009), which switches that reduce and multicast (NVLink SHARP) need not.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.islands import member_islands
+from clustersim.topology import route_latency
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_ROOT_SENDS = frozenset({"broadcast", "scatter"})
+_DIRECT = frozenset({"NVL", "NVB", "LOC"})
+
+
+def lower_bound(request: Request, group: Group) -> float:
+    """Seconds that no algorithm of this kind beats on this topology, at line rate and with hop latencies only.
+
+    Counts what leaves by the links members' routes use: GPU links alone where every pair of members has them.
+    """
+    if group.size < 2:
+        return 0.0
+    in_switch = all(group.topology.node_types[int(node)].nvls for node in group.node_ids)
+    bounds = [0.0]
+    for part, out, into, latency in _cuts(group):
+        counts = np.bincount(part)
+        needs = _crossing(request, group, part, counts)
+        for need, bandwidth in zip(needs, (out, into), strict=True):
+            bounds.append(latency + _longest(need, bandwidth))
+            if request.kind == "all_reduce" and not (in_switch and len(counts) == group.size):
+                bounds.append(latency + 2.0 * (len(counts) - 1) * request.nbytes / float(bandwidth.sum()))
+    return max(bounds)
+
+
+def _longest(need: Floats, bandwidth: Floats) -> float:
+    used = (need > 0) & (bandwidth > 0)
+    return float((need[used] / bandwidth[used]).max(initial=0.0))
+
+
+@lru_cache(maxsize=64)
+def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
+    """Per way to cut the group: part of each member, bandwidth out of and into each part [bytes/s], latency [s]."""
+    topology, islands = group.topology, member_islands(group)
+    several = int(islands.max()) > 0
+    kinds = np.array(topology.link_kinds)
+    counted = np.isin(kinds, ("nvlink", "xgmi")) if _all_direct(group, several) else np.ones(len(kinds), dtype=bool)
+    bandwidth = np.where(counted, topology.link_bandwidth, 0.0)
+    n = len(topology.vertex_kinds)
+    out, into = (_summed(ends, bandwidth, n)[group.gpus] for ends in (topology.link_src, topology.link_dst))
+    first = np.unique(islands, return_index=True)[1]
+    beside = np.flatnonzero(islands == islands[0])[1:2]
+    found: list[tuple[Ints, Floats, Floats, float]] = [
+        (np.arange(group.size, dtype=np.int64), out, into, _latency(group, beside if len(beside) else first[1:5]))
+    ]
+    if several:
+        found.append((islands, *_island_bandwidth(group, islands), _latency(group, first[1:5])))
+    return tuple(found)
+
+
+def _summed(ends: Ints, bandwidth: Floats, n: int) -> Floats:
+    return np.asarray(np.bincount(ends, weights=bandwidth, minlength=n), dtype=np.float64)
+
+
+def _all_direct(group: Group, several: bool) -> bool:
+    """Whether GPU links join every pair of members (seen from a few)."""
+    if several:
+        return False
+    router = routing.router(group.topology)
+    first = int(group.gpus[0])
+    return all(router.path_class(first, int(gpu)) in _DIRECT for gpu in group.gpus[1:])
+
+
+def _latency(group: Group, others: Ints) -> float:
+    """Shortest way [s] from member 0 to one of these members."""
+    router = routing.router(group.topology)
+    first = int(group.gpus[0])
+    return min(
+        route_latency(group.topology, router.route(first, int(group.gpus[other]), 0, -1)) for other in others.tolist()
+    )
+
+
+def _island_bandwidth(group: Group, islands: Ints) -> tuple[Floats, Floats]:
+    """Line rate out of and into each island of the group: all links that cross its edge."""
+    topology = group.topology
+    of = routing.router(topology).islands.of
+    number = np.full(int(of.max()) + 2, -1, dtype=np.int64)  # last entry: outside every island
+    number[of[group.gpus]] = islands
+    src, dst = number[of[topology.link_src]], number[of[topology.link_dst]]
+    crossing = src != dst
+    count = int(islands.max()) + 1
+    sides = []
+    for side in (src, dst):
+        mine = crossing & (side >= 0)
+        sides.append(_summed(side[mine], topology.link_bandwidth[mine], count))
+    return sides[0], sides[1]
+
+
+def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple[Floats, Floats]:
+    """Bytes that must leave and enter each part."""
+    size, kind, n = request.nbytes, request.kind, group.size
+    own: Floats = size * counts / n
+    rest: Floats = size * (n - counts) / n
+    if kind == "all_reduce":
+        whole = np.full(len(counts), float(size))
+        return whole, whole
+    if kind == "all_gather":
+        return own, rest
+    if kind == "reduce_scatter":  # what enters is already reduced
+        return rest, own
+    if kind == "all_to_all":
+        both: Floats = own * (n - counts)
+        return both, both
+    if kind in {"send", "sendrecv"}:
+        return _pairwise(request, group, part, len(counts))
+    if kind == "barrier":
+        return np.zeros(len(counts)), np.zeros(len(counts))
+    return _rooted(request, part, own, rest)
+
+
+def _rooted(request: Request, part: Ints, own: Floats, rest: Floats) -> tuple[Floats, Floats]:
+    """The root's part against the others: broadcast, scatter and their mirror images reduce and gather."""
+    rooted = np.zeros(len(own), dtype=bool)
+    rooted[part[request.root]] = True
+    if request.kind in {"broadcast", "reduce"}:
+        at_root, elsewhere = np.where(rooted, request.nbytes, 0.0), np.where(rooted, 0.0, request.nbytes)
+    else:
+        at_root, elsewhere = np.where(rooted, rest, 0.0), np.where(rooted, 0.0, own)
+    return (at_root, elsewhere) if request.kind in _ROOT_SENDS else (elsewhere, at_root)
+
+
+def _pairwise(request: Request, group: Group, part: Ints, parts: int) -> tuple[Floats, Floats]:
+    out, into = np.zeros(parts), np.zeros(parts)
+    pairs = [(0, 1)] if request.kind == "send" else [(i, (i + 1) % group.size) for i in range(group.size)]
+    for src, dst in pairs:
+        if part[src] != part[dst]:
+            out[part[src]] += request.nbytes
+            into[part[dst]] += request.nbytes
+    return out, into

@@ -1,0 +1,98 @@
+"""Small tools the algorithm files share: writing a schedule transfer by transfer, joining traffic, pipeline depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Channel, Group, Request, Schedule, Traffic
+from clustersim.errors import ProgramError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+PIECE = 512 * 2**10
+"""Bytes of one pipelined piece: a slot of NCCL's Simple buffer (4 MiB in 8 steps, src/include/collectives.h)."""
+
+MAX_PIECES = 64
+"""Deepest pipeline of a chunk replay; beyond it the fill is under two per cent and the event count only grows."""
+
+
+class ScheduleWriter:
+    """Collects transfers in order; :meth:`done` freezes them into a :class:`Schedule`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, bool, int, int]] = []
+        self._after: list[Sequence[int]] = []
+        self._lanes: dict[tuple[int, int, int], int] = {}
+
+    def send(
+        self,
+        src: int,
+        dst: int,
+        chunk: int,
+        *,
+        after: Sequence[int] = (),
+        reduce: bool = False,
+        rail: int = -1,
+        channel: int = 0,
+    ) -> int:
+        """Add one transfer and return its id. ``after`` names transfers that must have arrived."""
+        lane = self._lanes.setdefault((src, dst, channel), len(self._lanes))
+        self._rows.append((src, dst, chunk, reduce, rail, lane))
+        self._after.append(after)
+        return len(self._rows) - 1
+
+    def done(self, chunk_fraction: Floats) -> Schedule:
+        """The schedule, over pieces of these fractions of S."""
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
+        src, dst, chunk, reduce, rail, lane = (np.ascontiguousarray(column) for column in table.T)
+        ptr = np.concatenate([[0], np.cumsum([len(a) for a in self._after], dtype=np.int64)])
+        flat = np.array([t for a in self._after for t in a], dtype=np.int64)
+        return Schedule(
+            src, dst, chunk, len(chunk_fraction), reduce.astype(bool), ptr, flat, rail, chunk_fraction, lane
+        )
+
+
+def traffic_of(
+    parts: Sequence[tuple[Ints, Ints, Floats | float, Ints | int]],
+    steps: int,
+    net_steps: int,
+    rounds: Sequence[int] | None = None,
+) -> Traffic:
+    """Join edge lists ``(src, dst, fraction, rail)``; scalars are spread over their part. ``rounds``: one per part."""
+    sizes = [len(part[0]) for part in parts]
+    empty = np.empty(0, dtype=np.int64)
+    return Traffic(
+        src=np.concatenate([empty, *(part[0] for part in parts)]),
+        dst=np.concatenate([empty, *(part[1] for part in parts)]),
+        fraction=np.concatenate([np.empty(0), *(np.broadcast_to(p[2], n) for p, n in zip(parts, sizes, strict=True))]),
+        rail=np.concatenate([empty, *(np.broadcast_to(p[3], n) for p, n in zip(parts, sizes, strict=True))]),
+        steps=steps,
+        net_steps=net_steps,
+        round=np.repeat(np.asarray(rounds, dtype=np.int64), sizes) if rounds is not None else empty,
+    )
+
+
+def pieces(nbytes: float) -> int:
+    """Into how many pieces a pipelined stream of ``nbytes`` is cut."""
+    return max(1, min(MAX_PIECES, math.ceil(nbytes / PIECE)))
+
+
+def refuse(name: str, request: Request, kinds: frozenset[str]) -> None:
+    """Raise :class:`ProgramError` where an algorithm does not do this kind."""
+    if request.kind not in kinds:
+        raise ProgramError(f"algorithm {name!r} does not do {request.kind!r}; it does {', '.join(sorted(kinds))}")
+
+
+def everyone(group: Group) -> Ints:
+    """(n,) positions of all members."""
+    return np.arange(group.size, dtype=np.int64)
+
+
+def shares(channels: tuple[Channel, ...]) -> Floats:
+    """(n_channels,) float, each channel's fraction of the payload."""
+    return np.array([channel.share for channel in channels])

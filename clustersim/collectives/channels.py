@@ -1,0 +1,177 @@
+"""Channels: the parallel rings and trees of one collective, laid over all rails.
+
+Channel ``c`` starts on NIC slot ``c`` of every island and each next one on the next slot, so that all NICs carry the
+same load in both directions. A ring enters an island at the GPU that owns the slot's NIC and must leave it from
+another GPU: by the same NIC where two members sit beside it (A100: two GPUs and two NICs a switch), else by the NIC of
+that other GPU, on which it then enters the next island. So rails alternate from island to island, as NCCL's
+``crossNic = 2`` does (src/graph/connect.cc), and an odd number of islands closes over a third rail; no ring edge
+changes rail in the fabric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Channel, Group
+from clustersim.collectives.islands import Shape, owned_nics, rail_of, shapes
+from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
+from clustersim.errors import ProgramError, nearest
+
+Ints = npt.NDArray[np.int64]
+
+LAYOUTS = ("ring", "tree")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One way in and out of an island.
+
+    Parameters
+    ----------
+    rails : NIC indices, used side by side (EFA: four 100 Gb/s NICs a GPU are one slot); -1 without NICs.
+    owners : members (index in the shape) whose own NICs these are. near : members to which they are nearest.
+    """
+
+    rails: tuple[int, ...]
+    owners: tuple[int, ...]
+    near: tuple[int, ...]
+
+
+def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Channel, ...]:
+    """Lay out ``n_channels`` channels over all rails.
+
+    Parameters
+    ----------
+    n_channels : int, NCCL's search channels. A channel whose slot holds several NICs comes back as that many
+        :class:`Channel` of one ``index``, each with its part of the share.
+    layout : ``"ring"``, or ``"tree"``: each island's order is a chain hanging below the GPU that owns the channel's
+        NIC, and the rail is the same everywhere.
+
+    Returns
+    -------
+    tuple of Channel; shares sum to 1.
+    """
+    if layout not in LAYOUTS:
+        raise ProgramError(f"no channel layout {layout!r}; {nearest(layout, LAYOUTS)}")
+    if n_channels < 1:
+        raise ProgramError(f"a collective needs at least one channel, not {n_channels}")
+    return _laid_out(group, n_channels, layout)
+
+
+@lru_cache(maxsize=64)
+def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]:
+    found = shapes(group)
+    n_islands = sum(len(shape.rows) for shape in found)
+    slots = [_slots(group, shape) if n_islands > 1 else [] for shape in found]
+    offsets = _offsets(n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(found, slots) else 1)
+    cases = [3 * offsets[shape.rows] + offsets[shape.rows + 1] for shape in found]
+    paths = [
+        _paths(group, shape, own, n_channels, layout, np.unique(case).tolist())
+        for shape, own, case in zip(found, slots, cases, strict=True)
+    ]
+    sizes = np.zeros(n_islands, dtype=np.int64)
+    for shape in found:
+        sizes[shape.rows] = shape.size
+    starts = np.cumsum(sizes) - sizes
+    made: list[Channel] = []
+    for c in range(n_channels):
+        order = np.empty(group.size, dtype=np.int64)
+        for shape, case, path in zip(found, cases, paths, strict=True):
+            for value in np.unique(case).tolist():
+                mine = case == value
+                where = starts[shape.rows[mine]][:, None] + np.arange(shape.size)
+                order[where] = shape.positions[mine][:, path[value][c]]
+        made.extend(_striped(c, n_channels, order, starts + sizes - 1, found, slots, offsets))
+    return tuple(made)
+
+
+def natural_channels(group: Group) -> int:
+    """How many channels use everything: one per NIC slot, or per direction of every NVLink of a GPU in a mesh."""
+    found = shapes(group)
+    if sum(len(shape.rows) for shape in found) > 1:
+        return max(len(_slots(group, shape)) for shape in found)
+    return mesh_degree(group.topology, found[0].gpus)
+
+
+def _slots(group: Group, shape: Shape) -> list[Slot]:
+    """The distinct sets of NICs that members own, in member order."""
+    topology = group.topology
+    router = routing.router(topology)
+    owned = owned_nics(topology, shape.gpus)
+    near = [{int(nic) for nic in router.nearest_nics(int(gpu))} for gpu in shape.gpus]
+    found: list[Slot] = []
+    for nics in dict.fromkeys(owned):
+        if nics:
+            owners = tuple(i for i, own in enumerate(owned) if own == nics)
+            beside = tuple(i for i, close in enumerate(near) if set(nics) <= close)
+            found.append(Slot(tuple(rail_of(topology, nic) for nic in nics), owners, beside))
+    everyone = tuple(range(shape.size))
+    return found or [Slot((-1,), everyone, everyone)]
+
+
+def _must_alternate(found: tuple[Shape, ...], slots: list[list[Slot]]) -> bool:
+    """Whether some slot has no second member beside it, and every island has another slot to leave by."""
+    lonely = any(shape.size > 1 and len(slot.near) < 2 for shape, own in zip(found, slots, strict=True) for slot in own)
+    return lonely and all(len(own) > 1 for own in slots)
+
+
+def _offsets(n_islands: int, n_slots: int) -> Ints:
+    """(n_islands + 1,) the slot offset by which a ring enters island k: 0 1 0 1 ... and back to 0."""
+    offsets = np.arange(n_islands + 1, dtype=np.int64) % 2 if n_slots > 1 else np.zeros(n_islands + 1, dtype=np.int64)
+    offsets[-1] = 0
+    if n_slots > 1 and n_islands % 2:
+        offsets[-2] = 2 if n_slots > 2 else 0
+    return offsets
+
+
+def _paths(
+    group: Group, shape: Shape, slots: list[Slot], n_channels: int, layout: str, cases: list[int]
+) -> dict[int, list[Ints]]:
+    """Local paths of every channel, by case = 3 * entry offset + exit offset."""
+    ends = [_ends(shape, slots, c, case, layout) for case in cases for c in range(n_channels)]
+    paths = local_paths(group.topology, shape.gpus, tuple(ends))
+    return {case: paths[i * n_channels : (i + 1) * n_channels] for i, case in enumerate(cases)}
+
+
+def _ends(shape: Shape, slots: list[Slot], c: int, case: int, layout: str) -> tuple[int, int]:
+    """First and last member of channel c's path through an island."""
+    if not slots:  # one island: rings close inside it, and chains take turns at the head
+        return (0, CYCLE) if layout == "ring" else (c % shape.size, ANY)
+    turn, n = c // len(slots), len(slots)
+    way_in, way_out = slots[(c + case // 3) % n], slots[(c + case % 3) % n]
+    first = way_in.owners[turn % len(way_in.owners)]
+    if layout == "tree":
+        return first, ANY
+    leaving = way_out.near if way_out is way_in else way_out.owners
+    rest = [i for i in leaving if i > first] + [i for i in leaving if i < first]
+    return (first, rest[0]) if rest else (first, ANY)
+
+
+def _striped(
+    c: int,
+    n_channels: int,
+    order: Ints,
+    last: Ints,
+    found: tuple[Shape, ...],
+    slots: list[list[Slot]],
+    offsets: Ints,
+) -> list[Channel]:
+    """Channel c, once per NIC of its slot."""
+    if not slots[0]:
+        return [Channel(c, order, 1.0 / n_channels)]
+    width = max(len(slot.rails) for own in slots for slot in own)
+    made = []
+    for stripe in range(width):
+        rails = np.full(len(order), -1, dtype=np.int64)
+        for shape, own in zip(found, slots, strict=True):
+            by_offset = [own[(c + off) % len(own)].rails for off in range(3)]
+            choice = np.array([r[stripe % len(r)] for r in by_offset], dtype=np.int64)
+            rails[last[shape.rows]] = choice[offsets[shape.rows + 1]]
+        first = slots[0][c % len(slots[0])].rails
+        made.append(Channel(c, order, 1.0 / (n_channels * width), first[stripe % len(first)], rails))
+    return made

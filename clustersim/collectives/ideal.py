@@ -1,0 +1,80 @@
+"""The ``ideal`` backend: the textbook's alpha-beta model on this machine's graph.
+
+Line rates, hop latencies of the links, nothing for launches or protocols. What an algorithm takes here is what chunk
+replay of its schedule takes on an idle network: the bytes of the narrowest link, plus the hops and pipeline fill that
+:attr:`~clustersim.collectives.base.Algorithm.fill` works out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
+from clustersim.collectives.bounds import lower_bound
+from clustersim.collectives.channels import channels, natural_channels
+from clustersim.collectives.loads import edge_costs, link_loads
+from clustersim.collectives.registry import algorithm
+from clustersim.collectives.ring import RING
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
+    """The Plan of one collective by the textbook: a ring over all rails, unless pinned.
+
+    ``n_channels`` None takes as many as use every rail. Raises :class:`ProgramError` for a pin that cannot do the kind.
+    """
+    chosen = algorithm(request.algorithm or ("ring" if request.kind in RING.kinds else "direct"))
+    count = n_channels or natural_channels(group)
+    laid = channels(group, count, chosen.layout)
+    traffic = chosen.traffic(request, group, laid)
+    links, weights = link_loads(traffic, group)
+    hop, busy = edge_costs(traffic, group, links, weights)
+    pace = float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
+    ceiling, latency = math.inf, 0.0
+    if len(traffic.round):
+        ceiling, latency = _by_rounds(traffic, group, hop)
+    elif chosen.fill is not None:
+        latency = chosen.fill(request, group, laid, hop, request.nbytes * busy)
+    else:
+        latency = traffic.steps * float(hop.max(initial=0.0))
+    return Plan(
+        kind=request.kind,
+        algorithm=chosen.name,
+        protocol="Simple",
+        n_channels=count,
+        nbytes=request.nbytes,
+        latency=latency,
+        links=links,
+        weights=weights,
+        ceiling=min(ceiling, math.inf if pace == 0 else 1.0 / pace),
+        lower_bound=lower_bound(request, group),
+        bus_factor=bus_factor(request.kind, group.size),
+    )
+
+
+def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, float]:
+    """Payload rate [bytes/s] and latency [s] of rounds that follow one another."""
+    seconds_per_byte, latency = 0.0, 0.0
+    for number in np.unique(traffic.round).tolist():
+        mine = traffic.round == number
+        links, weights = link_loads(_only(traffic, mine), group)
+        seconds_per_byte += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
+        latency += float(hop[mine].max())
+    return (1.0 / seconds_per_byte if seconds_per_byte else math.inf), latency
+
+
+def _only(traffic: Traffic, mine: npt.NDArray[np.bool_]) -> Traffic:
+    return dataclasses.replace(
+        traffic,
+        src=traffic.src[mine],
+        dst=traffic.dst[mine],
+        fraction=traffic.fraction[mine],
+        rail=traffic.rail[mine],
+        round=traffic.round[mine],
+    )

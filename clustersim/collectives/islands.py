@@ -1,0 +1,112 @@
+"""Where a group's members sit: islands of GPUs joined by NVLink, and the NICs each member owns.
+
+An *island* is what NCCL treats as one node: a machine, or several machines whose GPUs share NVLink switches (an NVL72
+rack, NCCL's multi-node NVLink); :mod:`clustersim.routing` cuts a topology into them. Members are looked at by their
+index inside the island, so that a cluster of 2,048 equal nodes is described once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Group
+from clustersim.topology import Topology
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Islands on which a group's members sit alike.
+
+    Parameters
+    ----------
+    rows : (k,) int, which islands (by order of first appearance in the group) have this shape.
+    positions : (k, p) int, the members (positions in the group) of each of them, by index inside the island.
+    gpus : (p,) int, vertex ids on the first of them, the one that stands for all.
+    """
+
+    rows: Ints
+    positions: Ints
+    gpus: Ints
+
+    @property
+    def size(self) -> int:
+        """Members on one island."""
+        return int(self.positions.shape[1])
+
+
+def member_islands(group: Group) -> Ints:
+    """(n,) int: the island of each member, numbered by first appearance in the group."""
+    island = routing.router(group.topology).islands.of[group.gpus]
+    values, first, inverse = np.unique(island, return_index=True, return_inverse=True)
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(values))
+    numbered: Ints = rank[inverse.reshape(-1)]
+    return numbered
+
+
+def n_islands(group: Group) -> int:
+    """How many islands the group touches."""
+    return int(member_islands(group).max()) + 1
+
+
+@lru_cache(maxsize=64)
+def shapes(group: Group) -> tuple[Shape, ...]:
+    """The group's islands, sorted into shapes: same build and same local indices of members."""
+    cut = routing.router(group.topology).islands
+    island, local = member_islands(group), cut.local[group.gpus]
+    order = np.lexsort((local, island))
+    counts = np.bincount(island)
+    start = np.concatenate([[0], np.cumsum(counts)])
+    build = cut.template[cut.of[group.gpus[order[start[:-1]]]]]
+    found: list[Shape] = []
+    for size in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == size)
+        positions = order[start[rows][:, None] + np.arange(size)]
+        key = np.concatenate([build[rows][:, None], local[positions]], axis=1)
+        _, first, label = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        for i, representative in enumerate(first.tolist()):
+            mine = label.reshape(-1) == i
+            found.append(Shape(rows[mine], positions[mine], group.gpus[positions[representative]]))
+    return tuple(sorted(found, key=lambda shape: int(shape.rows[0])))
+
+
+def kinds_of_members(group: Group) -> tuple[Ints, Ints]:
+    """Of each member: the number of its island's shape, and its index inside the island."""
+    label = np.empty(group.size, dtype=np.int64)
+    for number, shape in enumerate(shapes(group)):
+        label[shape.positions] = number
+    return label, routing.router(group.topology).islands.local[group.gpus]
+
+
+def owned_nics(topology: Topology, gpus: Ints) -> list[tuple[int, ...]]:
+    """The NICs (vertex ids) each GPU owns: the nearest ones, dealt out among the GPUs that share them.
+
+    Two GPUs and two NICs on one PCIe switch make one NIC each; one GPU beside four NICs owns all four; four GPUs and
+    one NIC share it.
+    """
+    near_of = routing.router(topology).nearest_nics
+    sharers: dict[tuple[int, ...], list[int]] = {}
+    for node in np.unique(topology.vertex_node[gpus]).tolist():
+        for gpu in topology.node_gpus(node).tolist():
+            sharers.setdefault(tuple(int(nic) for nic in near_of(gpu)), []).append(gpu)
+    owned: dict[int, tuple[int, ...]] = {}
+    for near, users in sharers.items():
+        for j, gpu in enumerate(users):
+            dealt = near[j :: len(users)]
+            owned[gpu] = dealt or near[j % len(near) :][:1] if near else ()
+    return [owned[gpu] for gpu in gpus.tolist()]
+
+
+def rail_of(topology: Topology, nic: int) -> int:
+    """Index of a NIC inside its node."""
+    owner = topology.vertex_node[topology.nics]  # ascending: nics are node-major
+    first = int(np.searchsorted(owner, topology.vertex_node[nic]))
+    return int(np.searchsorted(topology.nics[first:], nic))

@@ -1,0 +1,158 @@
+"""The order in which a ring visits the GPUs inside one island.
+
+Behind NVLink switches every order is as good, and rotations spread the ends. In a mesh (DGX-1V's hybrid cube mesh, four
+GPUs joined pairwise) the orders of all channels together should use every NVLink evenly; on PCIe neighbours should be
+near. Both are small travelling-salesman problems, solved exactly (Held and Karp 1962) one channel at a time, with the
+links other channels already use made dear, until no channel wants to move. NCCL searches for the same thing by
+backtracking (src/graph/search.cc).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.topology import NVSWITCH, PATH_CLASSES, Topology
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+EXACT = 10
+"""Largest number of GPUs for which the order is searched exactly; larger PCIe boxes are taken in slot order."""
+
+ANY = -1
+"""As the last stop of a path: wherever it ends."""
+
+CYCLE = -2
+"""As the last stop of a path: it closes to where it began."""
+
+_CROWDING = 4  # power of the load: high enough that evenness beats length
+_SWEEPS = 8
+
+
+def local_paths(topology: Topology, gpus: Ints, ends: tuple[tuple[int, int], ...]) -> list[Ints]:
+    """Paths through all of ``gpus``, one per entry of ``ends`` = (first, last) as indices into ``gpus``.
+
+    ``last`` may be :data:`ANY` or :data:`CYCLE`. Returns (p,) int arrays of indices into ``gpus``.
+    """
+    n = len(gpus)
+    if n <= 3 or n > EXACT or _switched(topology, gpus):
+        return [_rotation(n, first, last) for first, last in ends]
+    found = _searched(topology, tuple(gpus.tolist()), ends)
+    return [np.array(path, dtype=np.int64) for path in found]
+
+
+def mesh_degree(topology: Topology, gpus: Ints) -> int:
+    """Rings needed to use every direct GPU link both ways; 1 behind switches and on PCIe."""
+    if len(gpus) <= 2 or _switched(topology, gpus):
+        return 1
+    capacity, _ = _neighbours(topology, tuple(gpus.tolist()))
+    if not capacity.any():
+        return 1
+    return 2 * max(1, round(float(capacity.sum(axis=1).max() / capacity[capacity > 0].min())))
+
+
+def _rotation(n: int, first: int, last: int) -> Ints:
+    path = (first + np.arange(n)) % n
+    if last < 0 or n == 1:
+        return path
+    return np.concatenate([path[path != last], [last]])
+
+
+def _switched(topology: Topology, gpus: Ints) -> bool:
+    """Whether every GPU hangs on an NVLink switch."""
+    kinds = topology.vertex_kinds
+    out = np.isin(topology.link_src, gpus)
+    ends = zip(topology.link_src[out].tolist(), topology.link_dst[out].tolist(), strict=True)
+    to_switch = {src for src, dst in ends if kinds[dst] == NVSWITCH}
+    return all(int(gpu) in to_switch for gpu in gpus)
+
+
+@lru_cache(maxsize=256)
+def _searched(
+    topology: Topology, gpus: tuple[int, ...], ends: tuple[tuple[int, int], ...]
+) -> tuple[tuple[int, ...], ...]:
+    capacity, distance = _neighbours(topology, gpus)
+    load = np.zeros_like(capacity)
+    paths: list[tuple[int, ...]] = [()] * len(ends)
+    for _ in range(_SWEEPS):
+        moved = False
+        for c, (first, last) in enumerate(ends):
+            _count(load, paths[c], last, -1)
+            cost = distance + np.where(capacity > 0, _crowding(load, capacity), 0.0)
+            best = _shortest(cost, first, last)
+            if paths[c] and _length(cost, paths[c], last) <= _length(cost, best, last) * (1 + 1e-12):
+                best = paths[c]
+            moved |= best != paths[c]
+            paths[c] = best
+            _count(load, best, last, 1)
+        if not moved:
+            break
+    return tuple(paths)
+
+
+def _neighbours(topology: Topology, gpus: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """NVLink capacity of each pair (1 = the thickest), and a cost that only pairs without NVLink pay."""
+    n, router = len(gpus), routing.router(topology)
+    index = {gpu: i for i, gpu in enumerate(gpus)}
+    capacity, distance = np.zeros((n, n)), np.zeros((n, n))
+    for link in np.flatnonzero(np.isin(topology.link_src, gpus) & np.isin(topology.link_dst, gpus)).tolist():
+        pair = index[int(topology.link_src[link])], index[int(topology.link_dst[link])]
+        capacity[pair] += topology.link_bandwidth[link]
+    for i in range(n):
+        for j in range(n):
+            if i != j and capacity[i, j] == 0:
+                rank = PATH_CLASSES.index(router.path_class(gpus[i], gpus[j]))
+                # Slot order breaks ties, so that equal machines give the order people expect.
+                distance[i, j] = 1e3 * 2.0**rank + 1e-3 * ((j - i) % n)
+    top = capacity.max()
+    return (capacity / top if top > 0 else capacity), distance
+
+
+def _crowding(load: Floats, capacity: Floats) -> Floats:
+    safe = np.where(capacity > 0, capacity, 1.0)
+    cost: Floats = ((load + 1) / safe) ** _CROWDING - (load / safe) ** _CROWDING
+    return cost
+
+
+def _edges(path: tuple[int, ...], last: int) -> tuple[list[int], list[int]]:
+    closed = path + path[:1] if last == CYCLE else path
+    return list(closed[:-1]), list(closed[1:])
+
+
+def _count(load: Floats, path: tuple[int, ...], last: int, change: int) -> None:
+    np.add.at(load, _edges(path, last), change)
+
+
+def _length(cost: Floats, path: tuple[int, ...], last: int) -> float:
+    return float(cost[_edges(path, last)].sum())
+
+
+def _shortest(cost: Floats, first: int, last: int) -> tuple[int, ...]:
+    """Cheapest Hamiltonian path from ``first`` to ``last``: best[visited, at] over subsets, O(2^n n^2)."""
+    n = len(cost)
+    best = np.full((1 << n, n), np.inf)
+    came = np.zeros((1 << n, n), dtype=np.int64)
+    best[1 << first, first] = 0.0
+    bits = 1 << np.arange(n)
+    for visited in range(1 << n):
+        if not visited >> first & 1 or not np.isfinite(best[visited]).any():
+            continue
+        step = best[visited][:, None] + cost
+        into, value = step.argmin(axis=0), step.min(axis=0)
+        free = np.flatnonzero((visited & bits) == 0)
+        target = visited | bits[free]
+        better = value[free] < best[target, free]
+        best[target[better], free[better]] = value[free[better]]
+        came[target[better], free[better]] = into[free[better]]
+    everyone = (1 << n) - 1
+    end = best[everyone] + (cost[:, first] if last == CYCLE else 0.0)
+    at = last if last >= 0 else int(np.argmin(end))
+    path, visited = [at], everyone
+    while at != first or len(path) < n:
+        at, visited = int(came[visited, at]), visited & ~(1 << at)
+        path.append(at)
+    return tuple(reversed(path))

@@ -1,0 +1,173 @@
+"""Ring: everybody sends to the next and receives from the one before, all at once.
+
+all_reduce is a reduce-scatter and an all-gather, each n - 1 steps of S/n: 2 (n-1)/n S leave every member, whatever n
+(Patarasuk and Yuan 2009). Per channel the tensor is cut into n blocks; block ``b`` sets out from the member after its
+owner, gathers a contribution at every hop, arrives complete at its owner, and goes round once more. broadcast and
+reduce are pipelines along the same ring, open before or behind the root (NCCL src/device/{broadcast,reduce}.h).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.islands import n_islands
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """Every ring edge carries (n-1)/n of its channel per pass; a pipeline's n - 1 edges carry all of it."""
+    refuse("ring", request, KINDS)
+    n = group.size
+    parts = []
+    for channel in channels:
+        src, rail = _from_root(request, channel)
+        dst = np.roll(src, -1)
+        if request.kind in _PASSES:
+            parts.append((src, dst, _PASSES[request.kind] * (n - 1) / n * channel.share, rail))
+        else:
+            parts.append((src[:-1], dst[:-1], channel.share, rail[:-1]))
+    passes = _PASSES.get(request.kind, 1)
+    return traffic_of(parts, passes * (n - 1), passes * _net_steps(request, group))
+
+
+def _net_steps(request: Request, group: Group) -> int:
+    """Network hops a byte makes in one trip round the ring."""
+    n = n_islands(group)
+    if n == 1:
+        return 0
+    return n - 1 if request.kind not in _PASSES or n == group.size else n
+
+
+def _from_root(request: Request, channel: Channel) -> tuple[Ints, Ints]:
+    """Ring order and rail of each leaving edge; a pipeline's starts at the root, or ends there for reduce."""
+    order, rail = channel.order, channel.edge_rails
+    if request.kind in _PASSES:
+        return order, rail
+    root = int(np.flatnonzero(order == request.root)[0])
+    shift = -root if request.kind == "broadcast" else -(root + 1)
+    return np.roll(order, shift), np.roll(rail, shift)
+
+
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+    """Every transfer. A step's send waits only for what it forwards."""
+    refuse("ring", request, KINDS)
+    writer, fractions = ScheduleWriter(), []
+    for c, channel in enumerate(channels):
+        if request.kind in _PASSES:
+            _lap(writer, request.kind, channel, c)
+            fractions += [channel.share / group.size] * group.size
+        else:
+            k = pieces(request.nbytes * channel.share)
+            _pipeline(writer, request, channel, c, len(fractions), k)
+            fractions += [channel.share / k] * k
+    return writer.done(np.array(fractions))
+
+
+def _lap(writer: ScheduleWriter, kind: str, channel: Channel, c: int) -> None:
+    order, rail = channel.order.tolist(), channel.edge_rails.tolist()
+    n = len(order)
+    arrived: list[list[int]] = [[] for _ in range(n)]
+    if kind != "all_gather":
+        for step in range(n - 1):  # reduce-scatter: position i passes on block i - step - 1
+            arrived = [
+                [
+                    writer.send(
+                        order[i - 1],
+                        order[i],
+                        c * n + order[(i - step - 2) % n],
+                        after=arrived[i - 1],
+                        reduce=True,
+                        rail=rail[i - 1],
+                        channel=c,
+                    )
+                ]
+                for i in range(n)
+            ]
+    if kind != "reduce_scatter":
+        for step in range(n - 1):  # all-gather: position i passes on block i - step
+            arrived = [
+                [
+                    writer.send(
+                        order[i - 1],
+                        order[i],
+                        c * n + order[(i - step - 1) % n],
+                        after=arrived[i - 1],
+                        rail=rail[i - 1],
+                        channel=c,
+                    )
+                ]
+                for i in range(n)
+            ]
+
+
+def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int, base: int, k: int) -> None:
+    order, rail = (column.tolist() for column in _from_root(request, channel))
+    for piece in range(k):
+        before: list[int] = []
+        for i in range(len(order) - 1):
+            before = [
+                writer.send(
+                    order[i],
+                    order[i + 1],
+                    base + piece,
+                    after=before,
+                    reduce=request.kind == "reduce",
+                    rail=rail[i],
+                    channel=c,
+                )
+            ]
+
+
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+    """Seconds beyond the bytes of the slowest edge: the longest way through the recursion of the steps.
+
+    Step t leaves position i when block and link are free: ``x[t, i] = max(x[t-1, i-1] + hop, x[t-1, i]) + block time``.
+    """
+    slowest = float(busy.max(initial=0.0))
+    if request.kind in _PASSES:
+        steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
+        ends = [
+            _longest_lap(hop[at : at + edges], busy[at : at + edges] / steps, steps) for at in range(0, len(hop), edges)
+        ]
+    else:
+        edges = group.size - 1
+        ends = [
+            _pipeline_time(hop[at : at + edges], busy[at : at + edges], pieces(request.nbytes * channel.share))
+            for at, channel in zip(range(0, len(hop), edges), channels, strict=True)
+        ]
+    return max(ends, default=0.0) - slowest
+
+
+def _pipeline_time(hop: Floats, busy: Floats, k: int) -> float:
+    """The first of k pieces crosses every edge, the other k - 1 follow at the pace of the slowest."""
+    return float(hop.sum() + busy.sum() / k + (k - 1) * busy.max() / k)
+
+
+def _longest_lap(hop: Floats, block: Floats, steps: int) -> float:
+    """Longest of all ways of ``steps`` sends: each either the next edge's (block moves on) or the same edge's again.
+
+    Staying costs the edge's block time; moving on costs the hop too. If once round costs more than as many stays at the
+    slowest edge, the longest way circulates; else it stays there, and walks only where that pays.
+    """
+    n = len(hop)
+    move, stay = hop + block, float(block.max())
+    if float(move.sum()) > n * stay * (1 + 1e-12):
+        laps, rest = divmod(steps, n)
+        ends = np.concatenate([[0.0], np.cumsum(np.concatenate([move, move]))])
+        return laps * float(move.sum()) + float((ends[rest : rest + n] - ends[:n]).max())
+    slow = int(np.argmax(block))
+    gain = np.roll(move - stay, -slow)  # gain[0]: leaving the slowest edge after the last stay there
+    onward = float(np.cumsum(gain[:steps]).max())
+    back = float(np.cumsum(gain[:0:-1][: steps - 1]).max(initial=0.0))
+    return steps * stay + onward + back
+
+
+RING = Algorithm("ring", KINDS, traffic, schedule, fill=fill)

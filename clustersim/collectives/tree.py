@@ -1,0 +1,181 @@
+"""Tree: reduce up to a root, broadcast down again, piece by piece.
+
+Between islands the tree is binary, and there are two of them, each with half of the payload, built so that an inner
+node of one is a leaf of the other: together they use every NIC fully in both directions (Sanders, Speck, Traff 2009;
+NCCL src/graph/trees.cc). Inside an island the members are a chain below the one beside the channel's NIC. 2 (n-1)/n S
+leave a member over NVLink on average; S per island leave by the NICs where two islands meet, 2 S where more do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.islands import member_islands
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+KINDS = frozenset({"all_reduce", "broadcast", "reduce"})
+
+
+def binary_tree(n: int) -> Ints:
+    """(n,) int: parent of each node in NCCL's binary tree, -1 at the root (node 0).
+
+    A node's lowest set bit is its height; odd nodes are leaves.
+
+    >>> binary_tree(6).tolist()
+    [-1, 2, 4, 2, 0, 4]
+    """
+    node = np.arange(n, dtype=np.int64)
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    parent = np.where(up < n, up, node ^ bit)
+    parent[0] = -1
+    return parent
+
+
+def double_tree(n: int) -> tuple[Ints, Ints]:
+    """Parents in two trees over n nodes: the second mirrors the first (n even) or is it shifted by one (n odd)."""
+    first = binary_tree(n)
+    if n % 2 == 0:
+        mirrored = first[::-1]
+        return first, np.where(mirrored < 0, -1, n - 1 - mirrored)
+    shifted = np.roll(first, 1)
+    return first, np.where(shifted < 0, -1, (shifted + 1) % n)
+
+
+def member_trees(group: Group, channel: Channel, root: int | None) -> list[tuple[Ints, float]]:
+    """Of one channel: each tree's parent by member ((n,) int, -1 at the root), and its fraction of S.
+
+    ``root`` None keeps each tree's own; else the tree is turned to hang from that member.
+    """
+    islands = member_islands(group)[channel.order]
+    new = np.concatenate([[True], islands[1:] != islands[:-1]])
+    heads = channel.order[new]
+    chain = np.full(group.size, -1, dtype=np.int64)
+    chain[channel.order[1:]] = channel.order[:-1]
+    found = []
+    over = double_tree(len(heads)) if len(heads) > 1 else (binary_tree(1),)
+    for above in over:
+        parent = chain.copy()
+        parent[heads] = np.where(above >= 0, heads[above], -1)
+        if root is not None:
+            _reroot(parent, root)
+        found.append((parent, channel.share / len(over)))
+    return found
+
+
+def _reroot(parent: Ints, root: int) -> None:
+    """Turn every edge on the way from ``root`` to the old root, in place."""
+    below, at = -1, root
+    while at >= 0:
+        above = int(parent[at])
+        parent[at] = below
+        below, at = at, above
+
+
+def levels(parent: Ints) -> Ints:
+    """(n,) int: hops from each member to the root, by pointer doubling."""
+    up = np.where(parent < 0, np.arange(len(parent)), parent)
+    depth = (parent >= 0).astype(np.int64)
+    while True:
+        further = depth + depth[up]
+        if np.array_equal(further, depth):
+            return depth
+        depth, up = further, up[up]
+
+
+def _root(request: Request) -> int | None:
+    return None if request.kind == "all_reduce" else request.root
+
+
+def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """Each tree edge carries its tree's part of S: up for all_reduce and reduce, down for all_reduce and broadcast."""
+    refuse("tree", request, KINDS)
+    parts, deepest, ways = [], 0, 1 + (request.kind == "all_reduce")
+    islands, outer = member_islands(group), 0
+    for channel in channels:
+        for parent, fraction in member_trees(group, channel, _root(request)):
+            child = np.flatnonzero(parent >= 0)
+            above = parent[child]
+            if request.kind != "broadcast":
+                parts.append((child, above, fraction, channel.nic))
+            if request.kind != "reduce":
+                parts.append((above, child, fraction, channel.nic))
+            deepest = max(deepest, int(levels(parent).max()))
+            crossing = np.full(group.size, -1, dtype=np.int64)
+            leaving = child[islands[child] != islands[above]]
+            crossing[islands[leaving]] = islands[parent[leaving]]
+            outer = max(outer, int(levels(crossing).max()))
+    return traffic_of(parts, ways * deepest, ways * outer)
+
+
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+    """Every transfer, pipelined: a member passes a piece on as soon as it has it from all its children."""
+    refuse("tree", request, KINDS)
+    writer, lane = ScheduleWriter(), 0
+    fractions: list[float] = []
+    for channel in channels:
+        for parent, fraction in member_trees(group, channel, _root(request)):
+            k = pieces(request.nbytes * fraction)
+            depth = levels(parent)
+            order = np.argsort(-depth, kind="stable").tolist()
+            for piece in range(k):
+                _one_piece(writer, request.kind, parent.tolist(), order, len(fractions) + piece, channel.nic, lane)
+            fractions += [fraction / k] * k
+            lane += 1
+    return writer.done(np.array(fractions))
+
+
+def _one_piece(
+    writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, rail: int, lane: int
+) -> None:
+    """One piece up and down; ``order`` lists the members deepest first."""
+    arrived: list[list[int]] = [[] for _ in parent]
+    if kind != "broadcast":
+        for member in order:
+            if parent[member] >= 0:
+                sent = writer.send(
+                    member, parent[member], piece, after=arrived[member], reduce=True, rail=rail, channel=lane
+                )
+                arrived[parent[member]].append(sent)
+    if kind != "reduce":
+        had = {member: arrived[member] if parent[member] < 0 else [] for member in order}
+        for member in reversed(order):
+            if parent[member] >= 0:
+                above = parent[member]
+                had[member] = [writer.send(above, member, piece, after=had[above], rail=rail, channel=lane)]
+
+
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+    """Seconds the first piece takes to the farthest member, less the place it has among the slowest edge's pieces."""
+    at, longest = 0, 0.0
+    slowest = float(busy.max(initial=0.0))
+    for channel in channels:
+        for parent, fraction in member_trees(group, channel, _root(request)):
+            k = pieces(request.nbytes * fraction)
+            child = np.flatnonzero(parent >= 0)
+            ways = 2 if request.kind == "all_reduce" else 1
+            total = 0.0
+            for _ in range(ways):
+                step = np.zeros(group.size)
+                step[child] = hop[at : at + len(child)] + busy[at : at + len(child)] / k
+                total += float(_path_sums(parent, step).max())
+                at += len(child)
+            longest = max(longest, total - slowest / k)
+    return longest
+
+
+def _path_sums(parent: Ints, step: Floats) -> Floats:
+    """(n,) sum of ``step`` over each member's way to the root."""
+    up = np.where(parent < 0, np.arange(len(parent)), parent)
+    total = step.copy()  # pointer doubling; the root's own step is zero
+    for _ in range(int(levels(parent).max()).bit_length() + 1):
+        total, up = total + total[up], up[up]
+    return total
+
+
+TREE = Algorithm("tree", KINDS, traffic, schedule, layout="tree", fill=fill)
