@@ -24,8 +24,8 @@ def write_chrome_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int
 
     Parameters
     ----------
-    ranks : which to write; None is all, or the leading nodes that stay under a million slices; the entry ``clustersim`` of
-        the file says which.
+    ranks : which to write; None is all, or the leading nodes under a million slices; the file's entry ``clustersim``
+        says which.
 
     Raises :class:`TraceError` for another suffix or a rank that does not exist.
     """
