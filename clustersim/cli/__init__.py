@@ -22,6 +22,10 @@ from clustersim.errors import ClusterSimError, nearest
 class Commands(click.Group):
     """A group that offers the nearest name for a misspelt command."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order a newcomer needs them."""
+        return list(self.commands)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -47,7 +47,7 @@ HEADER = (
 )
 
 
-@click.command()
+@click.command(short_help="Time a collective, as nccl-tests prints it.")
 @click.argument("kind")
 @click.option("--topology", required=True, help="A shipped name or a .toml file.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
@@ -76,7 +76,9 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
     gather, all_to_all, send or barrier."""
     from clustersim import fabrics
+    from clustersim.scenario.schema import version
 
+    options["nccl_version"] = version(options["nccl_version"])
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
@@ -113,7 +115,6 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
     from clustersim import collectives
     from clustersim.collectives.base import Group, Request
     from clustersim.program import DTYPE_BYTES
-    from clustersim.scenario.schema import version
 
     request = Request(
         kind,
@@ -124,7 +125,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
         algorithm=options["algorithm"],
         protocol=options["protocol"],
     )
-    group = Group(topology, mesh.gpus, options["launch"], version(options["nccl_version"]))
+    group = Group(topology, mesh.gpus, options["launch"], options["nccl_version"])
     plan = collectives.plan(request, group, backend=options["backend"])
     seconds = plan.time(topology.link_bandwidth)
     if options["fidelity"] == "chunk":
@@ -140,6 +141,37 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
         **_figures(plan, nbytes, seconds),
         "fidelity": options["fidelity"],
     }
+
+
+def _chunked(request: Request, topology: Topology, mesh: Mesh, options: dict[str, Any]) -> float:
+    """Seconds when every step of the algorithm is played by itself."""
+    from clustersim import engine
+    from clustersim.program import Collective, Program, Role
+
+    if request.kind == "send":
+        raise ClusterSimError("--fidelity chunk is for collectives; a send has one step")
+    ranks = mesh.world_group()
+    op = Collective(
+        request.kind,
+        request.kind,
+        request.nbytes,
+        ranks,
+        dtype=request.dtype,
+        redop=request.redop,
+        root=request.root,
+        algorithm=request.algorithm,
+        protocol=request.protocol,
+    )
+    timeline = engine.simulate(
+        Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
+        topology,
+        mesh,
+        backend=options["backend"],
+        fidelity="chunk",
+        launch=options["launch"],
+        nccl_version=options["nccl_version"],
+    )
+    return timeline.makespan
 
 
 def _figures(plan: Plan, nbytes: float, seconds: float) -> dict[str, Any]:

@@ -83,29 +83,48 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say on stderr what takes long, once it has taken :data:`QUIET_SECONDS`; a spinner with the time on a terminal."""
-    done = threading.Event()
+class Progress:
+    """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long."""
 
-    def show() -> None:
-        if done.wait(QUIET_SECONDS):
+    def __init__(self, what: str) -> None:
+        self.what, self.done, self.total = what, 0, 0
+        self.over = threading.Event()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Called by the work: ``done`` of ``total`` steps."""
+        self.done, self.total = done, total
+
+    def show(self) -> None:
+        """Wait :data:`QUIET_SECONDS`, then say what is going on: a bar on a terminal, one line elsewhere."""
+        if self.over.wait(QUIET_SECONDS):
             return
+        from rich import progress
         from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            click.echo(f"{what} ...", err=True)
+            click.echo(f"{self.what} ...", err=True)
             return
-        with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console, transient=True) as bar:
-            bar.add_task(what, total=None)
-            done.wait()
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+        )
+        with progress.Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(self.what, total=None)
+            while not self.over.wait(0.1):
+                bar.update(task, completed=self.done, total=self.total or None)
 
-    thread = threading.Thread(target=show, daemon=True)
+
+@contextmanager
+def working(what: str) -> Iterator[Progress]:
+    """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields."""
+    told = Progress(what)
+    thread = threading.Thread(target=told.show, daemon=True)
     thread.start()
     try:
-        yield
+        yield told
     finally:
-        done.set()
+        told.over.set()
         thread.join()

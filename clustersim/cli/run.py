@@ -10,10 +10,10 @@ import click
 from clustersim.cli.common import fresh, json_option, output_folder, print_json, set_option, stdout, to_json, working
 
 if TYPE_CHECKING:
-    from clustersim.scenario import Result
+    from clustersim.scenario.running import Result
 
 
-@click.command()
+@click.command(short_help="Simulate a scenario.")
 @click.argument("scenario")
 @set_option
 @click.option(
@@ -25,8 +25,8 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, as_json: bool
     from clustersim import scenario as scenarios
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
-    with working(f"simulating {loaded.name}"):
-        result = loaded.run()
+    with working(f"simulating {loaded.name}") as progress:
+        result = loaded.run(progress)
     if out is not None:
         with working(f"writing {out}"):
             _write(result, out)
@@ -46,7 +46,7 @@ def _write(result: Result, out: Path) -> None:
         with fresh(out / "trace.json.gz") as path:
             perfetto.write_chrome_trace(result.timeline, path)
         with fresh(out / "gantt.png") as path:
-            plots.save_gantt(result.timeline, path)
+            plots.gantt(result.timeline, title=result.scenario.title).savefig(path, dpi=150, format="png")
 
 
 ROWS = (
@@ -102,7 +102,7 @@ def _text(value: float, unit: str) -> str:
     return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"
 
 
-@click.command()
+@click.command(short_help="Print a scenario's Program before it runs.")
 @click.argument("scenario")
 @set_option
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose op list to print.")

@@ -12,7 +12,7 @@ from clustersim.cli.common import json_option, print_json, stdout, working
 table_argument = click.argument("table", type=click.Path(path_type=Path))
 
 
-@click.group()
+@click.group(short_help="Predict a table of measurements; print the error.")
 def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
 

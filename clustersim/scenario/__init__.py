@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,9 +63,12 @@ class Scenario:
         """What should happen."""
         return self.prepare().program
 
-    def run(self) -> Result:
-        """Simulate it. A model that does not fit in memory is an answer (``Result.fits``), not an error."""
-        return self.prepare().run()
+    def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
+        """Simulate it; ``progress`` is called with (ops finished, ops in all).
+
+        A model that does not fit in memory is an answer (``Result.fits``), not an error.
+        """
+        return self.prepare().run(progress)
 
 
 def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scenario:
@@ -84,7 +87,9 @@ def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scena
     return from_table(read_toml(found), found, changes)
 
 
-def from_table(table: Table, path: str | Path = "scenario.toml", changes: Mapping[str, object] | None = None) -> Scenario:
+def from_table(
+    table: Table, path: str | Path = "scenario.toml", changes: Mapping[str, object] | None = None
+) -> Scenario:
     """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
     from clustersim.strategies import STRATEGIES
 
@@ -106,7 +111,9 @@ def _find(path: str | Path) -> Path:
     text = str(path)
     if text.endswith(".toml") or "/" in text or Path(text).is_file():
         if not Path(text).is_file():
-            raise ScenarioError(f"{text}: no such file; shipped scenarios need no path: {', '.join(shipped('scenarios'))}")
+            raise ScenarioError(
+                f"{text}: no such file; shipped scenarios need no path: {', '.join(shipped('scenarios'))}"
+            )
         return Path(text)
     found = data_path("scenarios") / f"{text}.toml"
     if not found.is_file():

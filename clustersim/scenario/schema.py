@@ -70,7 +70,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attention : ``eager`` (scores written to memory), ``flash`` (fused, by the kernel PyTorch would pick), or a kernel
         of this name: ``efficient``, ``fa1``, ``fa2``, ``fa3``, ``cudnn``.
     implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU) or ``fused`` (torch.compile).
-    activation_checkpointing : ``none``, or ``full``: only block inputs are kept and backward recomputes the rest.
+    activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
+        ``selective``: all but attention and every second matrix product is recomputed.
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
     """
 
@@ -80,7 +81,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
     attention: Literal["eager", "flash", "efficient", "fa1", "fa2", "fa3", "cudnn"] | None = None
     implementation: Literal["eager", "flash", "fused"] | None = None
-    activation_checkpointing: Literal["none", "full"] = "none"
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
     options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     seed : of the ranks' jitter. jitter : relative standard deviation of a rank's compute; the device's own if absent.
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow).
     backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate).
-    optimizer, optimizer_impl : ``sgd``, ``adam``...; ``foreach`` or ``fused``.
+    optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb``; ``foreach``, ``fused``....
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
     nccl_version : ``"2.28"``, in quotes.
     """
