@@ -9,12 +9,13 @@ from clustersim.errors import ModelError, nearest
 from clustersim.model import Model
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf
+from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
 
 
 def catalog() -> tuple[str, ...]:
     """Every name :func:`model` knows: the shipped configs, then the convolutional networks."""
-    return (*shipped("data/models", ".json"), *CONVNETS)
+    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -43,14 +44,18 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     if not name:
         raise ModelError(f"unknown model {str(name_or_path)!r}; {nearest(str(name_or_path), catalog())}")
     if name in CONVNETS:
-        for option in overrides:
-            if option not in {"image_size", "implementation"}:
-                raise ModelError(
-                    f"{name}: unknown option {option!r}; an image model takes 'image_size', 'implementation'"
-                )
-        return convnet(name, **overrides)
+        return convnet(name, **_only(name, overrides, {"image_size", "implementation"}))
+    if name in TRANSFORMER_XL:
+        return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
     return from_hf(data_path("data") / "models" / f"{name}.json", name=name, **overrides)
 
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.rsplit("/", 1)[-1].lower() if c.isalnum() or c == ".")
+
+
+def _only(name: str, overrides: dict[str, Any], known: set[str]) -> dict[str, Any]:
+    for option in overrides:
+        if option not in known:
+            raise ModelError(f"{name}: unknown option {option!r}; it takes {', '.join(map(repr, sorted(known)))}")
+    return overrides

@@ -1,0 +1,293 @@
+"""The model a row of a measurement table means: by its name, by its columns, or a reason why neither is enough.
+
+Tables name models as people do ("BERT-large", "gpt2-xl ~1.4B", "MPT-30b"). The name finds a shipped config; the columns
+``layers``, ``d_model``, ``heads``, ``seq_len`` and ``vocab`` change its dimensions; an exact ``params`` decides between
+variants (biases, positions); and the row's words say how it ran (eager, flash, compiled).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from clustersim.errors import ModelError
+from clustersim.model import Model
+from clustersim.models.base import Shape
+from clustersim.models.convnets import CONVNETS, convnet
+from clustersim.models.hf import shape_from_hf
+from clustersim.models.transformer import build, execution
+from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
+from clustersim.paths import data_path, shipped
+
+Row = Mapping[str, str]
+
+# What people call things, on names stripped to lower-case letters, digits and dots.
+_CONVNET_WORDS = {"inceptionv3": "inception_v3", "inception3": "inception_v3", "resnext101": "resnext101_32x8d"}
+_UNSUPPORTED = {
+    "ssd": "a detection network (SSD) is not described",
+    "maskrcnn": "a detection network (Mask R-CNN) is not described",
+    "gnmt": "a recurrent network (GNMT) is not described",
+    "tacotron": "a recurrent speech network (Tacotron 2) is not described",
+    "waveglow": "a flow network (WaveGlow) is not described",
+    "fastpitch": "a speech network (FastPitch) is not described",
+    "jasper": "a speech network (Jasper) is not described",
+    "ncf": "a recommender (NCF) is not described",
+    "t5": "an encoder-decoder (T5) is not described",
+    "switch": "an encoder-decoder mixture of experts (Switch) is not described",
+    "deberta": "DeBERTa's disentangled attention is not described",
+    "blenderbot": "an encoder-decoder (BlenderBot) is not described",
+    "distilbert": "DistilBERT is not described",
+    "albert": "ALBERT's shared layers are not described",
+    "gptj": "GPT-J's parallel blocks are not described",
+    "gptneo": "GPT-Neo's blocks are not described",
+}
+# Predictions per sequence in BERT's pretraining scripts: 20 of 128 tokens, 80 of 512.
+_MASKED_SHARE = 80 / 512
+_BERT_SQUAD_TOKENS = 384
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The numbers of a row; 0 where it does not say. ``exact`` when ``params`` is a whole number written out."""
+
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    seq_len: int
+    vocab: int
+    params: float
+    exact: bool
+
+
+def from_row(row: Row) -> Model:
+    """The model of a row in the columns of a training-step table (``model``, ``params``, ``layers``, ``d_model``...).
+
+    Parameters
+    ----------
+    row : column name to text; empty where the source does not say. ``other`` and ``notes`` say how it ran.
+
+    Returns
+    -------
+    Model with notes of what was assumed.
+
+    Raises
+    ------
+    ModelError
+        With the reason when the row does not say enough, or the network is of a kind that is not described.
+
+    >>> from_row({"model": "GPT-2 124M", "layers": "12", "d_model": "768", "heads": "12"}).parameters
+    124439808
+    """
+    name = row.get("model", "").strip()
+    if not name:
+        raise ModelError("the row names no model")
+    plain = _plain(name)
+    if found := _convnet_name(plain, row):
+        side = re.search(r"(\d+)x\1\b", name)
+        return convnet(found, int(side.group(1)) if side else None)
+    for known in TRANSFORMER_XL:
+        if plain == _plain(known):
+            return transformer_xl(known, _whole(row, "seq_len") or None)
+    reason = next((reason for word, reason in _UNSUPPORTED.items() if plain.startswith(word)), "")
+    if plain in {"transformer", "transformerbig"}:
+        reason = "an encoder-decoder (Transformer) is not described"
+    if reason:
+        raise ModelError(f"model {name!r}: {reason}")
+    return _transformer(name, plain, row)
+
+
+def _transformer(name: str, plain: str, row: Row) -> Model:
+    columns = read_columns(row)
+    shape, notes = _named_shape(name, plain, columns)
+    seq_len, head, positions = _task(name, shape, columns, row)
+    attention, implementation = _execution(shape.family, row)
+    shape = replace(shape, name=name, seq_len=seq_len, attention=attention, implementation=implementation, head=head)
+    if shape.n_positions and shape.family in {"gpt2", "mpt"}:
+        # Training scripts size the table to the sequence; GPT-2's own never has fewer than 1,024 rows.
+        rows = max(1024, seq_len) if shape.family == "gpt2" else seq_len
+        shape = replace(shape, n_positions=rows)
+    shape = replace(shape, head_positions=positions)
+    model = build(_variant(shape, columns), notes)
+    if columns.params and abs(model.parameters / columns.params - 1) > (0 if columns.exact else 0.05):
+        notes += (f"{model.parameters:,} parameters where the row says {columns.params:,.0f}",)
+    return replace(model, notes=notes)
+
+
+def read_columns(row: Row) -> Columns:
+    """A row's numbers: ``32 (8 kv)`` heads, ``340M`` or ``1.5e9`` parameters.
+
+    Raises
+    ------
+    ModelError
+        For text in a numeric column that is no number.
+    """
+    heads = re.fullmatch(r"(\d+)?(?: \((\d+) kv\))?", row.get("heads", "").strip())
+    if heads is None:
+        raise ModelError(f"model {row.get('model')!r}: heads = {row['heads']!r} is neither '32' nor '32 (8 kv)'")
+    text = row.get("params", "").strip()
+    params = re.fullmatch(r"([\d.]+(?:e\d+)?)([MBT]?)", text)
+    if text and params is None:
+        raise ModelError(f"model {row.get('model')!r}: params = {text!r} is neither a number nor text such as '1.3B'")
+    scale = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
+    return Columns(
+        layers=_whole(row, "layers"),
+        d_model=_whole(row, "d_model"),
+        heads=int(heads.group(1) or 0),
+        kv_heads=int(heads.group(2) or 0),
+        seq_len=_whole(row, "seq_len"),
+        vocab=_whole(row, "vocab"),
+        params=float(params.group(1)) * scale[params.group(2)] if params else 0.0,
+        exact=text.isdigit(),
+    )
+
+
+def _whole(row: Row, column: str) -> int:
+    text = (row.get(column) or "").strip()
+    if text and not re.fullmatch(r"\d+(\.0)?", text):
+        raise ModelError(f"model {row.get('model')!r}: {column} = {text!r} is not a whole number")
+    return int(float(text)) if text else 0
+
+
+def _plain(name: str) -> str:
+    """Letters, digits and dots of a name, without what stands in parentheses or a size after a space."""
+    return _letters(re.sub(r"\s~?[\d.]+(?:e\d+|[bmt])\b", "", name, flags=re.IGNORECASE))
+
+
+def _convnet_name(plain: str, row: Row) -> str:
+    plain = plain.removesuffix("v1.5")
+    known = {_plain(name): name for name in CONVNETS} | _CONVNET_WORDS
+    name = known.get(plain, "")
+    if "tf_cnn_benchmarks" in row.get("other", ""):
+        # TensorFlow's benchmark strides in the first 1x1 and trains Inception without its auxiliary classifier.
+        name = next((v for v in (f"{name}_v1", f"{name}_no_aux") if v in CONVNETS), name)
+    return name
+
+
+def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, ...]]:
+    """The shipped shape of that name where dimensions agree, else its family with the row's dimensions."""
+    family = _family(plain)
+    if not family:
+        raise ModelError(f"model {name!r}: not a known name, and its architecture is not stated")
+    shapes = {_plain(config): _load(config) for config in shipped("data/models", ".json") if config.startswith(family)}
+    size = c.params or _size_in(name)
+    for spelling, said in ((_letters(name), c.params), (plain, size)):
+        spelling = _alias(spelling)
+        if spelling in shapes and _agrees(shapes[spelling], replace(c, params=said)):
+            return replace(shapes[spelling], vocab=c.vocab or shapes[spelling].vocab), ()
+    begun = [s for key, s in shapes.items() if key.startswith(_alias(plain)) or _alias(_letters(name)).startswith(key)]
+    for close in (begun, list(shapes.values())):
+        fits = [s for s in close if size and _agrees(s, replace(c, params=size), 0.05)]
+        if fits:
+            best = min(fits, key=lambda s: abs(build(s).parameters - size))
+            return replace(best, vocab=c.vocab or best.vocab), (f"taken for {best.name} by its parameter count",)
+    if not (c.layers and c.d_model):
+        raise ModelError(f"model {name!r}: not a known size, and the row gives no layers and d_model")
+    first = min(shapes.values(), key=lambda s: s.layers * s.d_model)
+    if first.gated:
+        raise ModelError(f"model {name!r}: not a known size, and the row does not give the width of its gated MLP")
+    return _resized(first, c, name), (f"{first.family} blocks with the row's dimensions",)
+
+
+def _family(plain: str) -> str:
+    """The start of the shipped configs' names for the first family word in the name, longer words first."""
+    words = {"tinyllama": "tinyllama", "smollm3": "smollm3", "roberta": "roberta", "mistral": "mistral"}
+    words |= {"mixtral": "mixtral", "electrabase": "bert", "megatronlm": "gpt2", "llama": "llama", "qwen2": "qwen2"}
+    words |= {"bert": "bert", "gpt": "gpt2", "opt": "opt", "mpt": "mpt"}
+    return next((family for word, family in words.items() if word in plain), "")
+
+
+def _alias(plain: str) -> str:
+    """A shipped config's plain name from how people write it."""
+    plain = plain.replace("squad", "").replace("electra", "bert").removesuffix("small").removeprefix("meta")
+    sizes = {"bertbase": "bertbaseuncased", "bertlarge": "bertlargeuncased", "llama3.1405b": "llama3405b"}
+    return sizes.get(plain, plain)
+
+
+def _letters(name: str) -> str:
+    name = re.sub(r"\([^)]*\)", "", name.rsplit("/", 1)[-1])
+    return "".join(c for c in name.lower() if c.isalnum() or c == ".").rstrip(".")
+
+
+def _size_in(name: str) -> float:
+    """Parameters a name ends in, such as ``7B``; 0 for none."""
+    found = re.search(r"([\d.]+)\s*([mb])\b", name.lower())
+    return float(found.group(1)) * {"m": 1e6, "b": 1e9}[found.group(2)] if found else 0.0
+
+
+def _load(config: str) -> Shape:
+    return shape_from_hf(data_path("data") / "models" / f"{config}.json", name=config)[0]
+
+
+def _agrees(shape: Shape, c: Columns, tolerance: float = 0.15) -> bool:
+    """Whether no column contradicts the shape; an approximate ``params`` may differ by ``tolerance``."""
+    if c.layers or c.d_model:
+        pairs = ((c.layers, shape.layers), (c.d_model, shape.d_model), (c.heads, shape.heads))
+        return all(not said or said == own for said, own in pairs)
+    return not c.params or abs(build(shape).parameters / c.params - 1) <= tolerance
+
+
+def _resized(shape: Shape, c: Columns, name: str) -> Shape:
+    """The family's shape with the row's dimensions and an MLP of the same ratio."""
+    heads = c.heads or max(1, c.d_model // 64)
+    if c.d_model % heads:
+        raise ModelError(f"model {name!r}: {heads} heads do not divide d_model {c.d_model} evenly")
+    return replace(
+        shape, layers=c.layers, d_model=c.d_model, heads=heads, kv_heads=c.kv_heads or heads,
+        head_dim=c.d_model // heads, d_ff=c.d_model * shape.d_ff // shape.d_model, vocab=c.vocab or shape.vocab,
+    )  # fmt: skip
+
+
+def _task(name: str, shape: Shape, c: Columns, row: Row) -> tuple[int, str, int]:
+    """Tokens per sample, the head that is trained, and the positions the head sees (0: all)."""
+    text = _words(row)
+    if shape.family != "bert":
+        return c.seq_len or shape.seq_len, "lm", 0
+    squad = "squad" in text
+    seq_len = c.seq_len or (_BERT_SQUAD_TOKENS if squad else 0)
+    if not seq_len:
+        raise ModelError(f"model {name!r}: the row gives no seq_len, and BERT trains at 128, 384 or 512")
+    if squad:
+        return seq_len, "qa", 0
+    if "electra" in text:
+        raise ModelError(f"model {name!r}: ELECTRA's pretraining (generator and discriminator) is not described")
+    gathers = "hf transformers" not in text and "huggingface" not in text
+    return seq_len, "pretraining", max(1, round(seq_len * _MASKED_SHARE)) if gathers else 0
+
+
+def _execution(family: str, row: Row) -> tuple[str, str]:
+    """How the row ran: what it says, else eager for GPT-2, OPT and BERT and flash attention for the rest."""
+    text = _words(row)
+    compiled = "torch.compile" in text and not re.search(r"(no|before|without) (torch\.)?compile", text)
+    if compiled:
+        return execution("flash", "fused")
+    if "eager" in text or "no flash" in text:
+        return execution("eager", None)
+    if "flash" in text or family not in {"gpt2", "opt", "bert"} or "before torch.compile" in text:
+        return execution("flash", None)
+    return execution("eager", "fused") if "megatron" in text else execution("eager", None)
+
+
+def _words(row: Row) -> str:
+    return " ".join(row.get(key, "") for key in ("model", "source", "other", "notes")).lower()
+
+
+def _variant(shape: Shape, c: Columns) -> Shape:
+    """The shape, or that of its usual variants that has exactly the row's parameters."""
+    if not c.exact:
+        return shape
+    return next((s for s in _variants(shape) if build(s).parameters == c.params), shape)
+
+
+def _variants(shape: Shape) -> Iterator[Shape]:
+    """The shape itself, then with learned positions or ALiBi (MPT has both) and with or without biases."""
+    yield shape
+    for positions in ("learned", "alibi") if shape.family == "mpt" else (shape.positions,):
+        rows = (shape.n_positions or shape.seq_len) if positions == "learned" else 0
+        for bias in (True, False):
+            norm_bias = bias and shape.norm == "layernorm"
+            yield replace(
+                shape, positions=positions, n_positions=rows, qkv_bias=bias, out_bias=bias, mlp_bias=bias,
+                norm_bias=norm_bias,
+            )  # fmt: skip
