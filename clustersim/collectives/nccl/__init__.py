@@ -1,0 +1,27 @@
+"""What NCCL would choose: channels from its topology search, algorithm and protocol from its tuner."""
+
+from __future__ import annotations
+
+from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
+from clustersim.collectives.nccl.search import Graph, exec_channels, search, search_channels
+from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.tuner import Candidate, candidates, channels_used, choose
+from clustersim.collectives.nccl.view import Nic, NodeView, Slot
+
+__all__ = [
+    "KINDS",
+    "Candidate",
+    "Graph",
+    "Nic",
+    "NodeView",
+    "Rating",
+    "Slot",
+    "System",
+    "candidates",
+    "channels_used",
+    "choose",
+    "exec_channels",
+    "ratings",
+    "search",
+    "search_channels",
+]

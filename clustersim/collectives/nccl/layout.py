@@ -1,0 +1,53 @@
+"""What an attempt of the search asks for and finds: the channels of one algorithm on one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BALANCED_TREE, SPLIT_TREE, TREE, RING, NVLS, COLLNET_DIRECT = range(1, 7)
+"""Patterns by NCCL's numbers. Balanced: a node's traffic enters at one GPU and leaves at two; TREE: all at one GPU."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Channels of one algorithm on one node: what an attempt asks for, and what it found.
+
+    Parameters
+    ----------
+    pattern : one of the patterns above.
+    min_channels, max_channels : what counts as a solution.
+    bw_intra, bw_inter : [GB/s] per channel, between GPUs and to the NIC.
+    type_intra, type_inter : worst path class allowed.
+    same_channels : all channels visit the GPUs in one order.
+    cross_nic : 0 enter and leave by one NIC, 2 alternate two NICs over pairs of channels.
+    n_channels, hops : found.
+    orders : per channel, GPUs in visiting order (heads only for NVLS). nets : per channel, ports in and out.
+    """
+
+    pattern: int
+    min_channels: int
+    max_channels: int
+    bw_intra: float = 0.0
+    bw_inter: float = 0.0
+    type_intra: int = 0
+    type_inter: int = 0
+    same_channels: bool = True
+    cross_nic: int = 0
+    n_channels: int = 0
+    hops: int = 0
+    orders: tuple[tuple[int, ...], ...] = ()
+    nets: tuple[tuple[int, int], ...] = ()
+
+
+def better(found: Layout, best: Layout, n_gpus: int) -> bool:
+    """Whether a layout replaces the best so far: more bandwidth, or the same with fewer hops."""
+    if found.n_channels < found.min_channels:
+        return False
+    if found.pattern == NVLS:
+        more = best.n_channels < found.n_channels <= n_gpus
+        return more or found.n_channels * found.bw_inter > best.n_channels * best.bw_inter
+    mine, theirs = found.n_channels * found.bw_intra, best.n_channels * best.bw_intra
+    if mine != theirs:
+        return mine > theirs
+    same_kind = found.pattern == best.pattern and found.cross_nic == best.cross_nic
+    return same_kind and found.hops < best.hops

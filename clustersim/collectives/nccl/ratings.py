@@ -1,0 +1,290 @@
+"""The tuner's formulas: latency and algorithm bandwidth of every algorithm and protocol, before the size is known.
+
+Latencies add steps, bandwidths start from the search (:mod:`clustersim.collectives.nccl.search`) and are capped by
+measured limits per generation (:mod:`clustersim.collectives.nccl.constants`). Source: nccl src/graph/tuning.cc. Units
+here are NCCL's, us and GB/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
+from clustersim.collectives.nccl.layout import TREE
+from clustersim.collectives.nccl.search import Graph
+from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.view import NVB, PXB, PXN
+from clustersim.errors import ProgramError, nearest
+from clustersim.topology import PATH_CLASSES
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree"),
+    "all_gather": ("ring", "collnet_direct", "nvls", "pat"),
+    "reduce_scatter": ("ring", "collnet_direct", "nvls", "pat"),
+    "broadcast": ("ring",),
+    "reduce": ("ring",),
+}
+"""What can do what. Other collectives are grouped sends and receives, for which there is nothing to choose."""
+
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+_SIMPLE_ONLY = ("collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+_FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3", "float8_e5m2", "f8e4m3", "f8e5m2")
+_NARROW = (*_FP8, "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Rating:
+    """Latency [us] and algorithm bandwidth [GB/s] of a pair, before the size is known; ``why`` says why it is out."""
+
+    algorithm: str
+    protocol: str
+    latency: float
+    bandwidth: float
+    why: str = ""
+
+
+def ratings(
+    kind: str,
+    system: System,
+    graphs: Mapping[str, Graph],
+    version: tuple[int, int] = (2, 28),
+    *,
+    dtype: str = "fp32",
+    redop: str = "sum",
+    force_ll128: bool = False,
+) -> tuple[Rating, ...]:
+    """Every pair for a kind, in NCCL's order; those NCCL would not use carry the reason.
+
+    Raises
+    ------
+    ProgramError : a kind NCCL's tuner has nothing to choose for.
+    """
+    if kind not in KINDS:
+        raise ProgramError(f"NCCL has no algorithms to choose from for {kind!r}; {nearest(kind, KINDS)}")
+    model = _Model(kind, system, graphs, constants(version))
+    table = []
+    for algorithm in ALGORITHMS:
+        if algorithm not in KINDS[kind]:
+            continue
+        for protocol in PROTOCOLS:
+            if protocol != "Simple" and algorithm in _SIMPLE_ONLY:
+                continue
+            why = model.forbidden(algorithm, protocol, dtype, redop, force_ll128)
+            latency, bandwidth = (0.0, 0.0) if why else (model.latency(algorithm, protocol), 0.0)
+            if not why:
+                bandwidth = model.bandwidth(algorithm, protocol)
+                why = "" if bandwidth > 0 else "no bandwidth"
+            if not why and algorithm == "ring" and dtype in _FP8 and kind in _REDUCING and system.n_ranks > 8:
+                latency, bandwidth = latency * 1024, bandwidth / 1024  # too many roundings: anything else first
+            table.append(Rating(algorithm, protocol, latency, bandwidth, why))
+    return tuple(table)
+
+
+class _Model:
+    """The formulas for one kind on one system."""
+
+    def __init__(self, kind: str, system: System, graphs: Mapping[str, Graph], table: Constants) -> None:
+        self.kind = kind
+        self.system = system
+        self.graphs = graphs
+        self.table = table
+        self.ranks = system.n_ranks
+        self.nodes = system.n_nodes
+        self.per_node = system.ranks_per_node
+        self.arch = 3 if system.sm >= 100 else 2 if system.sm >= 90 else 1 if system.sm >= 80 else 0
+        self.column = min(self.nodes, 3) - 1
+        self.steps = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks, "reduce": self.ranks}.get(
+            kind, self.ranks - 1
+        )
+        self.whole = max(1, self.ranks // self.nodes)
+        self.levels = max(self.nodes, 1).bit_length() - 1
+
+    # ---- who may
+
+    def forbidden(self, algorithm: str, protocol: str, dtype: str, redop: str, force_ll128: bool) -> str:
+        """Why NCCL would not use a pair, or nothing."""
+        system, several = self.system, self.nodes > 1
+        if algorithm in self.table.lacking:
+            return f"NCCL {'.'.join(map(str, self.table.since))} has no {algorithm}"
+        if self.ranks < 2:
+            return "" if (algorithm, protocol) == ("ring", "Simple") else "one rank"
+        if algorithm.startswith("collnet") and not (system.sharp and several):
+            return f"{algorithm} needs a network that reduces (SHARP)"
+        if algorithm in ("nvls", "nvls_tree"):
+            return self._no_nvls(algorithm, dtype, redop)
+        if algorithm == "pat" and self.per_node != 1:
+            return "pat needs one GPU a node"
+        if protocol == "LL128" and not force_ll128:
+            return self._no_ll128(algorithm)
+        return ""
+
+    def _no_nvls(self, algorithm: str, dtype: str, redop: str) -> str:
+        system, graph = self.system, self.graphs[algorithm]
+        if graph.n_channels < 2 or min(len(view.gpus) for view in system.views) <= 2:
+            return f"{algorithm} needs more than two GPUs behind switches that reduce (NVLink SHARP)"
+        if self.kind != "all_gather" and (dtype in _NARROW or redop not in ("sum", "min", "max")):
+            return f"the switches cannot do {redop} of {dtype}"
+        if algorithm == "nvls_tree" and self.nodes == 1:
+            return "nvls_tree needs several nodes"
+        if algorithm == "nvls" and self.nodes > 1 and not system.sharp:
+            return "nvls over several nodes needs a network that reduces (SHARP)"
+        return ""
+
+    def _no_ll128(self, algorithm: str) -> str:
+        system, graph = self.system, self.graphs[algorithm]
+        farthest = PXN if system.sm >= 90 and self.table.since >= (2, 24) else PXB
+        if _rank(graph.type_inter) > farthest and self.nodes > 1:
+            return f"LL128 needs a NIC no farther than {PATH_CLASSES[farthest]}, not {graph.type_inter}"
+        if _rank(graph.type_intra) > NVB:
+            return f"LL128 needs NVLink inside the node, not {graph.type_intra}"
+        if system.sm < 70:
+            return "LL128 needs Volta or newer"
+        if system.sm_max > system.sm and system.sm < 90:
+            return "LL128 needs GPUs of one generation"
+        return ""
+
+    # ---- bandwidth
+
+    def bandwidth(self, algorithm: str, protocol: str) -> float:
+        """Algorithm bandwidth [GB/s]."""
+        if self.ranks < 2:
+            return 5000.0
+        graph = self.graphs.get(algorithm, self.graphs["ring"])
+        bus = self._bus(algorithm, protocol, graph)
+        rings = ("ring", "nvls", "nvls_tree")
+        if self.kind in ("all_gather", "reduce_scatter") and algorithm != "ring":
+            return bus
+        if algorithm not in rings:
+            return bus * 0.5
+        if algorithm == "nvls" and self.table.nvls_ratio:
+            return bus * self.table.nvls_ratio
+        if algorithm == "nvls_tree" and self.table.nvls_tree_by_nodes:
+            return bus * self.table.nvls_tree_by_nodes * self.nodes / (2 * (self.nodes - 1))
+        if algorithm == "nvls_tree" and self.table.nvls_tree_ratio:
+            return bus * self.table.nvls_tree_ratio
+        return bus * self.ranks / self.steps
+
+    def _bus(self, algorithm: str, protocol: str, graph: Graph) -> float:
+        collnet = algorithm.startswith("collnet")
+        per_channel = graph.bw_intra if self.nodes <= 2 or collnet else graph.bw_inter
+        bus = graph.n_channels * per_channel
+        if self.system.sm == 80:
+            bus = min(bus, self.table.ampere_cap)
+        if algorithm == "ring":
+            return self._ring_bus(protocol, graph, bus)
+        if algorithm == "tree":
+            return self._tree_bus(protocol, graph, bus)
+        if algorithm == "nvls" or algorithm == "nvls_tree":
+            return graph.n_channels * self._nvls_channel(algorithm, graph)
+        if algorithm == "pat":
+            return bus * self.table.pat_share
+        if algorithm == "collnet_direct":
+            return self._collnet_bus(graph, bus)
+        return bus
+
+    def _ll_max(self) -> float:
+        row = self.arch if self.nodes == 1 else int(any(v.cpu_vendor == "amd" for v in self.system.views))
+        return self.table.ll_max[row][self.column]
+
+    def _ring_bus(self, protocol: str, graph: Graph, bus: float) -> float:
+        if protocol == "LL":
+            share = self.table.ring_ll_share
+            if share < 0.5 and self.nodes == 1 and self.kind not in ("all_reduce", "reduce"):
+                share = 1 / 3
+            return min(self._ll_max(), bus * share)
+        if protocol == "LL128":
+            share = self.table.ring_ll128_share if self.per_node >= 2 or self.table.lone_uses_tree else 0.7
+            return min(bus * share, graph.n_channels * self.table.ring_ll128[self.arch][self.column])
+        return bus
+
+    def _tree_bus(self, protocol: str, graph: Graph, bus: float) -> float:
+        bus = min(0.92 * bus, graph.n_channels * self.table.tree[self.arch][self.column])
+        if protocol == "LL":
+            bus = min(bus / 3.8, self._ll_max())
+        elif protocol == "LL128":
+            share = 7 / 9 if self.nodes == 1 else 120 / 128
+            bus = min(bus * share, graph.n_channels * self.table.tree_ll128[self.arch][self.column])
+        return bus * 0.85 if graph.pattern == TREE else bus
+
+    def _nvls_channel(self, algorithm: str, graph: Graph) -> float:
+        others = (self.per_node - 1) / self.per_node
+        if self.table.nvls_ratio:
+            if algorithm == "nvls_tree":
+                return min(graph.bw_intra, graph.bw_inter if self.nodes <= 2 else graph.bw_inter / 2)
+            if self.kind == "all_reduce":
+                return min(graph.bw_intra, graph.bw_inter)
+            return min(graph.bw_intra * others, 0.9 * graph.bw_inter)
+        heads = graph.n_channels
+        intra = graph.bw_intra * self.table.nvls_efficiency[self.arch] * (heads - 1) / heads
+        intra *= 2 if self.kind == "all_reduce" else others
+        if algorithm == "nvls":
+            return min(intra, graph.bw_inter)
+        inter = graph.bw_inter * (2 if self.nodes <= 2 else 1)
+        return min(intra, inter, self.table.nvls_tree[self.arch][self.column])
+
+    def _collnet_bus(self, graph: Graph, bus: float) -> float:
+        if self.kind != "all_reduce":
+            return self.per_node * min(graph.bw_intra, 0.9 * graph.bw_inter)
+        crowding = self.per_node / max(1, graph.n_channels)
+        bus /= crowding - (crowding - 1) / 2
+        return bus * 0.85 if self.system.sm >= 90 else bus
+
+    # ---- latency
+
+    def latency(self, algorithm: str, protocol: str) -> float:
+        """Microseconds: setup and every step in sequence."""
+        if self.ranks < 2:
+            return 0.0
+        table, column = self.table, PROTOCOLS.index(protocol)
+        base = table.base[algorithm][column]
+        intra, inter = self._intra(algorithm, column), self._inter(algorithm, column)
+        if algorithm == "ring":
+            return base + self._ring_latency(column, intra, inter)
+        if algorithm == "tree":
+            return base + 2 * ((self.whole - 1) * intra + self.levels * inter)
+        if algorithm == "nvls":
+            return base + intra + (inter if self.nodes > 1 else 0.0)
+        if algorithm == "nvls_tree":
+            return base + intra + 2 * self.levels * inter
+        if algorithm == "pat":
+            return base + self.levels * inter / 3.5 + 2.8 * self.ranks
+        if algorithm == "collnet_direct":
+            return base + 2 * (min(1, self.whole - 1) * intra + 0.4 * (self.whole - 1)) + inter
+        return base + 2 * (self.whole - 1) * intra + inter
+
+    def _intra(self, algorithm: str, column: int) -> float:
+        graph = self.graphs.get(algorithm, self.graphs["ring"])
+        steps = self.table.nvlink if graph.type_intra == "NVL" else self.table.pcie
+        intra = steps[algorithm][column]
+        return intra * self.table.ll_net_factor if self.nodes > 1 and column == 0 else intra
+
+    def _inter(self, algorithm: str, column: int) -> float:
+        nic = self.system.net_latency * 1e6 if self.nodes > 1 else 0.0
+        lone = self.per_node == 1 and self.table.lone_uses_tree
+        own = self.table.net["tree" if lone else algorithm][column]
+        if not self.table.net_latency_adds:
+            return nic or own
+        return own + (2 * nic if column == 2 else nic)
+
+    def _ring_latency(self, column: int, intra: float, inter: float) -> float:
+        if self.kind in ("broadcast", "reduce"):
+            ring = self.graphs["ring"]
+            where = self.table.net if self.nodes > 1 else None
+            where = where or (self.table.nvlink if ring.type_intra == "NVL" else self.table.pcie)
+            if ring.same_channels:
+                return where["ring"][column]
+            return self.steps * where["tree" if column == 2 else "ring"][column]
+        if self.nodes > 1 and self.table.post_overhead:
+            vendors = {view.cpu_vendor for view in self.system.views}
+            post = 2.0 if vendors == {"amd"} else 1.0
+            intra = max(intra, post * 3 if column == 2 else post)
+        rounds = 2 if self.kind == "all_reduce" else 1
+        crossing = 0 if self.nodes == 1 else rounds * (self.nodes - 1)
+        if self.nodes > 1 and self.kind == "all_reduce" and not self.table.net_rounds:
+            crossing = min(2 * self.nodes, self.steps)
+        return (self.steps - crossing) * intra + crossing * inter
+
+
+def _rank(path_class: str) -> int:
+    return PATH_CLASSES.index(path_class)

@@ -1,0 +1,328 @@
+"""NCCL's topology search: how many channels each algorithm gets, at what speed, over which paths.
+
+For each algorithm NCCL walks down a list of speeds. At each it tries identical channels, then different ones, a simpler
+tree, farther path classes and alternating NICs, and keeps the best product of channels and speed; then it doubles the
+channels of a fast solution and tries to raise the speed again (nccl src/graph/search.cc, as of 2.28). Nothing here
+knows a machine: the result follows from the :class:`~clustersim.collectives.nccl.view.NodeView`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from clustersim.collectives.nccl import bounds
+from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Layout
+from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.view import DIS, LOC, LOCAL_BANDWIDTH, NVL, PIX, PXN, SYS, NodeView
+from clustersim.collectives.nccl.walk import Walk
+from clustersim.collectives.nccl.wiring import Wiring, wiring
+from clustersim.topology import PATH_CLASSES
+
+MAX_CHANNELS = 64
+_GLOBAL_BUDGET = 1 << 19
+_BUDGET = 1 << 14
+_SAME_BUDGET = 1 << 8
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What the search found for one algorithm.
+
+    Parameters
+    ----------
+    pattern : NCCL's number: 1 balanced tree, 3 tree, 4 ring, 5 NVLS, 6 CollNetDirect.
+    n_channels : channels found; the tuner multiplies by it. Kernels run on :func:`exec_channels` of them.
+    bw_intra, bw_inter : [GB/s] per channel inside a node and to the NIC.
+    type_intra, type_inter : worst path class, one of :data:`clustersim.topology.PATH_CLASSES`.
+    same_channels : all channels visit the GPUs in the same order.
+    cross_nic : 2 if channels enter and leave by alternating NICs.
+    orders : per channel, GPUs of the view in visiting order. nets : per channel, NICs of the view in and out.
+    """
+
+    pattern: int
+    n_channels: int
+    bw_intra: float
+    bw_inter: float
+    type_intra: str
+    type_inter: str
+    same_channels: bool
+    cross_nic: int = 0
+    orders: tuple[tuple[int, ...], ...] = ()
+    nets: tuple[tuple[int, int], ...] = ()
+
+
+_INTRA = (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)
+_INTER = (48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2, 0.24, 0.12)
+_INTRA_SM90 = (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)
+_INTER_SM90 = (48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
+_INTRA_SM100 = (90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18)
+_INTER_SM100 = (96, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
+
+
+def speeds(sm: int, inter: bool) -> tuple[float, ...]:
+    """GB/s per channel NCCL tries, fastest first (nccl src/graph/search.cc)."""
+    if sm >= 100:
+        return _INTER_SM100 if inter else _INTRA_SM100
+    if sm >= 90:
+        return _INTER_SM90 if inter else _INTRA_SM90
+    return _INTER if inter else _INTRA
+
+
+@lru_cache(maxsize=1024)
+def search(system: System) -> dict[str, Graph]:
+    """Search result per algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` and with SHARP ``collnet_direct`` and
+    ``collnet_chain``. Where nodes differ, the weakest decides, as when NCCL's ranks compare their results."""
+    return _merged([_search_view(view, system.sharp) for view in system.views])
+
+
+def exec_channels(system: System, graphs: dict[str, Graph]) -> int:
+    """Channels a collective of unlimited size runs on, one CUDA block each (nccl src/graph/connect.cc)."""
+    ring = graphs["ring"]
+    count = min(MAX_CHANNELS, 2 * min(ring.n_channels, graphs["tree"].n_channels))
+    if system.sm >= 90 and system.n_nodes > 1 and ring.bw_intra > 45 and count < 16:
+        count *= 2
+    return count
+
+
+def search_channels(algorithm: str, system: System) -> int:
+    """Distinct channels of an algorithm; the ring's for those that have no graph of their own."""
+    graphs = search(system)
+    return max(1, graphs.get(algorithm, graphs["ring"]).n_channels)
+
+
+@lru_cache(maxsize=1024)
+def _search_view(view: NodeView, sharp: bool) -> dict[str, Layout]:
+    wires = wiring(view)
+    ring = _Search(wires, RING, 1, MAX_CHANNELS // 2).result()
+    tree = _Search(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
+    found = {"ring": ring, "tree": tree, "nvls": _Search(wires, NVLS, 1, MAX_CHANNELS).result()}
+    if sharp:
+        found["collnet_chain"] = _Search(wires, TREE, ring.n_channels, ring.n_channels).result()
+        found["collnet_direct"] = _Search(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
+    return found
+
+
+def _merged(nodes: list[dict[str, Layout]]) -> dict[str, Graph]:
+    graphs = {}
+    for name in nodes[0]:
+        all_of = [node[name] for node in nodes]
+        graphs[name] = Graph(
+            pattern=max(g.pattern for g in all_of),
+            n_channels=min(g.n_channels for g in all_of),
+            bw_intra=min(g.bw_intra for g in all_of),
+            bw_inter=min(g.bw_inter for g in all_of),
+            type_intra=PATH_CLASSES[max(g.type_intra for g in all_of)],
+            type_inter=PATH_CLASSES[max(g.type_inter for g in all_of)],
+            same_channels=all(g.same_channels for g in all_of),
+            cross_nic=max(g.cross_nic for g in all_of),
+            orders=all_of[0].orders,
+            nets=all_of[0].nets,
+        )
+    graphs["nvls_tree"] = graphs["nvls"]
+    return graphs
+
+
+def _blank(layout: Layout) -> Layout:
+    """What a layout asked for, without what it found."""
+    return replace(layout, n_channels=0, hops=0, orders=(), nets=())
+
+
+class _Search:
+    """The search of one pattern on one node."""
+
+    def __init__(self, wires: Wiring, pattern: int, low: int, high: int) -> None:
+        self.wires = wires
+        self.n = wires.n_gpus
+        self.inter = wires.n_nets > 0
+        self.sm = wires.view.sm
+        self.speeds = speeds(self.sm, self.inter)
+        self.alternate = wires.n_nets > 1 and pattern in (RING, BALANCED_TREE)
+        self.try_same = pattern != NVLS
+        gpus = [("gpu", g) for g in range(self.n)]
+        between = [wires.between(a, b).kind for a in gpus for b in gpus if a != b]
+        outside = [wires.between(g, ("net", n)).kind for g in gpus for n in range(wires.n_nets)]
+        self.near_intra, far_intra = (min(between), max(between)) if self.n > 1 else (LOC, SYS)
+        self.near_inter, self.far_inter = (min(outside), max(outside)) if self.inter else (PIX, SYS)
+        self.far_intra = self.far_inter if self.inter else far_intra
+        if pattern in (NVLS, COLLNET_DIRECT):
+            high = min(32 if pattern == NVLS else 9, self.n)
+        if pattern == NVLS and not self.inter:
+            low = high
+        if self.n == 1 and pattern != RING:
+            pattern = TREE
+        if pattern == RING and low == 1 and high >= 2 and self._split_nvlink():
+            low = 2
+        self.best = Layout(
+            pattern, low, high, type_intra=self.near_intra, type_inter=self.near_inter, same_channels=self.try_same
+        )
+        self.max_bw, self.total_bw = self._limits()
+        self.budget = _GLOBAL_BUDGET
+        self.kinds_intra, self.kinds_inter = between, outside
+        self.tried: dict[Layout, int] = {}
+
+    def _split_nvlink(self) -> bool:
+        """Two NVLink islands joined by something slower."""
+        island = list(range(self.n))
+        for a in range(self.n):
+            for b in range(a + 1, self.n):
+                if self.wires.between(("gpu", a), ("gpu", b)).kind == NVL:
+                    island[b] = island[a]
+        return sum(island.count(i) > 1 for i in set(island)) == 2
+
+    def _limits(self) -> tuple[float, float]:
+        """GB/s of the widest path a channel could use, and of everything that leaves one GPU."""
+        wires = self.wires
+        if not self.inter and self.n == 1:
+            return LOCAL_BANDWIDTH, LOCAL_BANDWIDTH
+        widest, total = 0.0, 0.0
+        ends = [("net", n) for n in range(wires.n_nets)] or [("gpu", g) for g in range(self.n)]
+        for g in range(self.n):
+            here = ("gpu", g)
+            widest = max([widest, *(wires.between(here, end).bandwidth for end in ends if end != here)])
+            nvlink = sum(wires.bandwidth[link] for link in wires.out[here] if wires.link_kind[link] == NVL)
+            total = max(total, nvlink, wires.view.gpus[g].bandwidth)
+        return widest, total
+
+    def _try(self, ask: Layout) -> int:
+        """One attempt; returns what is left of its budget (-1: it found all it was asked for).
+
+        An attempt that admits no other path than an earlier one, or that cannot beat the best so far, is not walked:
+        it could only spend time.
+        """
+        budget = _SAME_BUDGET if ask.same_channels else _BUDGET
+        key = replace(ask, type_intra=self._reach(ask.type_intra, self.kinds_intra))
+        key = replace(key, type_inter=self._reach(ask.type_inter, self.kinds_inter))
+        if key in self.tried:
+            left = self.tried[key]
+        else:
+            most = bounds.most_channels(self.wires, ask)
+            hops = bounds.fewest_hops(self.wires, ask.pattern)
+            if bounds.hopeless(ask, self.best, most, hops):
+                return budget
+            self.best, left = Walk(self.wires, ask, self.best, budget, most, hops).run()
+            self.tried[key] = left
+        self.budget -= budget
+        return left
+
+    @staticmethod
+    def _reach(limit: int, kinds: list[int]) -> int:
+        """The farthest class that exists within a limit."""
+        return max((kind for kind in kinds if kind <= limit), default=LOC)
+
+    def _done(self, left: int) -> bool:
+        return left == -1 or self.best.n_channels * self.best.bw_inter >= self.total_bw
+
+    def result(self) -> Layout:
+        """The layout NCCL would settle on."""
+        view = self.wires.view
+        if self.best.pattern == NVLS and (not self.wires.has_switch or not view.nvls or self.sm < 90):
+            return self.best
+        self._fastest_feasible()
+        self._duplicate()
+        self._raise_speed()
+        if self.best.n_channels == 0 and self.best.pattern != NVLS:
+            order = tuple(range(self.n))
+            return replace(
+                self.best, n_channels=1, bw_intra=0.1, bw_inter=0.1, type_intra=SYS, type_inter=SYS, orders=(order,)
+            )
+        return self.best
+
+    def _fastest_feasible(self) -> None:
+        """First pass: down the list of speeds, relaxing one demand after the other."""
+        ask = self.best
+        total = self.total_bw
+        if self.n > 1 and ask.pattern != RING:
+            total *= self.n / (self.n - 1)
+        last = len(self.speeds) - 1
+        at = 0
+        while at < last and (self.speeds[at] > self.max_bw or self.speeds[at] * ask.min_channels > total):
+            at += 1
+        ask = replace(ask, bw_intra=self.speeds[at], bw_inter=self.speeds[at])
+        while True:
+            left = self._try(ask)
+            if self._done(left):
+                return
+            relaxed = self._relaxed(ask, left)
+            if relaxed is None:
+                if self.budget < 0 and self.best.n_channels:
+                    return
+                if at == last or (self.best.n_channels and self.speeds[at + 1] / self.best.bw_inter <= 0.49):
+                    return
+                at += 1
+                relaxed = replace(
+                    ask,
+                    pattern=self.best.pattern,
+                    same_channels=self.try_same,
+                    type_intra=self.near_intra,
+                    type_inter=self.near_inter,
+                    cross_nic=0,
+                    bw_intra=self.speeds[at],
+                    bw_inter=self.speeds[at],
+                )
+            ask = relaxed
+
+    def _relaxed(self, ask: Layout, left: int) -> Layout | None:
+        """The next demand to give up at this speed, or None if there is no more."""
+        best = self.best
+        through_amd = self.wires.view.cpu_vendor == "amd" and ask.type_intra == SYS
+        if ask.same_channels and not through_amd:
+            return replace(ask, same_channels=False)
+        ask = replace(ask, same_channels=self.try_same)
+        self.budget += max(left, 0)
+        if self.budget < 0 and best.n_channels:
+            return None
+        if self.sm >= 90 and ask.pattern == BALANCED_TREE:
+            return replace(ask, pattern=TREE)
+        ask = replace(ask, pattern=best.pattern)
+        far_intra = ask.type_inter if self.inter else self.far_intra
+        if ask.type_intra < far_intra and (not best.n_channels or ask.type_intra < best.type_intra):
+            return replace(ask, type_intra=ask.type_intra + 1)
+        ask = replace(ask, type_intra=self.near_intra)
+        nearer = not best.n_channels or ask.type_inter < best.type_inter or ask.type_inter < PXN
+        if self.inter and ask.type_inter < self.far_inter and nearer and ask.type_inter + 1 < DIS:
+            return replace(ask, type_inter=ask.type_inter + 1)
+        ask = replace(ask, type_inter=self.near_inter)
+        if self.alternate and ask.cross_nic == 0:
+            return replace(ask, cross_nic=2)
+        return None
+
+    def _duplicate(self) -> None:
+        """Two half-speed channels for each fast one: a single block could not drive it."""
+        best = self.best
+        if not best.n_channels or best.pattern == NVLS or best.bw_intra < 25:
+            return
+        if self.sm > 80 and best.bw_intra < 50 and best.n_channels > 4:
+            return
+        count = min(2 * best.n_channels, best.max_channels)
+        halves = -(-count // best.n_channels)
+        extra = count - best.n_channels
+        self.best = replace(
+            best,
+            n_channels=count,
+            bw_intra=best.bw_intra / halves,
+            bw_inter=best.bw_inter / halves,
+            orders=best.orders + best.orders[:extra],
+            nets=best.nets + best.nets[:extra],
+        )
+
+    def _raise_speed(self) -> None:
+        """Second pass: the same channels faster, rings as a whole, trees inside the node, NVLS outside."""
+        at = next((i for i, v in enumerate(self.speeds) if v <= self.best.bw_inter), len(self.speeds) - 1)
+        ask = replace(self.best, bw_intra=self.speeds[at], bw_inter=self.speeds[at], min_channels=self.best.n_channels)
+        ask = _blank(ask)
+        left = -1
+        while left != 0 and at > 0:
+            best = self.best
+            faster = self.speeds[at - 1]
+            if best.pattern == RING:
+                ask = replace(ask, bw_intra=faster, bw_inter=faster)
+            elif best.pattern == NVLS and ask.bw_inter == best.bw_inter and ask.bw_inter < 2 * ask.bw_intra:
+                count = best.n_channels
+                ask = replace(ask, bw_inter=faster, min_channels=count, max_channels=count)
+            elif best.pattern != NVLS and ask.bw_intra == best.bw_intra and ask.bw_intra < 2 * ask.bw_inter:
+                ask = replace(ask, bw_intra=faster)
+            else:
+                return
+            at -= 1
+            left = self._try(ask)

@@ -1,0 +1,159 @@
+"""NCCL's choice of algorithm and protocol: a latency and a bandwidth for each pair, and the smallest sum wins.
+
+    time = latency * operations + bytes / bandwidth
+
+The model ranks; it is not meant to predict (nccl src/graph/tuning.cc, enqueue.cc). How a pair is rated is in
+:mod:`clustersim.collectives.nccl.ratings`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from clustersim.collectives.nccl.constants import TREE_CORRECTION
+from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
+from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
+from clustersim.collectives.nccl.search import Graph, exec_channels, search
+from clustersim.collectives.nccl.system import System
+from clustersim.errors import ProgramError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm with a protocol, as the tuner rates it for one request.
+
+    Parameters
+    ----------
+    algorithm, protocol : such as ``"ring"`` and ``"LL128"``.
+    latency_s : float [s]. bandwidth : float [bytes/s] of the request's bytes (algorithm bandwidth).
+    time_s : float [s], what NCCL compares.
+    """
+
+    algorithm: str
+    protocol: str
+    latency_s: float
+    bandwidth: float
+    time_s: float
+
+
+def choose(
+    kind: str,
+    nbytes: float,
+    system: System,
+    *,
+    dtype: str = "fp32",
+    redop: str = "sum",
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    version: tuple[int, int] = (2, 28),
+) -> Candidate:
+    """What NCCL runs for a collective.
+
+    Parameters
+    ----------
+    kind : one of :data:`KINDS`. nbytes : float [bytes], the full tensor, NCCL's S.
+    algorithm, protocol : pins, as in NCCL_ALGO and NCCL_PROTO (``"Ring"``, ``"NVLSTree"``, ``"LL128"``; lists with
+        commas). A pinned LL128 is used even where NCCL holds it unsafe, as there.
+    version : (major, minor) of NCCL; the newest known constants not newer than it.
+
+    Raises
+    ------
+    ProgramError : an unknown kind or pin, or pins that leave nothing.
+    """
+    algorithms = pinned_algorithms(algorithm)
+    protocols = pinned_protocols(protocol)
+    forced = protocols is not None and "LL128" in protocols
+    table = rate_all(kind, system, dtype, redop, version, forced)
+    best: Candidate | None = None
+    for rating in table:
+        if rating.why or (algorithms and rating.algorithm not in algorithms):
+            continue
+        if protocols and rating.protocol not in protocols:
+            continue
+        candidate = timed(rating, kind, nbytes, system)
+        if best is None or candidate.time_s < best.time_s:
+            best = candidate
+    if best is None:
+        raise ProgramError(_nothing_left(kind, table, algorithms, protocols))
+    return best
+
+
+def candidates(
+    kind: str,
+    nbytes: float,
+    system: System,
+    graphs: Mapping[str, Graph] | None = None,
+    version: tuple[int, int] = (2, 28),
+    *,
+    dtype: str = "fp32",
+    redop: str = "sum",
+) -> tuple[Candidate, ...]:
+    """All pairs NCCL would compare, in its order. ``graphs`` replaces the search's result."""
+    if graphs is None:
+        table = rate_all(kind, system, dtype, redop, version, False)
+    else:
+        table = ratings(kind, system, graphs, version, dtype=dtype, redop=redop)
+    return tuple(timed(rating, kind, nbytes, system, graphs) for rating in table if not rating.why)
+
+
+@lru_cache(maxsize=4096)
+def rate_all(
+    kind: str, system: System, dtype: str, redop: str, version: tuple[int, int], force_ll128: bool
+) -> tuple[Rating, ...]:
+    """:func:`ratings` of the search's own result, remembered."""
+    return ratings(kind, system, search(system), version, dtype=dtype, redop=redop, force_ll128=force_ll128)
+
+
+def _nothing_left(
+    kind: str, table: tuple[Rating, ...], algorithms: tuple[str, ...] | None, protocols: tuple[str, ...] | None
+) -> str:
+    asked = "/".join(",".join(pin) if pin else "any" for pin in (algorithms, protocols))
+    able = sorted({f"{r.algorithm}/{r.protocol}" for r in table if not r.why})
+    reasons = sorted({r.why for r in table if r.why and (not algorithms or r.algorithm in algorithms)})
+    can = [name for name in algorithms or () if name in KINDS[kind]]
+    if algorithms and not can:
+        reasons = [f"only {', '.join(KINDS[kind])} do it"]
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return f"{kind} cannot run as {asked}{why}; possible here: {', '.join(able)}"
+
+
+def timed(
+    rating: Rating, kind: str, nbytes: float, system: System, graphs: Mapping[str, Graph] | None = None
+) -> Candidate:
+    """A rating at a size: trees lose bandwidth at medium sizes, a large ring waits longer per step."""
+    latency, bandwidth = rating.latency, rating.bandwidth
+    scale = int(nbytes) >> 6
+    if rating.algorithm == "tree" and kind == "all_reduce" and scale:
+        shares = TREE_CORRECTION[rating.protocol]
+        index = scale.bit_length() - 1
+        bandwidth *= shares[index] if index < len(shares) else 1.0
+    if rating.algorithm == "ring" and rating.protocol == "Simple" and system.n_nodes > 1 and kind == "all_reduce":
+        blocks = exec_channels(system, dict(graphs) if graphs is not None else search(system))
+        if int(nbytes) // (blocks * system.n_ranks) >= 64:
+            latency *= 1.9 if system.sm < 80 else 1.4
+    time = latency + nbytes / (1000 * bandwidth)
+    return Candidate(rating.algorithm, rating.protocol, latency * 1e-6, bandwidth * 1e9, time * 1e-6)
+
+
+def channels_used(candidate: Candidate, nbytes: float, system: System, kind: str = "all_reduce") -> int:
+    """Channels (CUDA blocks) NCCL gives a message of this size: fewer for small ones (nccl src/enqueue.cc)."""
+    graphs = search(system)
+    blocks = exec_channels(system, graphs)
+    algorithm, protocol = candidate.algorithm, candidate.protocol
+    if algorithm in ("nvls", "nvls_tree"):
+        return 16 if system.sm < 100 else 24 if system.n_nodes == 1 else 32
+    ring = graphs["ring"]
+    threads = 640 if protocol == "LL128" else 512
+    if algorithm == "ring" and protocol == "Simple" and ring.n_channels * ring.bw_intra <= 12:
+        threads = 256
+    each = 64 if protocol == "Simple" else 8
+    if algorithm == "ring" and protocol == "LL":
+        each *= system.n_ranks
+    wanted = math.floor(nbytes / (threads * each))
+    traffic = nbytes * {"all_reduce": 2, "all_gather": system.n_ranks, "reduce_scatter": system.n_ranks}.get(kind, 1)
+    if protocol == "LL":
+        traffic *= 4
+    return max(1, min(blocks, wanted, math.ceil(traffic / 16384)))

@@ -1,0 +1,91 @@
+"""One node as NCCL sees it: GPUs, NICs, PCIe and sockets with the bandwidths NCCL assumes.
+
+NCCL does not use line rates. It multiplies NVLink counts by a rate of its own per GPU generation, takes PCIe at 3/4 of
+the line rate, and gives each socket interconnect one number (nccl src/graph/topo.h, topo.cc).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clustersim.topology import PATH_CLASSES
+
+LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(len(PATH_CLASSES))
+"""Path classes as numbers: smaller is nearer."""
+
+LOCAL_BANDWIDTH = 5000.0
+NVLINK_BANDWIDTH = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0), (0, 20.0))
+SOCKET_BANDWIDTH = {"amd": 16.0, "arm": 6.0, "power": 32.0}
+INTEL_SOCKET_BANDWIDTH = {"emr": 40.0, "gnr": 40.0, "spr": 22.0, "skl": 10.0, "clx": 10.0, "icx": 10.0, "bdw": 6.0}
+INTEL_P2P_OVERHEAD = 6 / 5
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a device hangs in the PCIe tree.
+
+    ``parent`` is a PCIe switch's index, or ``-1 - s`` for socket s; ``bandwidth`` [GB/s] is what NCCL takes the link up
+    for (12 for gen3 x16, 24 for gen4, 48 for gen5).
+    """
+
+    parent: int
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A NIC: its slot, its line rate [GB/s], and whether the GPUs' memory can be reached without the CPU."""
+
+    slot: Slot
+    bandwidth: float
+    gdr: bool = True
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node (or one NVLink domain of several hosts) as NCCL sees it, limited to the GPUs the communicator uses.
+
+    Parameters
+    ----------
+    sm : compute capability, 90 for Hopper.
+    gpus, switches, nics : PCIe tree. A NIC is there only if the communicator leaves the node.
+    dev : index of each GPU in its machine; it spreads GPUs that share NICs over them.
+    nvlinks : (n, n) NVLinks between each pair of GPUs; empty if none are direct.
+    nvswitch_links : NVLinks from each GPU to NVSwitches, 0 without.
+    socket_host : machine each socket is in; sockets of one machine are joined.
+    cpu_vendor, cpu_model : as in :class:`clustersim.topology.NodeType`.
+    p2p : GPUs may read each other over PCIe.
+    nvls : the switches reduce and multicast.
+    c2c : [GB/s] of a coherent link between each GPU and its socket, 0 without.
+    """
+
+    sm: int
+    gpus: tuple[Slot, ...]
+    switches: tuple[Slot, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    dev: tuple[int, ...] = ()
+    nvlinks: tuple[tuple[int, ...], ...] = ()
+    nvswitch_links: int = 0
+    socket_host: tuple[int, ...] = (0,)
+    cpu_vendor: str = "intel"
+    cpu_model: str = ""
+    p2p: bool = True
+    nvls: bool = False
+    c2c: float = 0.0
+
+    @property
+    def hosts(self) -> int:
+        """Machines in this NVLink domain that hold used GPUs."""
+        return len(set(self.socket_host))
+
+
+def nvlink_bandwidth(sm: int) -> float:
+    """GB/s per direction NCCL expects of one NVLink (nccl src/graph/topo.h)."""
+    return next(rate for floor, rate in NVLINK_BANDWIDTH if sm >= floor)
+
+
+def socket_bandwidth(vendor: str, model: str) -> float:
+    """GB/s per direction NCCL expects between two sockets (nccl src/graph/topo.cc)."""
+    if vendor == "intel":
+        return INTEL_SOCKET_BANDWIDTH.get(model, 10.0)
+    return SOCKET_BANDWIDTH.get(vendor, 10.0)

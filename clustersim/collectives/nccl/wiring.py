@@ -1,0 +1,322 @@
+"""Links of a node and the paths NCCL takes over them.
+
+What a path may be used for depends on its class, the worst link it crosses (nccl src/graph/paths.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from clustersim.collectives.nccl.view import (
+    C2C,
+    DIS,
+    LOC,
+    LOCAL_BANDWIDTH,
+    NET,
+    NVB,
+    NVL,
+    P2C,
+    PHB,
+    PIX,
+    PXB,
+    PXN,
+    SYS,
+    NodeView,
+    Slot,
+    nvlink_bandwidth,
+    socket_bandwidth,
+)
+
+
+@dataclass(frozen=True)
+class Path:
+    """Links crossed (ids), the narrowest [GB/s], and the path class."""
+
+    links: tuple[int, ...]
+    bandwidth: float
+    kind: int
+
+
+Vertex = tuple[str, int]
+_NOWHERE = Path((), 0.0, DIS)
+
+
+class Wiring:
+    """Links and paths of a :class:`NodeView`. Vertices are ``("gpu", 0)``, ``("pci", 1)``, ``("cpu", 0)``,
+    ``("nic", 0)`` (the card), ``("net", 0)`` (its port) and ``("nvs", 0)``, all NVSwitches as one.
+
+    ``bandwidth``, ``ends``, ``link_kind`` are per directed link; ``path[a, b]`` is known between GPUs, ports, the
+    switch and sockets.
+    """
+
+    def __init__(self, view: NodeView) -> None:
+        self.view = view
+        self.n_gpus = len(view.gpus)
+        self.n_nets = len(view.nics)
+        self.has_switch = view.nvswitch_links > 0
+        self.has_nvlink = self.has_switch or any(map(any, view.nvlinks))
+        self.ends: list[tuple[Vertex, Vertex]] = []
+        self.bandwidth: list[float] = []
+        self.link_kind: list[int] = []
+        self.out: dict[Vertex, list[int]] = {}
+        self._connect()
+        self.path: dict[tuple[Vertex, Vertex], Path] = {}
+        for base in self._bases():
+            self._paths_to(base)
+        self._ports: dict[tuple[int, int | None], list[int]] = {}
+        self._local_gpus: dict[int, int | None] = {}
+        self._divert()
+        self._local_gpus = {n: self.local_gpu(n) for n in range(self.n_nets)}
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def _join(self, a: Vertex, b: Vertex, kind: int, rate: float) -> None:
+        for src, dst in ((a, b), (b, a)):
+            self.out.setdefault(src, []).append(len(self.ends))
+            self.ends.append((src, dst))
+            self.bandwidth.append(rate)
+            self.link_kind.append(kind)
+
+    def _connect(self) -> None:
+        view = self.view
+        per_link = nvlink_bandwidth(view.sm)
+        for g in range(self.n_gpus):
+            if self.has_switch:
+                self._join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
+            for other in range(g + 1, self.n_gpus) if view.nvlinks else ():
+                if view.nvlinks[g][other]:
+                    self._join(("gpu", g), ("gpu", other), NVL, view.nvlinks[g][other] * per_link)
+        for g, slot in enumerate(view.gpus):
+            if view.c2c:
+                self._join(("gpu", g), ("cpu", self._socket(slot)), C2C, view.c2c)
+        for kind, slots in (("gpu", view.gpus), ("pci", view.switches), ("nic", tuple(n.slot for n in view.nics))):
+            for i, slot in enumerate(slots):
+                self._join((kind, i), self._up(slot), PIX, slot.bandwidth)
+        for i, nic in enumerate(view.nics):
+            self._join(("nic", i), ("net", i), NET, nic.bandwidth)
+        rate = socket_bandwidth(view.cpu_vendor, view.cpu_model)
+        for s, host in enumerate(view.socket_host):
+            for other in range(s + 1, len(view.socket_host)):
+                if view.socket_host[other] == host:
+                    self._join(("cpu", s), ("cpu", other), SYS, rate)
+        for links in self.out.values():  # NCCL walks wide links first, which settles ties between equal paths
+            links.sort(key=lambda link: -self.bandwidth[link])
+
+    def _up(self, slot: Slot) -> Vertex:
+        return ("pci", slot.parent) if slot.parent >= 0 else ("cpu", -1 - slot.parent)
+
+    def _socket(self, slot: Slot) -> int:
+        while slot.parent >= 0:
+            slot = self.view.switches[slot.parent]
+        return -1 - slot.parent
+
+    # ------------------------------------------------------------------------------------------ paths
+
+    def _bases(self) -> Iterable[Vertex]:
+        yield from (("cpu", s) for s in range(len(self.view.socket_host)))
+        yield from (("gpu", g) for g in range(self.n_gpus))
+        yield from (("net", n) for n in range(self.n_nets))
+        if self.has_switch:
+            yield ("nvs", 0)
+
+    def _paths_to(self, base: Vertex) -> None:
+        """Breadth first from ``base``: fewest hops, then widest. A GPU relays only between two NVLink peers."""
+        found: dict[Vertex, Path] = {base: Path((), LOCAL_BANDWIDTH, LOC)}
+        frontier = [base]
+        while frontier:
+            reached: list[Vertex] = []
+            for here in frontier:
+                known = found[here]
+                for link in self.out[here]:
+                    there = self.ends[link][1]
+                    kind = self.link_kind[link]
+                    relay = here != base and here[0] == "gpu"
+                    if relay and (kind != NVL or there[0] != "gpu" or len(known.links) > 1):
+                        continue
+                    rate = min(known.bandwidth, self.bandwidth[link])
+                    before = found.get(there, _NOWHERE)
+                    if not (
+                        (before.bandwidth == 0 or len(before.links) > len(known.links)) and before.bandwidth < rate
+                    ):
+                        continue
+                    back = link ^ 1  # links are made in pairs
+                    found[there] = Path(
+                        (back, *known.links), rate, max(known.kind, self._step(here, there, link, known))
+                    )
+                    if there not in reached:
+                        reached.append(there)
+            frontier = reached
+        for start, path in found.items():
+            if start[0] in {"gpu", "net", "cpu", "nvs"}:
+                self.path[start, base] = path
+
+    def _step(self, here: Vertex, there: Vertex, link: int, known: Path) -> int:
+        """Class one more link gives a path."""
+        kind = self.link_kind[link]
+        if kind == NET:
+            return LOC
+        if here[0] == "pci" and there[0] == "pci":
+            return PXB
+        if kind == PIX and "cpu" in (here[0], there[0]):
+            return PHB
+        if here[0] == "gpu" and known.kind == NVL and kind == NVL and known.links:
+            return NVB
+        return kind
+
+    def between(self, a: Vertex, b: Vertex) -> Path:
+        """The path NCCL would use, of class DIS if there is none."""
+        return self.path.get((a, b), _NOWHERE)
+
+    # ------------------------------------------------------------------------------------------ detours
+
+    def _divert(self) -> None:
+        """Replace paths that exist but may not be used: GPUs without peer access, NICs without GPUDirect, PXN."""
+        gpus = [("gpu", g) for g in range(self.n_gpus)]
+        for a in gpus:
+            for b in gpus:
+                if a != b and not self._peer(a, b):
+                    self._via(a, self._local_cpu(b), b)
+        if self.view.c2c:
+            self._coherent()
+        for n in range(self.n_nets):
+            net: Vertex = ("net", n)
+            for gpu in gpus:
+                self._relay(gpu, net)
+                if self.between(gpu, net).kind < PHB and not self._gdr(gpu, net):
+                    self._via(net, self._local_cpu(gpu), gpu)
+                    self._via(gpu, self._local_cpu(gpu), net)
+
+    def _peer(self, a: Vertex, b: Vertex) -> bool:
+        kind = self.between(a, b).kind
+        far = SYS if self.view.cpu_vendor == "amd" and self.n_gpus <= 2 else PXB
+        return kind <= far and (self.view.p2p or kind <= NVB)
+
+    def _local_cpu(self, gpu: Vertex) -> Vertex:
+        return ("cpu", self._socket(self.view.gpus[gpu[1]]))
+
+    def _via(self, a: Vertex, middle: Vertex, b: Vertex, kind: int | None = None) -> None:
+        one, two = self.between(a, middle), self.between(middle, b)
+        worst = max(one.kind, two.kind)
+        if {one.kind, two.kind} == {PHB, C2C}:
+            worst = P2C
+        rate = min(one.bandwidth, two.bandwidth)
+        self.path[a, b] = Path(one.links + two.links, rate, worst if kind is None else kind)
+
+    def _coherent(self) -> None:
+        """A NIC on the socket a GPU reaches coherently is as near as a NIC behind a PCIe switch."""
+        for n in range(self.n_nets):
+            for g in range(self.n_gpus):
+                cpu = self._local_cpu(("gpu", g))
+                kinds = {self.between(("gpu", g), cpu).kind, self.between(("net", n), cpu).kind}
+                for ends in ((("gpu", g), ("net", n)), (("net", n), ("gpu", g))):
+                    path = self.between(*ends)
+                    if kinds == {PHB, C2C}:
+                        self.path[ends] = Path(path.links, path.bandwidth, min(P2C, path.kind))
+
+    def _relay(self, gpu: Vertex, net: Vertex) -> None:
+        """PXN: leave by a NIC of another GPU, over NVLink, where that is wider or avoids the CPU."""
+        local = self.local_gpu(net[1])
+        if local is None or ("gpu", local) == gpu:
+            return
+        other = ("gpu", local)
+        near, mine = self.between(other, net), self.between(gpu, net)
+        better = near.bandwidth > mine.bandwidth or mine.kind > PXN
+        if (
+            near.kind <= PXB
+            and self.between(other, gpu).kind <= NVL
+            and self._host(other) == self._host(gpu)
+            and better
+        ):
+            self._via(gpu, other, net, PXN)
+
+    def socket_of(self, gpu: int) -> int:
+        """The socket a GPU's PCIe slot belongs to."""
+        return self._socket(self.view.gpus[gpu])
+
+    def _host(self, gpu: Vertex) -> int:
+        return self.view.socket_host[self._local_cpu(gpu)[1]]
+
+    def _gdr(self, gpu: Vertex, net: Vertex) -> bool:
+        path = self.between(gpu, net)
+        return self.view.nics[net[1]].gdr and self.view.sm >= 35 and path.kind <= PXN
+
+    # ------------------------------------------------------------------------------------------ who is near
+
+    def nearest(self, vertex: Vertex, kind: str) -> list[int]:
+        """Indices of the GPUs (``"gpu"``) or ports (``"net"``) with the widest, then nearest path from a vertex."""
+        best: tuple[float, int] = (0.0, -DIS)
+        chosen: list[int] = []
+        for i in range(self.n_gpus if kind == "gpu" else self.n_nets):
+            path = self.between(vertex, (kind, i))
+            score = (path.bandwidth, -path.kind)
+            if score > best:
+                best, chosen = score, []
+            if score == best and path.bandwidth > 0:
+                chosen.append(i)
+        return chosen
+
+    def local_net(self, gpu: int, channel: int) -> int:
+        """The port a GPU prefers for a channel; GPUs that share ports start at different ones."""
+        nets = self.nearest(("gpu", gpu), "net")
+        sharers = self.nearest(("net", nets[0]), "gpu")
+        start = self.view.dev[gpu] if self.view.dev else gpu
+        count = len(nets)
+        if count & (count - 1) == 0:
+            start = mirror_bits(start, count)
+        return nets[(start + channel % -(-count // len(sharers))) % count]
+
+    def local_gpu(self, net: int) -> int | None:
+        """The GPU that prefers a port, if any does."""
+        if net in self._local_gpus:
+            return self._local_gpus[net]
+        near = self.nearest(("net", net), "gpu")
+        trials = ((gpu, channel) for channel in range(self.n_nets) for gpu in near)
+        return next((gpu for gpu, channel in trials if self.local_net(gpu, channel) == net), None)
+
+    def ports(self, limit: int, gpu: int | None) -> list[int]:
+        """Ports in the order NCCL tries them from a GPU (None: from anywhere): preferred ones first, then all within a
+        path class, nearest first."""
+        known = self._ports.get((limit, gpu))
+        if known is None:
+            known = self._ports[limit, gpu] = self._rank_ports(limit, gpu)
+        return known
+
+    def _rank_ports(self, limit: int, gpu: int | None) -> list[int]:
+        gpus = range(self.n_gpus) if gpu is None else [gpu]
+        preferred = [self._preferred(g) for g in gpus]
+        if self.view.hosts > 1:  # several hosts in one NVLink domain: one port of every GPU before a second of any
+            depth = max(map(len, preferred))
+            ranked = [mine[i] for i in range(depth) for mine in preferred if i < len(mine)]
+        else:
+            ranked = [net for mine in preferred for net in mine]
+        for kind in range(limit + 1):
+            for g in gpus:
+                ranked += [n for n in range(self.n_nets) if self.between(("gpu", g), ("net", n)).kind == kind]
+        return list(dict.fromkeys(ranked))
+
+    def _preferred(self, gpu: int) -> list[int]:
+        nets = [self.local_net(gpu, channel) for channel in range(self.n_nets + 1)]
+        again = next((i for i, net in enumerate(nets) if i and net == nets[0]), len(nets))
+        return nets[:again]
+
+
+def mirror_bits(value: int, power: int) -> int:
+    """The bits of a value below a power of two, in reverse order.
+
+    >>> [mirror_bits(i, 4) for i in range(4)]
+    [0, 2, 1, 3]
+    """
+    mirrored, low, high = 0, 1, power >> 1
+    while low < power:
+        if value & low:
+            mirrored |= high
+        low, high = low << 1, high >> 1
+    return mirrored
+
+
+@lru_cache(maxsize=256)
+def wiring(view: NodeView) -> Wiring:
+    """The links and paths of a node, computed once."""
+    return Wiring(view)
