@@ -1,0 +1,128 @@
+"""The Gantt chart draws what the timeline holds, without a display."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+from player import play, toy_cost, toy_model
+
+from clustersim.errors import ProgramError
+from clustersim.mesh import Mesh
+from clustersim.plots import _joined, _minus, gantt, palette, representatives
+from clustersim.program import PHASES
+from clustersim.strategies.ddp import DDPConfig, build
+
+
+def timeline(jitter=0.05, n=16, **config):
+    model = toy_model([[2**21]] * 4)
+    program = build(model, toy_cost(model, jitter=jitter), Mesh(np.arange(n), min(n, 8)), DDPConfig(**config), 3, 1)
+    return play(program, lambda op: 1e-3)
+
+
+def drawn(figure, colour, row):
+    """Time covered by bars of a colour in a row, in seconds (the axis is in ms)."""
+    boxes = [
+        path.get_extents()
+        for bars in figure.axes[0].collections
+        if isinstance(bars, PolyCollection) and to_hex(bars.get_facecolor()[0]).upper() == colour.upper()
+        for path in bars.get_paths()
+    ]
+    return sum(box.width for box in boxes if abs((box.y0 + box.y1) / 2 - row) < 0.1) / 1e3
+
+
+def test_bars_of_a_row_cover_the_time_its_spans_took():
+    run = timeline()
+    figure = gantt(run, ranks=[3])
+    spans = run.spans([3])
+    for phase in ("forward", "backward", "optimizer", "communication"):
+        mine = [i for i, op in enumerate(spans["op"]) if run.ops[op].phase == phase]
+        took = float((spans["end"] - spans["start"])[mine].sum())
+        assert drawn(figure, palette[phase], 1 if phase == "communication" else 0) == pytest.approx(took, rel=1e-6)
+
+
+def test_hatching_covers_exactly_the_exposed_communication_and_the_wait_for_peers():
+    from clustersim.analysis.metrics import occupancy
+
+    run = timeline()
+    busy = occupancy(run, np.array([3]))
+    figure = gantt(run, ranks=[3])
+    assert drawn(figure, "#ffffff", 0) == pytest.approx(busy["exposed_communication_s"][0], rel=1e-6)
+    assert drawn(figure, "#ffffff", 1) == pytest.approx(busy["peer_wait_s"][0], rel=1e-6)
+
+
+def test_a_window_shows_only_what_is_inside():
+    run = timeline()
+    figure = gantt(run, ranks=[0], window=(0.004, 0.009), title="a part")
+    assert figure.axes[0].get_xlim() == pytest.approx((4, 9))
+    assert drawn(figure, palette["idle"], 0) == pytest.approx(0.005)
+    assert drawn(figure, palette["forward"], 0) + drawn(figure, palette["backward"], 0) <= 0.005 + 1e-9
+    with pytest.raises(ProgramError, match="nothing to draw"):
+        gantt(run, window=(1e3, 2e3))
+
+
+def test_the_default_ranks_are_the_ends_the_slowest_and_the_fastest():
+    run = timeline()
+    busy = [sum(e - s for o, s, e in _compute_spans(run, rank)) for rank in range(16)]
+    chosen = representatives(run)
+    assert {rank for rank, remark in chosen.items() if remark == "slowest"} == {int(np.argmax(busy))}
+    assert {rank for rank, remark in chosen.items() if remark == "fastest"} == {int(np.argmin(busy))}
+    assert {0, 15} <= set(chosen)
+    assert list(chosen) == sorted(chosen)
+    assert representatives(timeline(jitter=0.0)) == {0: "", 15: ""}
+    assert representatives(timeline(n=1)) == {0: ""}
+
+
+def _compute_spans(run, rank):
+    spans = run.spans([rank])
+    rows = zip(spans["op"], spans["start"], spans["end"], strict=True)
+    return [(o, s, e) for o, s, e in rows if run.ops[o].stream == "compute"]
+
+
+def test_every_phase_has_a_colour_and_no_two_kinds_of_work_share_one():
+    assert set(PHASES) <= set(palette)
+    shown = {
+        palette[name] for name in ("forward", "backward", "optimizer", "gradient", "communication", "stall", "idle")
+    }
+    assert len(shown) == 7
+
+
+def test_a_figure_is_saved_without_a_display_and_plots_import_without_matplotlib(tmp_path):
+    code = (
+        "import sys, clustersim.plots; assert 'matplotlib' not in sys.modules;"
+        "assert 'scipy' not in sys.modules and 'networkx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for suffix in ("png", "svg"):
+        path = tmp_path / f"gantt.{suffix}"
+        gantt(timeline(comm_hook="fp16_compress", find_unused_parameters=True)).savefig(path)
+        assert path.stat().st_size > 5000
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=8)
+
+
+@given(some=INTERVALS, others=INTERVALS)
+def test_subtracting_intervals_equals_counting_every_instant(some, others):
+    def columns(intervals):
+        return np.array([a for a, _ in intervals], float), np.array([a + n for a, n in intervals], float)
+
+    want, got = np.zeros(60, bool), np.zeros(60, bool)
+    for a, n in some:
+        want[a : a + n] = True
+    for a, n in others:
+        want[a : a + n] = False
+    for a, b in zip(*_minus(columns(some), columns(others)), strict=True):
+        got[int(a) : int(b)] = True
+    assert np.array_equal(want, got)
+
+
+def test_intervals_that_touch_are_joined():
+    starts, ends = _joined(np.array([5.0, 0.0, 2.0]), np.array([6.0, 2.0, 3.0]), 0.1)
+    assert (starts.tolist(), ends.tolist()) == ([0, 5], [3, 6])
