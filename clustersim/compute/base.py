@@ -10,11 +10,8 @@ from clustersim.program import DTYPE_BYTES
 
 HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-ATTENTION_KERNELS = ("eager", "efficient", "fa1", "fa2", "fa3", "cudnn")
+ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
 IMPLEMENTATIONS = ("eager", "compiled")
-
-# torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
-AUTOCAST_FP32 = ("layernorm", "rmsnorm", "norm_", "_norm", "softmax", "cross_entropy", "residual")
 
 
 @dataclass(frozen=True)
@@ -23,36 +20,43 @@ class Constants:
 
     Parameters
     ----------
-    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM (:mod:`gemm`). Fitted
-        on 958 half-precision and 5,840 fp32 GEMMs of ``compute_facts.csv`` with the devices' published rates held.
+    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM
+        (:mod:`clustersim.compute.gemm`). Fitted on 584 half-precision and 5,710 fp32 products of the compute table with
+        the devices' published rates held; median errors 2-6 % (fp16, bf16, fp8 of A100, H100, H200), 4-6 % (fp32
+        linears), 7-21 % (fp32 batched products). B200's table lies 33 % under its own best matmul rate.
     gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
-    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks). 0.91 on
-        123 llm-foundry steps of A100 and H100.
+    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks): 0.91 after
+        the tile term, from 123 llm-foundry steps of A100 and H100.
     fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
-        123 steps), eager fp32 (NeuSight transformer steps), and generated code.
-    conv_fp32, conv_half, grouped_fp32, grouped_half : share of the matmul rate that convolutions reach; grouped ones
-        apart. Fitted on ResNet and ResNeXt on one V100 (ptddp, DeepLearningExamples) and A100 (Lambda).
+        123 steps), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
+    memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
+    conv_fp32, winograd, conv_half : share of the matmul rate that convolutions reach, and the gain of fast algorithms on
+        3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
+        that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100, P100 and A100 (ptddp, DeepLearningExamples,
+        Lambda, TensorFlow benchmarks): within 14 % in PyTorch.
     flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
     per_tensor : float [s], DDP's cost per parameter tensor (ptddp). step_overhead : float [s] per step.
     jitter : relative standard deviation of a rank's step (ptddp).
     overlap_slowdown_volta, overlap_slowdown : see :class:`clustersim.model.StepCost`; ptddp, and llm-foundry.
     """
 
-    half_k0: float = 100.0
+    half_k0: float = 140.0
     half_c: float = 20.0
     fp32_k0: float = 20.0
     fp32_c: float = 5.0
     gemm_memory: float = 0.75
-    sustained: float = 0.91
+    sustained: float = 0.95
     fp8_linear: float = 0.906
     memory_half: float = 0.58
     memory_fp32: float = 0.75
     memory_compiled: float = 0.85
-    conv_fp32: float = 0.80
-    conv_half: float = 0.60
-    grouped_fp32: float = 0.30
-    grouped_half: float = 0.10
+    conv_fp32: float = 0.70
+    winograd: float = 2.9
+    conv_half: float = 0.95
+    group_fp32: float = 8.0
+    group_half: float = 73.0
+    memory_images: float = 0.86
     flash_forward: float = 1.2
     flash_backward: float = 0.94
     per_tensor: float = 10e-6
@@ -74,7 +78,8 @@ class Setting:
     device : the GPU. dtype : of the GEMMs, one of :data:`MODES`.
     autocast : parameters and norms stay fp32 around half-precision GEMMs (``torch.autocast``).
     attention_kernel : of fused attention, one of :data:`ATTENTION_KERNELS`.
-    compiled : elementwise kernels are generated (torch.compile), not eager.
+    compiled : elementwise kernels are generated (torch.compile), not eager; convolutions run channels last.
+    images : the model is a convolutional network.
     constants : the fitted numbers.
     """
 
@@ -83,6 +88,7 @@ class Setting:
     autocast: bool = False
     attention_kernel: str = "fa2"
     compiled: bool = False
+    images: bool = False
     constants: Constants = CONSTANTS
 
     @property
@@ -135,4 +141,4 @@ def setting(
         raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
-    return Setting(device, dtype, autocast, kernel, implementation == "compiled", constants)
+    return Setting(device, dtype, autocast, kernel, implementation == "compiled", constants=constants)

@@ -16,7 +16,7 @@ from clustersim.program import DTYPE_BYTES
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 """Output tiles (rows, columns) of cuBLAS and CUTLASS kernels."""
 _LARGE_K = 4096.0
-_LARGE_H = 256 * 128 / (256 + 128)
+_LARGE_H = 256 * 192 / (256 + 192)
 
 
 def gemm_time(
@@ -39,7 +39,8 @@ def gemm_parts(
 
     ``rate`` is what a large GEMM reaches [FLOP/s].
     """
-    nbytes = DTYPE_BYTES[dtype] * batch * (m * k + k * n + m * n)
+    # fp8 products are written in 16 bits.
+    nbytes = batch * (DTYPE_BYTES[dtype] * (m * k + k * n) + max(2, DTYPE_BYTES[dtype]) * m * n)
     memory = nbytes / (device.memory_bandwidth * constants.gemm_memory)
     half = device.runs_as(dtype) in HALF
     k0, c = (constants.half_k0, constants.half_c) if half else (constants.fp32_k0, constants.fp32_c)

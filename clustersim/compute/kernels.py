@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clustersim.compute import attention, gemm
 from clustersim.compute.base import Setting, setting
+from clustersim.compute.conv import conv_parts
 from clustersim.compute.memory_bound import memory_time
 from clustersim.device import Device
 from clustersim.errors import ModelError, nearest
@@ -65,7 +66,7 @@ def parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tu
             return _unfused(where, kernel, batch, backward=backward)
         return attention.attention_parts(where, kernel, batch, backward=backward)
     if kernel.kind == "conv":
-        return _conv(where, kernel, batch, backward=backward)
+        return conv_parts(where, kernel, batch, backward=backward)
     return _linear(where, kernel, batch, backward=backward)
 
 
@@ -79,19 +80,6 @@ def _linear(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> 
     shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
     each = [gemm.linear_parts(where, *shape, count) for shape in shapes]
     return sum(max(pair) for pair in each), max(memory for _, memory in each)
-
-
-def _conv(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
-    """Convolution at a constant share of the matmul rate, or at the bandwidth of its input and output."""
-    constants = where.constants
-    if kernel.groups > 1:
-        share = constants.grouped_half if where.half else constants.grouped_fp32
-    else:
-        share = constants.conv_half if where.half else constants.conv_fp32
-    flops = (kernel.backward_flops if backward else kernel.flops) * batch
-    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
-    memory = nbytes / (where.device.memory_bandwidth * constants.gemm_memory)
-    return flops / (where.matmul_rate() * share), memory
 
 
 def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:

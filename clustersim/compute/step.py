@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def step_cost(
     param_dtype : what the model's parameters are in while it computes. fp32 with a 16-bit ``dtype`` is autocast: norms,
         softmax and losses move fp32, and weights are cast in every pass. The same 16-bit type is a converted model, or
         FSDP's mixed precision.
-    attention_kernel : eager, efficient, fa1, fa2, fa3 or cudnn; None takes what PyTorch would. It prices fused
+    attention_kernel : one of :data:`clustersim.compute.base.ATTENTION_KERNELS`; None takes what PyTorch would. It prices fused
         attention kernels; a model built with eager attention has none.
     activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
         repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
@@ -79,6 +79,7 @@ def step_cost(
         device, dtype, autocast=autocast, attention_kernel=attention_kernel, implementation=implementation,
         constants=constants,
     )  # fmt: skip
+    where = replace(where, images=model.sample == "image")
     forward, backward = _passes(where, model, micro_batch_size, activation_checkpointing)
     return StepCost(
         forward=np.array([cost.seconds for cost in forward]),
