@@ -170,7 +170,8 @@ class Schedule:
         not count). Empty: no such order.
 
     For all_gather, reduce_scatter, scatter and gather, piece ``k`` belongs to member ``k % n``; for all_to_all piece
-    ``src * n + dst`` is what ``src`` holds for ``dst``.
+    ``src * n + dst`` is what ``src`` holds for ``dst``. Where the fractions of an all_reduce sum to n, piece ``k`` is
+    a part of member ``k % n``'s own tensor, and members add up what they gathered.
     """
 
     src: Ints

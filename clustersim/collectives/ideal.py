@@ -30,7 +30,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     ``n_channels`` None takes as many as use every rail. Raises :class:`ProgramError` for a pin that cannot do the kind.
     """
     chosen = algorithm(request.algorithm or ("ring" if request.kind in RING.kinds else "direct"))
-    count = n_channels or natural_channels(group)
+    count = natural_channels(group) if n_channels is None else n_channels
     laid = channels(group, count, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
     links, weights = link_loads(traffic, group)

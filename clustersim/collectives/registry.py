@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from clustersim.collectives.base import Algorithm
+from clustersim.collectives.direct import DIRECT
+from clustersim.collectives.halving_doubling import HALVING_DOUBLING
+from clustersim.collectives.hierarchical import HIERARCHICAL
+from clustersim.collectives.naive import RING_UNSPLIT, SEQUENTIAL
+from clustersim.collectives.nvls import NVLS, NVLS_TREE
+from clustersim.collectives.pat import PAT
 from clustersim.collectives.ring import RING
 from clustersim.collectives.tree import TREE
 from clustersim.errors import ProgramError, nearest
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({a.name: a for a in (RING, TREE)})
+_ROWS = (RING, TREE, HALVING_DOUBLING, DIRECT, HIERARCHICAL, NVLS, NVLS_TREE, PAT, SEQUENTIAL, RING_UNSPLIT)
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 def algorithm(name: str) -> Algorithm:

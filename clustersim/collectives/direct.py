@@ -1,0 +1,138 @@
+"""Direct: whoever has something for another member sends it there at once, all pairs together.
+
+The textbook's "everyone to everyone": one hop, n (n-1) transfers. For all_to_all, scatter, gather and send it is what
+NCCL does (grouped sends and receives); as an all_reduce it moves (n-1) S out of every member.
+Every member uses the NICs nearest to it, so channels do not matter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
+from clustersim.collectives.islands import member_islands
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
+KINDS = _ALL_PAIRS | {"broadcast", "reduce", "scatter", "gather", "send", "sendrecv", "barrier"}
+
+MOST_PAIRS = 2**15
+"""Pairs beyond which a group's traffic is represented by a sample of shifts."""
+
+
+def edges(request: Request, group: Group) -> tuple[Ints, Ints]:
+    """(E,) senders and (E,) receivers; for all pairs by growing shift, as NCCL posts them."""
+    n, kind = group.size, request.kind
+    member, others = everyone(group), np.delete(everyone(group), request.root)
+    if kind in _ALL_PAIRS:
+        shift = np.arange(1, n, dtype=np.int64)
+        return np.tile(member, n - 1), ((member + shift[:, None]) % n).ravel()
+    if kind in {"broadcast", "scatter"}:
+        return np.full(n - 1, request.root, dtype=np.int64), others
+    if kind in {"reduce", "gather"}:
+        return others, np.full(n - 1, request.root, dtype=np.int64)
+    if kind == "send":
+        return member[:1], member[1:2]
+    return member, (member + 1) % n
+
+
+def _fraction(kind: str, n: int) -> float:
+    """Bytes of one transfer per byte of S."""
+    if kind == "barrier":
+        return 0.0
+    return 1.0 / n if kind in {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"} else 1.0
+
+
+def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """One edge per transfer; large groups sample the shifts between islands, with the same bytes per member."""
+    refuse("direct", request, KINDS)
+    n, fraction = group.size, _fraction(request.kind, group.size)
+    if request.kind == "barrier":
+        return _barrier(group)
+    crosses = int(member_islands(group).max()) > 0
+    if request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
+        return traffic_of(_sampled(group, fraction), 1, int(crosses))
+    src, dst = edges(request, group)
+    return traffic_of([(src, dst, fraction, -1)], 1, int(crosses))
+
+
+def _barrier(group: Group) -> Traffic:
+    """Dissemination: in round k everybody tells the member 2^k further on (Hensgen, Finkel and Manber 1988)."""
+    member, n = everyone(group), group.size
+    shifts = [1 << k for k in range((n - 1).bit_length())]
+    crossing = sum(bool((group.nodes != group.nodes[(member + shift) % n]).any()) for shift in shifts)
+    parts = [(member, (member + shift) % n, 0.0, -1) for shift in shifts]
+    return traffic_of(parts, len(shifts), crossing, rounds=range(len(shifts)))
+
+
+def _sampled(group: Group, fraction: float) -> list[tuple[Ints, Ints, Floats | float, Ints | int]]:
+    """Pairs inside islands exactly; for the rest a few shifts whose edges carry the others' bytes."""
+    island, n = member_islands(group), group.size
+    order = np.argsort(island, kind="stable")
+    counts = np.bincount(island)
+    most = int(counts.max())
+    place = np.empty(n, dtype=np.int64)
+    place[order] = np.arange(n)
+    first = np.cumsum(counts) - counts
+    parts: list[tuple[Ints, Ints, Floats | float, Ints | int]] = []
+    for step in range(1, most):  # inside: turn by `step` within the island
+        turn = counts[island] > step
+        member = everyone(group)[turn]
+        mine = island[member]
+        local = (place[member] - first[mine] + step) % counts[mine]
+        parts.append((member, order[first[mine] + local], fraction, -1))
+    if len(counts) == 1:
+        return parts
+    shifts = _shifts(n, most, max(2, MOST_PAIRS // n))
+    src = np.tile(order, len(shifts))
+    dst = order[((np.arange(n) + shifts[:, None]) % n).ravel()]
+    away = island[src] != island[dst]
+    src, dst = src[away], dst[away]
+    share = fraction * (n - counts[island]) / np.bincount(src, minlength=n)
+    parts.append((src, dst, share[src], -1))
+    return parts
+
+
+def _shifts(n: int, most: int, count: int) -> Ints:
+    """Shifts that leave every island, spread over distances and over places inside the far island."""
+    step = np.linspace(most, n - most, count).astype(np.int64)
+    found: Ints = np.unique(np.clip(step + np.arange(count) % most, most, max(most, n - most)))
+    return found
+
+
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+    """Every transfer, none waiting for another."""
+    refuse("direct", request, KINDS)
+    n, kind, writer = group.size, request.kind, ScheduleWriter()
+    if kind == "barrier":
+        return _barrier_schedule(group)
+    pairs = zip(*(ends.tolist() for ends in edges(request, group)), strict=True)
+    for src, dst in pairs:
+        adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
+        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds)
+    pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
+    return writer.done(np.full(pieces, _fraction(kind, n)))
+
+
+def _piece(kind: str, src: int, dst: int, n: int) -> int:
+    if kind in {"all_gather", "gather", "sendrecv"}:
+        return src
+    if kind in {"reduce_scatter", "scatter"}:
+        return dst
+    return src * n + dst if kind == "all_to_all" else 0
+
+
+def _barrier_schedule(group: Group) -> Schedule:
+    writer, n = ScheduleWriter(), group.size
+    told: list[list[int]] = [[] for _ in range(n)]
+    for k in range((n - 1).bit_length()):
+        sent = [writer.send(i, (i + (1 << k)) % n, 0, after=told[i]) for i in range(n)]
+        told = [[*told[i], sent[(i - (1 << k)) % n]] for i in range(n)]
+    return writer.done(np.zeros(1))
+
+
+DIRECT = Algorithm("direct", KINDS, traffic, schedule)

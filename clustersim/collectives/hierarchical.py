@@ -1,0 +1,107 @@
+"""Hierarchical: inside each island first, then between islands, each member on its own rail, then inside again.
+
+An all_reduce is a ring reduce-scatter over the p members of an island, a ring all_reduce of the own 1/p over the
+members at the same place of all N islands, and a ring all-gather inside: 2 (N-1)/N S/p cross each member's NIC, and
+NVLink carries 2 (p-1)/p S. One phase ends before the next begins. Needs as many members on every island.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
+from clustersim.collectives.islands import member_islands
+from clustersim.errors import ProgramError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+
+
+def grid(group: Group) -> Ints:
+    """(N, p) int: members by island and place. Raises :class:`ProgramError` where islands hold different numbers."""
+    island = member_islands(group)
+    counts = np.bincount(island)
+    if counts.min() != counts.max():
+        raise ProgramError(
+            f"algorithm 'hierarchical' needs as many members on every node; here they hold {counts.min()} to "
+            f"{counts.max()}: use 'ring' or 'tree'"
+        )
+    table: Ints = np.argsort(island, kind="stable").reshape(len(counts), -1)
+    return table
+
+
+def _phases(kind: str, shape: tuple[int, int]) -> list[tuple[str, bool, float]]:
+    """(what, between islands, bytes per ring edge and byte of S) of each phase."""
+    islands, p = shape
+    inside, outside = (p - 1) / p, (islands - 1) / islands / p
+    down = [("reduce_scatter", False, inside), ("reduce_scatter", True, outside)]
+    up = [("all_gather", True, outside), ("all_gather", False, inside)]
+    chosen = {"all_reduce": down + up, "reduce_scatter": down, "all_gather": up}[kind]
+    return [phase for phase in chosen if phase[2] > 0]
+
+
+def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """Rings inside and between islands, a round each."""
+    refuse("hierarchical", request, KINDS)
+    table = grid(group)
+    parts, steps = [], {False: 0, True: 0}
+    for _, between, fraction in _phases(request.kind, table.shape):
+        axis = 0 if between else 1
+        parts.append((table.ravel(), np.roll(table, -1, axis=axis).ravel(), fraction, -1))
+        steps[between] += table.shape[axis] - 1
+    return traffic_of(parts, steps[False] + steps[True], steps[True], rounds=range(len(parts)))
+
+
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+    """Every transfer, one per member's piece; rings pass pieces on as they come."""
+    refuse("hierarchical", request, KINDS)
+    table, writer = grid(group), ScheduleWriter()
+    islands, p = table.shape
+    brought: dict[tuple[int, int], list[int]] = {}
+    for what, between, _ in _phases(request.kind, table.shape):
+        for line in range(p if between else islands):
+            ring = (table[:, line] if between else table[line]).tolist()
+            _ring(writer, what, ring, [_owned(table, what, between, line, at) for at in range(len(ring))], brought)
+    return writer.done(np.full(group.size, 1.0 / group.size))
+
+
+def _owned(table: Ints, what: str, between: bool, line: int, at: int) -> list[int]:
+    """Pieces that end (or begin) at place ``at`` of a ring: a whole column inside islands, one piece between them."""
+    pieces: list[int] = [int(table[at, line])] if between else table[:, at].tolist()
+    return pieces
+
+
+def _ring(
+    writer: ScheduleWriter,
+    what: str,
+    ring: list[int],
+    owned: list[list[int]],
+    brought: dict[tuple[int, int], list[int]],
+) -> None:
+    n, reduces = len(ring), what == "reduce_scatter"
+    for step in range(n - 1):
+        sent = []
+        for i in range(n):
+            src, dst = ring[i], ring[(i + 1) % n]
+            for piece in owned[(i - step - reduces) % n]:
+                after = tuple(brought.get((src, piece), ()))
+                sent.append((dst, piece, writer.send(src, dst, piece, after=after, reduce=reduces)))
+        for dst, piece, transfer in sent:
+            kept = brought.get((dst, piece), []) if reduces else []
+            brought[dst, piece] = [*kept, transfer]
+
+
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+    """Steps of each phase times its longest hop; the bytes of the phases are in the rounds of the traffic."""
+    table = grid(group)
+    total = 0.0
+    for i, (_, between, _) in enumerate(_phases(request.kind, table.shape)):
+        total += (table.shape[0 if between else 1] - 1) * float(hop[i * group.size : (i + 1) * group.size].max())
+    return total
+
+
+HIERARCHICAL = Algorithm("hierarchical", KINDS, traffic, schedule, fill=fill)

@@ -1,0 +1,71 @@
+"""NVLS and NVLSTree: NVLink switches that add and multicast (NVLink SHARP, Hopper and later).
+
+Each of the p members of an island is the *head* of S/p. To reduce, a head reads its part through the switch, which
+fetches it from everybody and adds: S leaves every member, S/p arrives. To give the result out, a head stores its part
+once and the switch copies it to all: S/p leaves, S arrives. An all_reduce is both: S (1 + 1/p) each way, against
+2 (p-1)/p S of a ring. NVLSTree reduces each head's part between islands over a double binary tree on the head's rail.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
+from clustersim.collectives.build import everyone, refuse, traffic_of
+from clustersim.collectives.hierarchical import grid
+from clustersim.collectives.islands import n_islands
+from clustersim.collectives.tree import double_tree, levels
+from clustersim.errors import ProgramError
+
+Ints = npt.NDArray[np.int64]
+
+KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+TREE_KINDS = frozenset({"all_reduce"})
+
+
+def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """Inside one island: what each member sends to and gets from its switches."""
+    refuse("nvls", request, KINDS)
+    _check(group)
+    if n_islands(group) > 1:
+        raise ProgramError("algorithm 'nvls' stays inside one NVLink domain; between nodes use 'nvls_tree' or 'ring'")
+    parts = _inside(request.kind, group, group.size)
+    return traffic_of(parts, 2 if request.kind == "all_reduce" else 1, 0)
+
+
+def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+    """Reduce inside by the switch, between islands by two trees per head, and multicast."""
+    refuse("nvls_tree", request, TREE_KINDS)
+    _check(group)
+    table = grid(group)
+    n, p = table.shape
+    if n == 1:
+        raise ProgramError("algorithm 'nvls_tree' needs more than one node; inside one use 'nvls'")
+    parts = _inside(request.kind, group, p)
+    deepest = 0
+    for parent in double_tree(n):
+        child = np.flatnonzero(parent >= 0)
+        below, above = table[child].ravel(), table[parent[child]].ravel()
+        parts += [(below, above, 0.5 / p, -1), (above, below, 0.5 / p, -1)]
+        deepest = max(deepest, int(levels(parent).max()))
+    return traffic_of(parts, 2 + 2 * deepest, 2 * deepest)
+
+
+def _inside(kind: str, group: Group, p: int) -> list[tuple[Ints, Ints, float, int]]:
+    member = everyone(group)
+    switch = np.full(group.size, -1, dtype=np.int64)
+    reads = [(member, switch, 1.0, -1), (switch, member, 1.0 / p, -1)]
+    stores = [(member, switch, 1.0 / p, -1), (switch, member, 1.0, -1)]
+    return {"all_reduce": reads + stores, "reduce_scatter": reads, "all_gather": stores}[kind]
+
+
+def _check(group: Group) -> None:
+    for node in group.node_ids.tolist():
+        kind = group.topology.node_types[node]
+        if not kind.nvls:
+            raise ProgramError(f"{kind.name!r} has no NVLink SHARP, which algorithms 'nvls' and 'nvls_tree' run in")
+
+
+NVLS = Algorithm("nvls", KINDS, traffic)
+NVLS_TREE = Algorithm("nvls_tree", TREE_KINDS, tree_traffic)

@@ -1,0 +1,296 @@
+"""The contract every algorithm keeps, over kinds, sizes and nodes: the data comes out right, and so do the bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache, reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim import fabrics
+from clustersim.collectives import plan
+from clustersim.collectives.base import Group, Request, Schedule
+from clustersim.collectives.channels import channels
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.errors import ProgramError, TopologyError
+
+OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+PAIRS = [(name, kind) for name, row in ALGORITHMS.items() for kind in sorted(row.kinds)]
+PLACES = [(n, nodes) for n in (2, 3, 4, 5, 8, 16) for nodes in (1, 2, 3) if nodes <= n <= 8 * nodes]
+
+
+@cache
+def machine(name: str, nodes: int):
+    return fabrics.load(name, nodes=nodes)
+
+
+@cache
+def group(n: int, nodes: int, name: str = "hgx-h100") -> Group:
+    """``n`` members on ``nodes`` nodes, as even as it goes, the first nodes holding more."""
+    topology = machine(name, nodes)
+    counts = [n // nodes + (node < n % nodes) for node in range(nodes)]
+    return Group(topology, np.concatenate([topology.node_gpus(i)[:c] for i, c in enumerate(counts)]))
+
+
+def laid(name: str, members: Group, n_channels: int = 2):
+    return channels(members, n_channels, ALGORITHMS[name].layout)
+
+
+def fits(name: str, n: int, nodes: int) -> bool:
+    """Hierarchical needs even nodes, NVLS one node, NVLSTree several even ones; the rest take any group."""
+    if name == "nvls":
+        return nodes == 1 and n <= 8
+    return n % nodes == 0 and not (name == "nvls_tree" and nodes == 1) if name in EVEN else True
+
+
+EVEN = {"hierarchical", "nvls_tree"}
+CASES = [(name, kind, n, nodes) for name, kind in PAIRS for n, nodes in PLACES if fits(name, n, nodes)]
+SCHEDULED = [case for case in CASES if ALGORITHMS[case[0]].schedule]
+
+
+def request_for(name: str, kind: str, members: Group) -> Request:
+    return Request(kind, 2.0**22, root=members.size - 1, algorithm=name)
+
+
+# ---- executing a schedule -------------------------------------------------------------------------------------------
+
+
+def played(schedule: Schedule, n: int, operation, own) -> list[list[object]]:
+    """What each member ends with of each piece: ``own(member, piece)`` is what it begins with (None: nothing)."""
+
+    def combined(start, transfers):
+        value, added = start, []
+        for t in transfers:
+            if schedule.reduce[t]:
+                added.append(carried[t])
+            else:
+                value, added = carried[t], []
+        return reduce(operation, added, value) if value is not None else reduce(operation, added) if added else None
+
+    carried: list[object] = []
+    arrived = defaultdict(list)
+    for t in range(len(schedule.src)):
+        src, piece = int(schedule.src[t]), int(schedule.chunk[t])
+        needs = schedule.after[schedule.after_ptr[t] : schedule.after_ptr[t + 1]].tolist()
+        assert all(need < t for need in needs), "a transfer waits for a later one"
+        brought = [need for need in needs if schedule.dst[need] == src and schedule.chunk[need] == piece]
+        carried.append(combined(own(src, piece), brought))
+        arrived[int(schedule.dst[t]), piece].append(t)
+    return [[combined(own(m, p), arrived[m, p]) for p in range(schedule.n_chunks)] for m in range(n)]
+
+
+def expected_and_found(kind: str, schedule: Schedule, n: int, root: int, operation):
+    """Yields (expected, found) for everything the kind promises."""
+    rng = np.random.default_rng(7)
+    data = rng.uniform(0.5, 1.5, size=(n, schedule.n_chunks))
+    gathered = kind == "all_reduce" and schedule.chunk_fraction.sum() > n - 0.5
+
+    def own(member, piece):
+        if kind in {"all_gather", "gather", "sendrecv"} or gathered:
+            return data[member, piece] if piece % n == member else None
+        if kind == "all_to_all":
+            return data[member, piece] if piece // n == member else None
+        if kind in {"broadcast", "scatter"}:
+            return data[member, piece] if member == root else None
+        if kind == "send":
+            return data[0, piece] if member == 0 else None
+        return data[member, piece]
+
+    end = played(schedule, n, operation, own)
+    total = operation.reduce(data, axis=0)
+    for member in range(n):
+        for piece in range(schedule.n_chunks):
+            mine, found = piece % n == member, end[member][piece]
+            if gathered or kind == "all_gather" or (kind == "gather" and member == root):
+                yield data[piece % n, piece], found
+            elif kind == "all_reduce" or (kind == "reduce_scatter" and mine) or (kind == "reduce" and member == root):
+                yield total[piece], found
+            elif kind == "broadcast" or (kind == "scatter" and mine):
+                yield data[root, piece], found
+            elif kind == "all_to_all" and mine:
+                yield data[piece // n, piece], found
+            elif (kind == "sendrecv" and (piece + 1) % n == member) or (kind == "send" and member == 1):
+                yield data[0 if kind == "send" else piece, piece], found
+
+
+@pytest.mark.parametrize(("name", "kind", "n", "nodes"), [case for case in SCHEDULED if case[1] != "barrier"])
+def test_executing_the_schedule_gives_every_member_the_right_data(name, kind, n, nodes):
+    members = group(n, nodes)
+    request = request_for(name, kind, members)
+    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
+    checks = list(expected_and_found(kind, schedule, n, request.root, np.add))
+    assert checks
+    for expected, found in checks:
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("redop", ["prod", "min", "max"])
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "direct", "hierarchical", "sequential"])
+def test_an_all_reduce_serves_every_reduction(name, redop):
+    members = group(6, 2)
+    request = Request("all_reduce", 2.0**20, redop=redop)
+    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
+    for expected, found in expected_and_found("all_reduce", schedule, 6, 0, OPERATIONS[redop]):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_barrier_lets_nobody_go_before_everybody_came():
+    members = group(11, 2)
+    schedule = ALGORITHMS["direct"].schedule(Request("barrier", 0.0), members, ())
+    knows = [{m} for m in range(11)]
+    carried = []
+    arrived = [set() for _ in range(11)]
+    for t, (src, dst) in enumerate(zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True)):
+        needs = schedule.after[schedule.after_ptr[t] : schedule.after_ptr[t + 1]].tolist()
+        carried.append({src}.union(*(carried[need] for need in needs)))
+        assert all(schedule.dst[need] == src for need in needs)
+        arrived[dst] |= carried[t]
+    assert all(own | got == set(range(11)) for own, got in zip(knows, arrived, strict=True))
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def per_edge(src, dst, fraction) -> dict[tuple[int, int], float]:
+    found = defaultdict(float)
+    for s, d, f in zip(src.tolist(), dst.tolist(), fraction.tolist(), strict=True):
+        found[s, d] += f
+    return {edge: total for edge, total in found.items() if total > 0}
+
+
+@pytest.mark.parametrize(("name", "kind", "n", "nodes"), SCHEDULED)
+def test_the_schedule_moves_the_bytes_of_the_traffic_on_every_edge(name, kind, n, nodes):
+    members = group(n, nodes)
+    request = request_for(name, kind, members)
+    traffic = ALGORITHMS[name].traffic(request, members, laid(name, members))
+    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
+    moved = per_edge(schedule.src, schedule.dst, schedule.chunk_fraction[schedule.chunk])
+    assert moved == pytest.approx(per_edge(traffic.src, traffic.dst, traffic.fraction))
+
+
+VOLUME = {
+    ("ring", "all_reduce"): lambda n: 2 * (n - 1),
+    ("ring", "all_gather"): lambda n: n - 1,
+    ("ring", "reduce_scatter"): lambda n: n - 1,
+    ("ring", "broadcast"): lambda n: n - 1,
+    ("ring", "reduce"): lambda n: n - 1,
+    ("tree", "all_reduce"): lambda n: 2 * (n - 1),
+    ("tree", "broadcast"): lambda n: n - 1,
+    ("tree", "reduce"): lambda n: n - 1,
+    ("hierarchical", "all_reduce"): lambda n: 2 * (n - 1),
+    ("pat", "all_gather"): lambda n: n - 1,
+    ("pat", "reduce_scatter"): lambda n: n - 1,
+    ("direct", "all_reduce"): lambda n: n * (n - 1),
+    ("direct", "all_to_all"): lambda n: n - 1,
+    ("direct", "scatter"): lambda n: (n - 1) / n,
+    ("direct", "gather"): lambda n: (n - 1) / n,
+    ("sequential", "all_reduce"): lambda n: 2 * (n - 1),
+    ("ring_unsplit", "all_reduce"): lambda n: n * (n - 1),
+}
+"""Bytes sent by all members together, per byte of S."""
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(2, 1), (8, 1), (6, 2), (16, 2), (24, 3)])
+@pytest.mark.parametrize(("name", "kind"), sorted(VOLUME))
+def test_the_bytes_sent_are_the_algorithms_known_volume(name, kind, n, nodes):
+    members = group(n, nodes)
+    traffic = ALGORITHMS[name].traffic(Request(kind, 1.0), members, laid(name, members))
+    assert traffic.fraction.sum() == pytest.approx(VOLUME[name, kind](n))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize(("kind", "passes"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+def test_halving_doubling_sends_as_little_as_a_ring_at_powers_of_two(n, kind, passes):
+    members = group(n, max(1, n // 8))
+    traffic = ALGORITHMS["halving_doubling"].traffic(Request(kind, 1.0), members, ())
+    sent = np.bincount(traffic.src, weights=traffic.fraction)
+    assert sent == pytest.approx(np.full(n, passes * (n - 1) / n))
+    assert traffic.steps == passes * np.log2(n)
+
+
+def test_large_groups_sample_pairs_and_keep_the_bytes_of_every_member():
+    topology = machine("hgx-h100", 64)
+    members = Group(topology, topology.gpus)
+    traffic = ALGORITHMS["direct"].traffic(Request("all_to_all", 1.0), members, ())
+    crossing = members.nodes[traffic.src] != members.nodes[traffic.dst]
+    n = members.size
+    assert len(traffic.src) < n * (n - 1) / 4
+    for ends in (traffic.src, traffic.dst):
+        outside = np.bincount(ends[crossing], weights=traffic.fraction[crossing], minlength=n)
+        inside = np.bincount(ends[~crossing], weights=traffic.fraction[~crossing], minlength=n)
+        assert outside == pytest.approx(np.full(n, (n - 8) / n))
+        assert inside == pytest.approx(np.full(n, 7 / n))
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind", "n", "nodes"), CASES)
+def test_no_plan_beats_the_lower_bound(name, kind, n, nodes):
+    members = group(n, nodes)
+    request = request_for(name, kind, members)
+    found = plan(request, members, "ideal")
+    assert found.time(members.topology.link_bandwidth) >= found.lower_bound * (1 - 1e-9)
+    assert found.lower_bound > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pair=st.sampled_from(PAIRS),
+    counts=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    n_channels=st.integers(1, 9),
+    nbytes=st.floats(0, 1e10),
+    data=st.data(),
+    name=st.sampled_from(["hgx-h100", "hgx-a100", "dgx-1v", "aws-p5", "pcie-a100", "polaris-a100"]),
+)
+def test_any_subset_of_gpus_gets_a_plan_above_its_bound_or_one_clear_error(
+    pair, counts, n_channels, nbytes, data, name
+):
+    topology = machine(name, len(counts))
+    chosen = [
+        data.draw(st.lists(st.sampled_from(topology.node_gpus(i).tolist()), min_size=1, max_size=c, unique=True))
+        for i, c in enumerate(counts)
+    ]
+    members = Group(topology, np.array([gpu for node in chosen for gpu in node]))
+    algorithm, kind = pair
+    request = Request(kind, nbytes, algorithm=algorithm)
+    try:
+        found = plan(request, members, "ideal", n_channels)
+    except ProgramError:
+        # Only these ask something of the machine; the rest take any group that can reach itself.
+        if algorithm not in {"nvls", "nvls_tree", "hierarchical"}:
+            raise
+        return
+    except TopologyError:
+        if topology.n_nodes == 1 or len(topology.nics):
+            raise
+        return
+    assert found.time(topology.link_bandwidth) >= found.lower_bound * (1 - 1e-9)
+    assert np.all(found.weights > 0)
+
+
+def test_a_group_of_one_costs_nothing():
+    members = group(1, 1)
+    found = plan(Request("all_reduce", 2.0**30), members, "ideal")
+    assert found.time(members.topology.link_bandwidth) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"backend": "ncll"}, r"no collective backend 'ncll'"),
+        ({"algorithm": "rign"}, r"no algorithm 'rign'; did you mean 'ring'\?"),
+        ({"algorithm": "pat"}, r"algorithm 'pat' does not do 'all_reduce'; it does all_gather, reduce_scatter"),
+        ({"root": 8}, r"root 8 is not a position in a group of 8"),
+        ({"nbytes": -1.0}, r"a collective of -1.0 bytes"),
+        ({"n_channels": 0}, r"at least one channel, not 0"),
+    ],
+)
+def test_a_request_that_cannot_be_planned_says_why(change, message):
+    options = {"kind": "all_reduce", "nbytes": 1.0, **change}
+    backend, n_channels = options.pop("backend", "ideal"), options.pop("n_channels", None)
+    with pytest.raises(ProgramError, match=message):
+        plan(Request(**options), group(8, 1), backend, n_channels)
