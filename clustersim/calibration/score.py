@@ -26,7 +26,9 @@ def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]
             columns = list(reader.fieldnames or [])
             for name in required:
                 if name not in columns:
-                    raise TraceError(f"{path}: no column {name!r} in the header; {nearest(name, columns or ['(empty)'])}")
+                    raise TraceError(
+                        f"{path}: no column {name!r} in the header; {nearest(name, columns or ['(empty)'])}"
+                    )
             return [_whole(row, path, i) for i, row in enumerate(reader, start=2)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read as a CSV table: {error}") from None

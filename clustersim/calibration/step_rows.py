@@ -1,0 +1,165 @@
+"""What a row of a training-step table says was run, in the words of a scenario.
+
+Columns: ``model, layers, d_model, heads, seq_len, vocab, precision, gpu, nodes, gpus, topology, strategy,
+micro_batch_per_gpu, grad_accum, global_batch, act_ckpt, other, metric, value, unit, notes``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clustersim import models
+from clustersim.calibration.score import number
+from clustersim.device import Device, device_from_text
+from clustersim.model import Model
+
+Row = Mapping[str, str]
+COLUMNS = (
+    "case_id",
+    "model",
+    "precision",
+    "gpu",
+    "gpus",
+    "nodes",
+    "strategy",
+    "micro_batch_per_gpu",
+    "metric",
+    "value",
+)
+PLAYED = ("single", "ddp")
+"""Strategies that can be predicted, matched by the start of the column."""
+
+_DTYPES = (
+    ("fp8", "fp8"),
+    ("bf16", "bf16"),
+    ("tf32 off", "fp32"),
+    ("amp", "fp16"),
+    ("fp16", "fp16"),
+    ("tf32", "tf32"),
+    ("fp32", "fp32"),
+)
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """One measured training step.
+
+    Parameters
+    ----------
+    measured : float [s] per optimizer step, all accumulation included.
+    model, device : what ran on what. topology : name of the machine's file, empty if the row does not say.
+    nodes, gpus : in use. micro_batch, accumulation : samples per rank and pass, passes per step.
+    dtype : of the matrix products. param_dtype : what parameters and gradients are kept in.
+    optimizer : None where the measurement stops after backward. checkpointing : as compute's knob.
+    bucket_cap_mb : None for DDP's default.
+    """
+
+    measured: float
+    model: Model
+    device: Device
+    topology: str
+    nodes: int
+    gpus: int
+    strategy: str
+    micro_batch: int
+    accumulation: int
+    dtype: str
+    param_dtype: str
+    optimizer: str | None
+    checkpointing: str
+    bucket_cap_mb: float | None
+    implementation: str
+
+
+def read(row: Row) -> StepRun:
+    """The run a row describes. Raises ValueError or a clustersim error that says what keeps it from being predicted."""
+    strategy = next((name for name in PLAYED if row["strategy"].startswith(name)), None)
+    if strategy is None:
+        raise ValueError(f"strategy {row['strategy']!r} is not played; played: {', '.join(PLAYED)}")
+    if any(row.get(axis, "") not in {"", "1"} for axis in ("tp", "pp", "ep", "cp")):
+        raise ValueError("tensor, pipeline, expert or context parallelism is not played")
+    if row.get("offload", "") not in {"", "none"}:
+        raise ValueError(f"offload {row['offload']!r} is not played")
+    model = models.from_row(row)
+    words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
+    return StepRun(
+        measured=measured_step(row, model),
+        model=model,
+        device=device_from_text(row["gpu"]),
+        topology=row.get("topology", ""),
+        nodes=_count(row, "nodes"),
+        gpus=_count(row, "gpus"),
+        strategy=strategy,
+        micro_batch=_micro_batch(row),
+        accumulation=_count(row, "grad_accum"),
+        dtype=_dtype(row["precision"], row["gpu"]),
+        param_dtype="bf16" if "pure" in row["precision"].lower() else "fp32",
+        optimizer=_optimizer(row, words, model),
+        checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
+        bucket_cap_mb=_bucket(row.get("other", "")),
+        implementation="compiled" if re.search(r"\b(xla|torch\.compile|compiled)\b", words) and not re.search(
+            r"without xla|no compile", words) else "eager",
+    )  # fmt: skip
+
+
+def measured_step(row: Row, model: Model) -> float:
+    """Seconds of one optimizer step, from whatever the row measured. Raises ValueError where that is no step time."""
+    metric, unit, value = row["metric"], row.get("unit", ""), number(row, "value")
+    if metric.startswith(("iteration_time", "fwd+bwd time", "step_time")):
+        return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+    if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
+        return value / int(found.group(1))
+    local = _micro_batch(row) * _count(row, "grad_accum")
+    if metric == "tflops_per_gpu":
+        return local * model.flops_per_sample() / (value * 1e12)
+    if metric.startswith("tokens_per_s_per_gpu"):
+        return local * model.seq_len / value
+    if metric.startswith("throughput_per_gpu"):
+        return local / value
+    if metric.startswith("throughput"):
+        samples = number(row, "global_batch") if row.get("global_batch") else local * _count(row, "gpus")
+        return samples * (model.seq_len if unit.startswith("tok") else 1) / value
+    raise ValueError(f"metric {metric!r} does not say how long a step takes")
+
+
+def _count(row: Row, column: str) -> int:
+    return int(number(row, column)) if row.get(column, "").strip() else 1
+
+
+def _micro_batch(row: Row) -> int:
+    if not row["micro_batch_per_gpu"].strip():
+        raise ValueError("the row does not say the micro-batch per GPU")
+    return int(number(row, "micro_batch_per_gpu"))
+
+
+def _dtype(precision: str, gpu: str) -> str:
+    """Element type of the matrix products.
+
+    ``fp32/TF32`` means what the GPU's libraries did by default: TF32 from Ampere on.
+    """
+    text = precision.lower()
+    if text == "fp32/tf32":
+        return "tf32" if device_from_text(gpu).sm >= 80 else "fp32"
+    for word, dtype in _DTYPES:
+        if word in text:
+            return dtype
+    if not text:
+        raise ValueError("the row does not say the precision")
+    raise ValueError(f"precision {precision!r} is not known")
+
+
+def _optimizer(row: Row, words: str, model: Model) -> str | None:
+    if "no optimizer" in row["metric"]:
+        return None
+    if "lamb" in words:
+        return "lamb"
+    return "sgd_momentum" if model.sample == "image" else "adam"
+
+
+def _bucket(other: str) -> float | None:
+    found = re.search(r"bucket_cap_mb (\d+)\b(?! *\(?default)", other)
+    if found is None or "default" in other:
+        return None
+    return float(found.group(1))
