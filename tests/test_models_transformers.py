@@ -261,3 +261,13 @@ def test_blocks_are_alike_and_costs_positive(
     assert all(k.flops >= 0 and k.nbytes >= 0 and k.backward_nbytes >= 0 for k in blocks[0].kernels)
     assert model.parameters == sum(layer.parameters for layer in model.layers)
     assert model.executed_flops_per_sample() > 0
+
+
+def test_opt_pays_for_the_gradient_of_its_clamp() -> None:
+    scores = {"mask", "clamp", "softmax", "scale"}
+    moved = {
+        name: sum(k.backward_nbytes for k in block(from_hf(config(name), attention="eager", seq_len=256)).kernels
+                  if k.name in scores) / (16 * 256**2)
+        for name in ("opt-350m", "bert-large-uncased")
+    }  # fmt: skip
+    assert moved == {"opt-350m": 13, "bert-large-uncased": 5}

@@ -38,7 +38,7 @@ NORM = {
 ACTIVATION = {
     "gelu": Passes(2, 3, saved=2),
     "relu": Passes(2, 3, saved=2),
-    "gelu_new": Passes(18, 26, 8, 13, saved=5),
+    "gelu_new": Passes(18, 28, 8, 11, saved=5),
     "swiglu": Passes(5, 10, 2, 3, saved=4),
     "geglu": Passes(5, 10, 2, 3, saved=4),
 }
@@ -47,6 +47,16 @@ FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
 CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
 # Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
 ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
+# Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
+# mask) has a gradient pass, an added mask has none, and torch.max's gradient (OPT's clamp) is five kernels. Llama's
+# softmax runs in fp32 and casts back.
+SCORES = {
+    "gpt2": {"scale": Passes(2, 2), "mask": Passes(2, 2), "softmax": Passes(2, 3)},
+    "opt": {"mask": Passes(2, 0, 1, 0), "clamp": Passes(2, 10, 1, 5), "softmax": Passes(2, 3)},
+    "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
+    "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
+}
+SCORES |= {"mpt": SCORES["bert"], "mixtral": SCORES["llama"]}
 # A dropout mask is one byte per element, a quarter of an fp32 pass.
 DROPOUT = Passes(2.25, 2.25)
 
@@ -161,10 +171,7 @@ def _eager(s: Shape) -> Kernels:
     if s.implementation == "fused":
         ops = [memory("softmax", square, Passes(2, 3))]
     else:
-        # A causal mask selects (its gradient too), a padding mask adds (its gradient passes through).
-        mask = Passes(2, 2) if s.causal else Passes(2, 0, 1, 0)
-        ops = [memory("scale", square, Passes(2, 2)), memory("mask", square, mask)]
-        ops.append(memory("softmax", square, Passes(2, 3)))
+        ops = [memory(name, square, passes) for name, passes in SCORES[s.family].items()]
         if s.attn_dropout:
             ops.append(memory("dropout", square, DROPOUT))
     # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
