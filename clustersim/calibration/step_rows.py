@@ -95,7 +95,7 @@ def read(row: Row) -> StepRun:
         micro_batch=_micro_batch(row),
         accumulation=_count(row, "grad_accum"),
         dtype=_dtype(row["precision"], row["gpu"]),
-        param_dtype="bf16" if "pure" in row["precision"].lower() else "fp32",
+        param_dtype=_param_dtype(row["precision"].lower(), words),
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
         bucket_cap_mb=_bucket(row.get("other", "")),
@@ -148,6 +148,18 @@ def _dtype(precision: str, gpu: str) -> str:
     if not text:
         raise ValueError("the row does not say the precision")
     raise ValueError(f"precision {precision!r} is not known")
+
+
+def _param_dtype(precision: str, words: str) -> str:
+    """What parameters are in while the model computes.
+
+    Apex's O2 and MXNet's multi-precision keep a 16-bit model with fp32 master weights in the optimizer; PyTorch's and
+    TensorFlow's AMP keep fp32 parameters and cast in every pass.
+    """
+    if "pure" in precision:
+        return "bf16"
+    half = "amp" in precision or "fp16" in precision
+    return "fp16" if half and re.search(r"\b(apex|mxnet)\b", words) else "fp32"
 
 
 def _optimizer(row: Row, words: str, model: Model) -> str | None:
