@@ -1,0 +1,261 @@
+"""Who meets whom: the transfers of a Program, and the ops of each role that take part in them.
+
+A *meeting* is a collective of one group, or a send with its recv. Ranks arrive at a meeting when their op could begin;
+it starts when the last one is there. Meetings whose members come from the same ops are kept together as the columns of
+one :class:`Site`, so that an op on sixteen thousand ranks stays one object.
+
+Matching follows NCCL: the k-th collective a rank issues on a communicator meets the k-th its peers issue, and they must
+be the same collective. A send meets the recv with its tag that its peer uses for the k-th time on that pair.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Request
+from clustersim.engine.planning import PlanBook, Plans
+from clustersim.errors import ProgramError
+from clustersim.program import Collective, Op, Program, Recv, Role, Send
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+OpKey: TypeAlias = tuple[int, int]
+"""(role, op in the role's list)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One op's part in a site.
+
+    Parameters
+    ----------
+    key : the op. meeting_of : (n_ranks,) int, the site's meeting each rank of the role comes to; -1 for none.
+    everyone : every rank of the role comes.
+    """
+
+    key: OpKey
+    meeting_of: Ints
+    everyone: bool
+    _order: Ints = field(repr=False)
+    _ptr: Ints = field(repr=False)
+
+    def who(self, meetings: Ints) -> Ints | slice:
+        """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
+        if self.everyone and len(meetings) == len(self._ptr) - 1:
+            return slice(None)
+        found = [self._order[self._ptr[m] : self._ptr[m + 1]] for m in meetings.tolist()]
+        return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
+
+
+@dataclass(eq=False)
+class Site:
+    """Meetings of the same ops.
+
+    Parameters
+    ----------
+    first : int, id of the first meeting; the others follow.
+    sides : one per op taking part. ranks : (G, members) int, who meets.
+    plans : what is transferred.
+    missing : (G,) int, members still to arrive. start : (G,) float [s], the latest arrival so far.
+    """
+
+    first: int
+    sides: tuple[Side, ...]
+    ranks: Ints
+    plans: Plans
+    missing: Ints
+    start: Floats
+
+    def arrive(self, meetings: Ints, times: Floats) -> Ints:
+        """Note arrivals (one element per rank); returns the meetings that are now complete."""
+        if len(self.missing) == 1:
+            self.missing[0] -= len(meetings)
+            self.start[0] = max(self.start[0], times.max())
+            return np.flatnonzero(self.missing == 0)
+        came = np.bincount(meetings, minlength=len(self.missing))
+        self.missing -= came
+        np.maximum.at(self.start, meetings, times)
+        return np.flatnonzero((self.missing == 0) & (came > 0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One op's use of one meeting that spans ops: which positions of its role come."""
+
+    key: OpKey
+    op: Op
+    ranks: Ints
+    positions: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """A site without plan and numbers."""
+
+    ops: tuple[OpKey, ...]
+    ranks: Ints
+    op: Op
+    columns: list[Ints]
+
+
+def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
+    """Every meeting of a Program, with its plan.
+
+    Raises
+    ------
+    ProgramError : where members issue a communicator's collectives in different orders, or send and recv disagree.
+    """
+    drafts: list[_Draft] = []
+    calls: dict[object, list[_Call]] = {}
+    for r, role in enumerate(program.roles):
+        uses: dict[object, int] = defaultdict(int)
+        places = _Places(role, program.world_size)
+        for i, op in enumerate(role.ops):
+            if isinstance(op, Collective):
+                inside, across = places.split(op.groups)
+                if len(inside):
+                    drafts.append(_Draft(((r, i),), inside, op, [places.meeting_of(inside)]))
+                for ranks in across:
+                    _call(calls, uses, ("all", op.communicator, tuple(sorted(ranks.tolist()))), (r, i), op, ranks, role)
+            elif isinstance(op, Send | Recv):
+                _point_to_point(calls, uses, program.world_size, (r, i), op, role)
+    return _numbered(drafts + _joined(calls, program.roles), book)
+
+
+class _Places:
+    """Where global ranks are in one role, remembered per groups array since ops share them."""
+
+    def __init__(self, role: Role, world_size: int) -> None:
+        self.at = np.full(world_size, -1, dtype=np.int64)
+        self.at[role.ranks] = np.arange(len(role.ranks))
+        self.n = len(role.ranks)
+        self._splits: dict[int, tuple[Ints, Ints, Ints]] = {}
+        self._members: dict[int, tuple[Ints, Ints]] = {}
+
+    def split(self, groups: Ints) -> tuple[Ints, Ints]:
+        """Rows of ``groups`` wholly inside the role, and those partly inside."""
+        if id(groups) not in self._splits:
+            present = (self.at[groups] >= 0).sum(axis=1)
+            whole = present == groups.shape[1]
+            inside = groups if whole.all() else groups[whole]
+            self._splits[id(groups)] = groups, inside, groups[(present > 0) & ~whole]
+        return self._splits[id(groups)][1:]
+
+    def meeting_of(self, groups: Ints) -> Ints:
+        """(n_ranks,) row of ``groups`` each rank of the role is in; -1 for none."""
+        if id(groups) not in self._members:
+            column = np.full(self.n, -1, dtype=np.int64)
+            column[self.at[groups]] = np.arange(len(groups))[:, None]
+            self._members[id(groups)] = groups, column
+        return self._members[id(groups)][1]
+
+
+def _call(
+    calls: dict[object, list[_Call]],
+    uses: dict[object, int],
+    name: object,
+    key: OpKey,
+    op: Op,
+    ranks: Ints,
+    role: Role,
+) -> None:
+    positions = np.flatnonzero(np.isin(role.ranks, ranks))
+    calls.setdefault((name, uses[name]), []).append(_Call(key, op, ranks, positions))
+    uses[name] += 1
+
+
+def _point_to_point(
+    calls: dict[object, list[_Call]], uses: dict[object, int], world_size: int, key: OpKey, op: Send | Recv, role: Role
+) -> None:
+    sends = isinstance(op, Send)
+    for position in np.flatnonzero(op.peer >= 0).tolist():
+        rank, peer = int(role.ranks[position]), int(op.peer[position])
+        if peer >= world_size or peer == rank:
+            where = f"role {role.name!r}, op {key[1]} {op.name!r}"
+            raise ProgramError(f"{where}: rank {rank} names rank {peer} as its peer in a world of {world_size}")
+        pair = (rank, peer) if sends else (peer, rank)
+        use = ("pair", op.tag, pair)
+        # Sends and recvs of a pair are counted apart: a rank may do either first.
+        count = uses[(sends, use)]
+        uses[(sends, use)] += 1
+        call = _Call(key, op, np.array(pair, dtype=np.int64), np.array([position], dtype=np.int64))
+        calls.setdefault((use, count), []).append(call)
+
+
+def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_Draft]:
+    """Calls that meet, gathered by the ops taking part."""
+    together: dict[tuple[OpKey, ...], list[list[_Call]]] = {}
+    for meeting in calls.values():
+        for other in meeting[1:]:
+            _must_agree(roles, meeting[0], other)
+        together.setdefault(tuple(call.key for call in meeting), []).append(meeting)
+    drafts = []
+    for ops, meetings in together.items():
+        columns = []
+        for side, (role, _) in enumerate(ops):
+            column = np.full(len(roles[role].ranks), -1, dtype=np.int64)
+            for g, meeting in enumerate(meetings):
+                column[meeting[side].positions] = g
+            columns.append(column)
+        ranks = np.array([meeting[0].ranks for meeting in meetings], dtype=np.int64)
+        drafts.append(_Draft(ops, ranks, meetings[0][0].op, columns))
+    return drafts
+
+
+def _must_agree(roles: tuple[Role, ...], one: _Call, other: _Call) -> None:
+    if _terms(one) == _terms(other):
+        return
+    who = [
+        f"rank {roles[c.key[0]].ranks[c.positions[0]]} (role {roles[c.key[0]].name!r}, op {c.key[1]} {c.op.name!r})"
+        f" calls {_words(c)}"
+        for c in (one, other)
+    ]
+    rule = "a send and its recv must have one size"
+    if isinstance(one.op, Collective):
+        rule = f"all members of communicator {one.op.communicator!r} must issue the same collectives in the same order"
+    raise ProgramError(f"{who[0]} where {who[1]}; {rule}")
+
+
+def _terms(call: _Call) -> tuple[object, ...]:
+    op = call.op
+    if isinstance(op, Collective):
+        return op.kind, op.nbytes, op.dtype, op.root, call.ranks.tolist()
+    return (op.nbytes,) if isinstance(op, Send | Recv) else ()
+
+
+def _words(call: _Call) -> str:
+    op = call.op
+    if isinstance(op, Collective):
+        members = ", ".join(map(str, call.ranks[:4].tolist())) + (", ..." if len(call.ranks) > 4 else "")
+        return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
+    verb = "send" if isinstance(op, Send) else "recv"
+    return f"{verb} of {getattr(op, 'nbytes', 0.0):.0f} bytes"
+
+
+def _request(op: Op) -> Request:
+    if isinstance(op, Collective):
+        return Request(op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol)
+    return Request("send", float(getattr(op, "nbytes", 0.0)))
+
+
+def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
+    """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
+    members: dict[int, tuple[Ints, Ints]] = {}
+    found, first = [], 0
+    for draft in sorted(drafts, key=lambda d: d.ops):
+        sides = []
+        for key, column in zip(draft.ops, draft.columns, strict=True):
+            if id(column) not in members:
+                order = np.argsort(column, kind="stable")
+                members[id(column)] = order, np.searchsorted(column[order], np.arange(len(draft.ranks) + 1))
+            sides.append(Side(key, column, bool(column.min() >= 0), *members[id(column)]))
+        plans = book.plans(_request(draft.op), draft.ranks)
+        missing = np.full(len(draft.ranks), draft.ranks.shape[1], dtype=np.int64)
+        found.append(Site(first, tuple(sides), draft.ranks, plans, missing, np.zeros(len(draft.ranks))))
+        first += len(draft.ranks)
+    return tuple(found)

@@ -1,0 +1,174 @@
+"""What each group's transfer is, before the run: plans as columns, each asked for once.
+
+A planner is asked once per distinct request and group. Groups that live inside one node each, at the same places of
+nodes wired alike, are congruent: one plan serves them all, its links replaced by the same links of the other node. Two
+thousand nodes sharding eight ways cost one call, not two thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Group, Plan, Request
+from clustersim.engine.network import Loads
+from clustersim.errors import ProgramError
+from clustersim.mesh import Mesh
+from clustersim.topology import Topology
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Planner: TypeAlias = Callable[[Request, Group], Plan]
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """One request on several groups.
+
+    Parameters
+    ----------
+    request : the request. each : the plan of every group; congruent groups share the first one's.
+    load : (G,) int, id in :class:`Loads`. latency : (G,) [s]. nbytes : (G,) [bytes]. ceiling : (G,) [bytes/s].
+    least : (G,) float [s], no transfer is shorter: latency plus bytes at the rate of an idle network.
+    """
+
+    request: Request
+    each: tuple[Plan, ...]
+    load: Ints
+    latency: Floats
+    nbytes: Floats
+    ceiling: Floats
+    least: Floats
+
+
+class PlanBook:
+    """Plans of a run, cached.
+
+    Parameters
+    ----------
+    planner : asked for every plan. launch, nccl_version : as in :class:`Group`.
+    congruent : let groups at the same places of nodes wired alike share one plan; for planners that look at nothing
+        but the request and the group's surroundings.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        topology: Topology,
+        mesh: Mesh,
+        loads: Loads,
+        *,
+        launch: str = "process_per_gpu",
+        nccl_version: tuple[int, int] = (2, 28),
+        congruent: bool = False,
+    ) -> None:
+        self.planner, self.topology, self.mesh, self.loads = planner, topology, mesh, loads
+        self.launch, self.nccl_version, self.congruent = launch, nccl_version, congruent
+        self._groups: dict[bytes, Group] = {}
+        self._plans: dict[tuple[Request, bytes], Plan] = {}
+        self._columns: dict[tuple[Request, bytes, int], Plans] = {}
+
+    def plans(self, request: Request, groups: Ints) -> Plans:
+        """Plans of one request on each row of ``groups`` (G, members), global ranks."""
+        key = request, groups.tobytes(), groups.shape[1]
+        if key not in self._columns:
+            plans = [self._plan(request, ranks) for ranks in groups]
+            latency = np.array([p.latency for p, _ in plans])
+            nbytes = np.array([p.nbytes for p, _ in plans])
+            load = np.array([load for _, load in plans], dtype=np.int64)
+            ceiling = np.array([p.ceiling for p, _ in plans])
+            rate = np.minimum(ceiling, [self.loads.alone[i] for i in load.tolist()])
+            least = latency + np.where(nbytes > 0, nbytes, 0.0) / rate
+            self._columns[key] = Plans(request, tuple(p for p, _ in plans), load, latency, nbytes, ceiling, least)
+        return self._columns[key]
+
+    def group(self, ranks: Ints) -> Group:
+        """The communicator of these global ranks; one object per distinct list."""
+        key = ranks.tobytes()
+        if key not in self._groups:
+            self._groups[key] = Group(self.topology, self.mesh.gpus[ranks], self.launch, self.nccl_version)
+        return self._groups[key]
+
+    def _plan(self, request: Request, ranks: Ints) -> tuple[Plan, int]:
+        """Plan and load id of one group."""
+        if len(ranks) == 1:
+            nothing = np.array([], dtype=np.int64), np.array([])
+            return Plan(request.kind, "none", "none", 0, 0.0, 0.0, *nothing, np.inf), self.loads.add(*nothing)
+        group, place = self.group(ranks), None
+        if self.congruent and group.n_nodes == 1:
+            place = self._nodes.place(group)
+        key = request, ranks.tobytes() if place is None else place
+        if key not in self._plans:
+            self._plans[key] = _checked(self.planner(request, group), request, ranks)
+            return self._plans[key], self.loads.add(self._plans[key].links, self._plans[key].weights)
+        plan = self._plans[key]
+        links = plan.links if place is None else self._nodes.moved(plan.links, int(group.nodes[0]))
+        return plan, self.loads.add(links, plan.weights)
+
+    @cached_property
+    def _nodes(self) -> _Nodes:
+        return _Nodes(self.topology)
+
+
+def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:
+    numbers = (plan.latency, plan.nbytes)
+    if not (np.all(np.isfinite(numbers)) and min(numbers) >= 0 and plan.ceiling > 0):
+        raise ProgramError(
+            f"the planner gave {request.kind} of {request.nbytes:g} bytes on ranks {ranks[:4].tolist()}...: latency "
+            f"{plan.latency!r} s, {plan.nbytes!r} bytes, ceiling {plan.ceiling!r} bytes/s; none may be negative"
+        )
+    return plan
+
+
+class _Nodes:
+    """Which nodes are wired alike, and which link of one is which of another: their k-th inner link."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        src, dst = topology.vertex_node[topology.link_src], topology.vertex_node[topology.link_dst]
+        self._node = np.where(src == dst, src, -1)
+        order = np.argsort(self._node, kind="stable")
+        self._first = np.searchsorted(self._node[order], np.arange(topology.n_nodes + 1))
+        self._inner = order
+        self._position = np.empty(topology.n_links, dtype=np.int64)
+        self._position[order] = np.arange(topology.n_links)
+        self._shape: dict[int, bytes] = {}
+
+    def place(self, group: Group) -> bytes | None:
+        """Where a one-node group sits, the same for congruent groups."""
+        node = int(group.nodes[0])
+        lowest = int(np.searchsorted(self.topology.vertex_node, node)) if self._sorted else -1
+        if lowest < 0:
+            return None
+        return self._wiring(node, lowest) + (group.gpus - lowest).tobytes()
+
+    def moved(self, links: Ints, node: int) -> Ints:
+        """The same links, in another node of the same wiring."""
+        home = self._node[links[:1]]
+        if not len(links) or home[0] == node:
+            return links
+        offset = self._position[links] - self._first[home[0]]
+        there: Ints = self._inner[self._first[node] + offset]
+        return there
+
+    @cached_property
+    def _sorted(self) -> bool:
+        """Vertices of a node are consecutive, so a place is an offset."""
+        inside = self.topology.vertex_node[self.topology.vertex_node >= 0]
+        return bool(np.all(np.diff(inside) >= 0)) and bool(np.all(self.topology.vertex_node[: len(inside)] >= 0))
+
+    def _wiring(self, node: int, lowest: int) -> bytes:
+        """Everything about a node's inside that a plan may depend on, as bytes."""
+        if node not in self._shape:
+            top, inner = self.topology, self._inner[self._first[node] : self._first[node + 1]]
+            ends = top.link_src[inner] - lowest, top.link_dst[inner] - lowest
+            numbers = top.link_bandwidth[inner], top.link_latency[inner]
+            kinds = "".join(top.link_kinds[i] + "," for i in inner.tolist())
+            text = f"{top.node_types[node].name}|{kinds}|".encode()
+            self._shape[node] = text + b"".join(column.tobytes() for column in (*ends, *numbers))
+        return self._shape[node]

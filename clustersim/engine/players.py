@@ -1,0 +1,78 @@
+"""How a transfer takes time once all its members are there: as one fluid flow, or transfer by transfer.
+
+A player is told that meetings are complete and calls ``on_end`` when they end. :class:`Flows` is ``fidelity="flow"``;
+:class:`clustersim.engine.replay.Replay` is ``fidelity="chunk"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.clock import Clock
+from clustersim.engine.meetings import Site
+from clustersim.engine.network import Loads, Network
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+OnEnd: TypeAlias = Callable[[Ints, float], None]
+
+
+class Player(Protocol):
+    """What the executor and the timeline need of a player."""
+
+    network: Network
+    on_end: OnEnd
+
+    def play(self, site: Site, meetings: Ints) -> None:
+        """Start these complete meetings of a site, each at its ``site.start``, none of which is before now."""
+
+    def transfers(self) -> tuple[Ints, Ints]:
+        """For every transfer id: the id of its meeting, and its load."""
+
+
+def at_each(times: Floats) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
+    """The distinct times, ascending, each with the mask of the elements that have it."""
+    if len(times) and times.min() == times.max():
+        yield float(times[0]), np.ones(len(times), dtype=np.bool_)
+        return
+    for time in np.unique(times).tolist():
+        yield time, times == time
+
+
+class Flows:
+    """A meeting is its plan's latency, then one flow; its id is its transfer's id."""
+
+    def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...]) -> None:
+        self.clock, self.sites = clock, sites
+        self.network = Network(clock, loads, self._over)
+        self.on_end: OnEnd = nobody
+
+    def play(self, site: Site, meetings: Ints) -> None:
+        """Schedule the flows; groups that begin at one instant are one event."""
+        for time, mask in at_each(site.start[meetings] + site.plans.latency[meetings]):
+            self.clock.call(time, self._begin, site, meetings[mask])
+
+    def _begin(self, site: Site, meetings: Ints) -> None:
+        plans, moves = site.plans, site.plans.nbytes[meetings] > 0
+        some, none = meetings[moves], meetings[~moves]
+        if len(some):
+            self.network.begin(site.first + some, plans.load[some], plans.nbytes[some], plans.ceiling[some])
+        if len(none):
+            self.on_end(site.first + none, self.clock.now)
+
+    def _over(self, transfers: Ints, now: float) -> None:
+        self.on_end(transfers, now)
+
+    def transfers(self) -> tuple[Ints, Ints]:
+        """Transfers are meetings."""
+        n = sum(len(site.ranks) for site in self.sites)
+        loads = [site.plans.load for site in self.sites]
+        return np.arange(n, dtype=np.int64), np.concatenate([*loads, np.zeros(0, dtype=np.int64)])
+
+
+def nobody(transfers: Ints, now: float) -> None:
+    """Nobody listens yet."""

@@ -1,0 +1,224 @@
+"""Chunk fidelity: a collective played transfer by transfer, as its algorithm's schedule lists them.
+
+Exact and slow, for teaching and as the oracle of the fluid macro-flow. Every transfer is a flow of its own over the
+route between two GPUs, at line rate; it may start when the transfers it names have *arrived* (drained, plus the route's
+latency) and the one before it on its lane has *drained*. Launch and protocol costs, which a plan lumps into its latency
+and weights, are no part of a schedule and are not played.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Group, Plan, Request, Schedule
+from clustersim.collectives.channels import channels
+from clustersim.collectives.registry import algorithm
+from clustersim.engine.clock import Clock
+from clustersim.engine.meetings import Site
+from clustersim.engine.network import Loads, Network
+from clustersim.engine.planning import PlanBook
+from clustersim.engine.players import OnEnd, at_each, nobody
+from clustersim.errors import ProgramError
+from clustersim.topology import route_latency
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+MOST_TRANSFERS = 2_000_000
+"""Beyond this a replay takes minutes and gigabytes, and shows nothing a smaller one does not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A schedule on its links, ready to play.
+
+    Parameters
+    ----------
+    nbytes, latency : (T,) float [bytes], [s]. load : (T,) int, id in :class:`Loads`.
+    n_needs : (T,) int, transfers each waits for, its lane's predecessor included.
+    next_ptr, next : CSR, who waits for a transfer's arrival. lane_next : (T,) who waits for it to drain; -1 for none.
+    """
+
+    nbytes: Floats
+    latency: Floats
+    load: Ints
+    n_needs: Ints
+    next_ptr: Ints
+    next: Ints
+    lane_next: Ints
+
+
+@dataclass(eq=False)
+class _Playing:
+    """One meeting on the air: ``first`` is the id of its first transfer; ``unmet`` and ``left`` count down."""
+
+    meeting: int
+    first: int
+    steps: Steps
+    unmet: Ints
+    left: int
+
+
+class Replay:
+    """The player of ``fidelity="chunk"``.
+
+    Raises :class:`ProgramError` when made, if the sites would need more than :data:`MOST_TRANSFERS` transfers.
+    """
+
+    def __init__(self, clock: Clock, loads: Loads, book: PlanBook, sites: tuple[Site, ...]) -> None:
+        self.clock, self.loads, self.book = clock, loads, book
+        self.network = Network(clock, loads, self._drained)
+        self.on_end: OnEnd = nobody
+        self._steps: dict[tuple[Request, bytes], Steps] = {}
+        self._playing: dict[int, _Playing] = {}
+        self._meetings: list[Ints] = []
+        self._loads: list[Ints] = []
+        self._n = 0
+        self._prepare(sites)
+
+    def _prepare(self, sites: tuple[Site, ...]) -> None:
+        total = 0
+        for site in sites:
+            for plan, ranks in zip(site.plans.each, site.ranks, strict=True):
+                total += len(self._steps_of(site, plan, ranks, total).nbytes)
+
+    def _steps_of(self, site: Site, plan: Plan, ranks: Ints, before: int = 0) -> Steps:
+        key = site.plans.request, ranks.tobytes()
+        if key not in self._steps:
+            group = self.book.group(ranks)
+            schedule = schedule_of(site.plans.request, group, plan, MOST_TRANSFERS - before)
+            self._steps[key] = steps(schedule, site.plans.request.nbytes, group, self.loads)
+        _refuse_above(before + len(self._steps[key].nbytes), MOST_TRANSFERS)
+        return self._steps[key]
+
+    def play(self, site: Site, meetings: Ints) -> None:
+        """Begin each meeting's first transfers at the meeting's start."""
+        for time, mask in at_each(site.start[meetings]):
+            self.clock.call(time, self._begin, site, meetings[mask])
+
+    def _begin(self, site: Site, meetings: Ints) -> None:
+        for m in meetings.tolist():
+            steps = self._steps_of(site, site.plans.each[m], site.ranks[m])
+            playing = _Playing(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
+            self._n += playing.left
+            self._meetings.append(np.full(playing.left, playing.meeting, dtype=np.int64))
+            self._loads.append(steps.load)
+            if playing.left:
+                self._playing[playing.first] = playing
+                self._start(playing, np.flatnonzero(playing.unmet == 0))
+            else:
+                self.on_end(np.array([playing.meeting]), self.clock.now)
+
+    def _start(self, playing: _Playing, which: Ints) -> None:
+        moves = playing.steps.nbytes[which] > 0
+        some, steps = which[moves], playing.steps
+        if len(some):
+            ceilings = np.full(len(some), np.inf)
+            self.network.begin(playing.first + some, steps.load[some], steps.nbytes[some], ceilings)
+        if not moves.all():
+            self.clock.call(self.clock.now, self._left_the_sender, playing, which[~moves])
+
+    def _drained(self, transfers: Ints, now: float) -> None:
+        """The network's call: these transfers (sorted ids) have left their senders."""
+        first = np.array(list(self._playing), dtype=np.int64)  # ascending, as they began
+        owner = np.searchsorted(first, transfers, side="right") - 1
+        for p in np.unique(owner).tolist():
+            self._left_the_sender(self._playing[int(first[p])], transfers[owner == p] - first[p])
+
+    def _left_the_sender(self, playing: _Playing, which: Ints) -> None:
+        steps, now = playing.steps, self.clock.now
+        for time, mask in at_each(now + steps.latency[which]):
+            self.clock.call(time, self._arrived, playing, which[mask])
+        follow = steps.lane_next[which]
+        self._count_down(playing, follow[follow >= 0])
+
+    def _arrived(self, playing: _Playing, which: Ints) -> None:
+        steps = playing.steps
+        playing.left -= len(which)
+        if playing.left == 0:
+            del self._playing[playing.first]
+            self.on_end(np.array([playing.meeting]), self.clock.now)
+        waiting = [steps.next[steps.next_ptr[t] : steps.next_ptr[t + 1]] for t in which.tolist()]
+        self._count_down(playing, np.concatenate(waiting))
+
+    def _count_down(self, playing: _Playing, waiting: Ints) -> None:
+        np.subtract.at(playing.unmet, waiting, 1)
+        ready = np.unique(waiting[playing.unmet[waiting] == 0])
+        if len(ready):
+            self._start(playing, ready)
+
+    def transfers(self) -> tuple[Ints, Ints]:
+        """For every transfer id: the id of its meeting, and its load."""
+        none = np.zeros(0, dtype=np.int64)
+        return np.concatenate([*self._meetings, none]), np.concatenate([*self._loads, none])
+
+
+def schedule_of(request: Request, group: Group, plan: Plan, most: int) -> Schedule:
+    """The schedule a plan's algorithm follows. Raises :class:`ProgramError` above ``most`` transfers."""
+    if group.size == 1 or request.kind == "send":
+        return _one_send(group.size - 1)
+    chosen = algorithm(plan.algorithm)
+    if chosen.schedule is None:
+        raise ProgramError(
+            f"algorithm {plan.algorithm!r} runs inside switches and has no schedule to replay; "
+            "use fidelity 'flow', or pin another algorithm"
+        )
+    laid = channels(group, plan.n_channels, chosen.layout)
+    traffic = chosen.traffic(request, group, laid)
+    # Every edge of the traffic sends about once per step: near enough to refuse before building a billion of them.
+    _refuse_above(len(traffic.src) * traffic.steps, 4 * most)
+    return chosen.schedule(request, group, laid)
+
+
+def _refuse_above(count: int, most: int) -> None:
+    if count > most:
+        raise ProgramError(
+            f"fidelity 'chunk' would play {count:,} transfers one by one, more than {MOST_TRANSFERS:,}; "
+            "use fidelity 'flow', fewer ranks or fewer channels"
+        )
+
+
+def _one_send(n: int) -> Schedule:
+    """``n`` transfers, 0 or 1, of everything from member 0 to member 1."""
+    here, there = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
+    none, ptr = np.zeros(0, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    return Schedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
+
+
+def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Steps:
+    """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
+    n = len(schedule.src)
+    ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
+    edges, which = np.unique(ends, axis=0, return_inverse=True)
+    router, one = routing.router(group.topology), np.ones(1)
+    load, latency = np.zeros(len(edges), dtype=np.int64), np.zeros(len(edges))
+    for e, (src, dst, rail) in enumerate(edges.tolist()):
+        load[e] = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
+        latency[e] = route_latency(group.topology, router.route(src, dst, 0, rail))
+    waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
+    order = np.argsort(schedule.after, kind="stable")
+    lane_next = _lane_next(schedule.lane, n)
+    return Steps(
+        nbytes=nbytes * schedule.chunk_fraction[schedule.chunk],
+        latency=latency[which.reshape(-1)],
+        load=load[which.reshape(-1)],
+        n_needs=np.diff(schedule.after_ptr) + np.bincount(lane_next[lane_next >= 0], minlength=n),
+        next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
+        next=waiting[order],
+        lane_next=lane_next,
+    )
+
+
+def _lane_next(lane: Ints, n: int) -> Ints:
+    """For every transfer the next one on its lane; -1 for the last, and where there are no lanes."""
+    follows = np.full(n, -1, dtype=np.int64)
+    if len(lane):
+        order = np.argsort(lane, kind="stable")
+        same = lane[order[:-1]] == lane[order[1:]]
+        follows[order[:-1][same]] = order[1:][same]
+    return follows
