@@ -183,7 +183,7 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
         name = d.name.lower()
         return (
             board in name,
-            memory is not None and d.memory_bytes == float(memory[1]) * 1e9,
+            memory is not None and round(d.memory_bytes / 2**30) == int(memory[1]),
             generation is not None and generation[0].lower() in name,
         )
 

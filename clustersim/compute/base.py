@@ -31,7 +31,7 @@ class Constants:
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
-    conv_fp32, winograd, conv_half : share of the matmul rate that convolutions reach, and the gain of fast algorithms on
+    conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
         3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
         that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100, P100 and A100 (ptddp, DeepLearningExamples,
         Lambda, TensorFlow benchmarks): within 14 % in PyTorch.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from clustersim.compute.base import Setting
 from clustersim.model import Kernel
 
-
 # torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
 AUTOCAST_FP32 = frozenset({"norm", "layernorm", "rmsnorm", "softmax", "entropy", "residual"})
 

@@ -50,8 +50,8 @@ def step_cost(
     param_dtype : what the model's parameters are in while it computes. fp32 with a 16-bit ``dtype`` is autocast: norms,
         softmax and losses move fp32, and weights are cast in every pass. The same 16-bit type is a converted model, or
         FSDP's mixed precision.
-    attention_kernel : one of :data:`clustersim.compute.base.ATTENTION_KERNELS`; None takes what PyTorch would. It prices fused
-        attention kernels; a model built with eager attention has none.
+    attention_kernel : one of :data:`clustersim.compute.base.ATTENTION_KERNELS`; None takes what PyTorch
+        would. It prices fused attention kernels; a model built with eager attention has none.
     activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
         repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
     optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.

@@ -1,0 +1,221 @@
+"""Bytes one GPU holds at the peak of a training step, part by part, and whether a device has room for them.
+
+Predicted is what the framework has *allocated* at its peak, and the driver's context apart. What ``nvidia-smi`` shows
+is the caching allocator's reservation, up to twice as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from clustersim.device import Device
+from clustersim.errors import ScenarioError, nearest
+from clustersim.model import Layer, Model
+from clustersim.program import DTYPE_BYTES
+from clustersim.units import format_bytes
+
+CONTEXT_BYTES = 0.8 * 2**30
+"""CUDA context with its libraries' kernels: 0.8 GiB."""
+STATES = {None: 0, "sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""Tensors of the parameters' size that an optimizer keeps."""
+CHECKPOINTING = ("none", "full", "selective")
+PRESSURE = 0.7
+"""Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which states are divided among the data-parallel ranks, and whether gradients have buffers of their own."""
+
+    parameters: bool = False
+    gradients: bool = False
+    states: bool = False
+    buckets: bool = False
+
+
+SHARDINGS = {"single": Sharding(), "ddp": Sharding(buckets=True)}
+"""Strategies by name; a sharded one is a row."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one GPU.
+
+    Parameters
+    ----------
+    parameters : weights as the module holds them. weight_copies : autocast's 16-bit copies, kept until backward.
+    master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
+    buckets : DDP's buffers; zero where gradients are views of them.
+    activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
+        gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
+    context : of the driver, outside the allocator.
+    """
+
+    parameters: float
+    weight_copies: float
+    master_weights: float
+    gradients: float
+    optimizer_states: float
+    buckets: float
+    activations: float
+    logits: float
+    optimizer_workspace: float
+    context: float = CONTEXT_BYTES
+
+    @property
+    def allocated(self) -> float:
+        """Peak of the framework's allocator [bytes]: the end of forward, or the optimizer step if that is higher."""
+        lasting = self.parameters + self.master_weights + self.gradients + self.optimizer_states + self.buckets
+        return lasting + max(self.weight_copies + self.activations + self.logits, self.optimizer_workspace)
+
+    @property
+    def total(self) -> float:
+        """``allocated`` and the context [bytes]."""
+        return self.allocated + self.context
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by part, the largest first."""
+        values = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return dict(sorted(values.items(), key=lambda item: -item[1]))
+
+    def fits(self, device: Device) -> Verdict:
+        """Whether a device has room."""
+        return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a step fits on a device.
+
+    Parameters
+    ----------
+    device : its name. spare : bytes left; negative is how much is missing. share : of the memory that is used.
+    use : what holds it.
+    """
+
+    device: str
+    spare: float
+    share: float
+    use: MemoryUse
+
+    @property
+    def ok(self) -> bool:
+        """Whether it fits."""
+        return self.spare >= 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether it fits, but so tightly that real steps slow down."""
+        return self.ok and self.share > PRESSURE
+
+    def __str__(self) -> str:
+        """One sentence: fits or not, by how much, and the three largest holders."""
+        held = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.parts().items())[:3]
+        )
+        if not self.ok:
+            return f"does not fit on {self.device}: {format_bytes(-self.spare)} too much; held by {held}"
+        tight = "; above 70 % full, real steps are slower" if self.pressed else ""
+        return f"fits on {self.device} with {format_bytes(self.spare)} to spare ({self.share:.0%} used{tight}); {held}"
+
+
+def memory(
+    model: Model,
+    *,
+    micro_batch_size: int,
+    dtype: str = "bf16",
+    param_dtype: str = "fp32",
+    strategy: str = "single",
+    world_size: int = 1,
+    activation_checkpointing: str = "none",
+    optimizer: str | None = "adamw",
+    optimizer_impl: str = "foreach",
+    master_weights: bool = False,
+    gradient_as_bucket_view: bool = False,
+) -> MemoryUse:
+    """Bytes one GPU holds at the peak of a step.
+
+    Parameters
+    ----------
+    micro_batch_size : samples in flight. dtype : of the GEMMs. param_dtype : of parameters and gradients; fp32 with a
+        16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight.
+    strategy : a key of :data:`SHARDINGS`. world_size : data-parallel ranks that share what is sharded.
+    activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
+    optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
+    gradient_as_bucket_view : DDP's gradients live in its buckets.
+
+    Raises
+    ------
+    ScenarioError : for an unknown strategy, optimizer or policy.
+
+    >>> from clustersim.model import Layer, Model, Tensor
+    >>> tiny = Model("tiny", "mlp", (Layer("fc", "linear", (Tensor("w", 1000),), (), activation_bytes=10.0),))
+    >>> memory(tiny, micro_batch_size=4, dtype="fp32", optimizer="sgd", optimizer_impl="fused").allocated
+    8160.0
+    """
+    _check(strategy, optimizer, activation_checkpointing, micro_batch_size, world_size)
+    n, sharding = model.parameters, SHARDINGS[strategy]
+    half = dtype in {"fp16", "bf16", "fp8"}
+    autocast = half and param_dtype == "fp32"
+    size = DTYPE_BYTES[param_dtype]
+    of_states = n / (world_size if sharding.states else 1)
+    state_size = 4 if master_weights else size
+    gradients = float(size) * n / (world_size if sharding.gradients else 1)
+    activations, logits = _activations(model, micro_batch_size, activation_checkpointing, half=half, autocast=autocast)
+    return MemoryUse(
+        parameters=float(size) * n / (world_size if sharding.parameters else 1),
+        weight_copies=2.0 * n if autocast else 0.0,
+        master_weights=4.0 * of_states if master_weights and size < 4 else 0.0,
+        gradients=gradients,
+        optimizer_states=float(state_size) * STATES[optimizer] * of_states,
+        buckets=0.0 if gradient_as_bucket_view or not sharding.buckets else gradients,
+        activations=activations,
+        logits=logits,
+        # foreach Adam holds one list of denominators of the parameters' size.
+        optimizer_workspace=state_size * of_states if optimizer_impl == "foreach" and STATES[optimizer] == 2 else 0.0,
+    )
+
+
+def _check(strategy: str, optimizer: str | None, checkpointing: str, micro_batch_size: int, world_size: int) -> None:
+    if strategy not in SHARDINGS:
+        raise ScenarioError(f"unknown strategy {strategy!r} (at $.strategy.kind); {nearest(strategy, SHARDINGS)}")
+    if optimizer not in STATES:
+        known = [name for name in STATES if name]
+        raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(str(optimizer), known)}")
+    if checkpointing not in CHECKPOINTING:
+        raise ScenarioError(
+            f"unknown activation_checkpointing {checkpointing!r}; {nearest(checkpointing, CHECKPOINTING)}"
+        )
+    if micro_batch_size < 1 or world_size < 1:
+        raise ScenarioError(f"micro_batch_size {micro_batch_size} and world_size {world_size} must be at least 1")
+
+
+def _activations(model: Model, batch: int, checkpointing: str, *, half: bool, autocast: bool) -> tuple[float, float]:
+    """Bytes kept from forward to backward: of the layers, and of the head.
+
+    Under checkpointing a block keeps its input (fp32 under autocast), and one block at a time is whole again. The loss
+    holds logits, an fp32 copy and its log-softmax (10 bytes a logit in 16 bits), or logits, log-softmax and gradient in
+    fp32 (12).
+    """
+    element = 2.0 if half else 4.0
+    kept, head, largest = 0.0, 0.0, 0.0
+    for layer in model.layers:
+        # Two norms of a block keep their fp32 input under autocast.
+        whole = element * layer.activation_bytes + (4.0 * layer.boundary_bytes if autocast else 0.0)
+        if layer.kind in {"head", "loss"}:
+            head += (5.0 if half else 6.0) * layer.activation_bytes
+        elif checkpointing != "none" and layer.kind == "block":
+            boundary = layer.boundary_bytes * (4.0 if autocast else element)
+            kept += boundary + (element * _kept_outputs(layer) if checkpointing == "selective" else 0.0)
+            largest = max(largest, whole)
+        else:
+            kept += whole if layer.kind == "block" else element * layer.activation_bytes
+    return batch * (kept + largest), batch * head
+
+
+def _kept_outputs(layer: Layer) -> float:
+    """Elements per sample that torchtitan's per-op policy keeps: fused attention's, and every second product's."""
+    products = [kernel for kernel in layer.kernels if kernel.kind == "gemm"]
+    attention = [kernel for kernel in layer.kernels if kernel.kind == "attention"]
+    outputs = float(sum(k.m * k.n * max(1, k.batch) for k in products[::2]))
+    return outputs + float(sum(k.heads * k.head_dim * k.seq for k in attention))

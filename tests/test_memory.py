@@ -1,0 +1,152 @@
+"""Memory of a step: closed forms first, then what published batch sizes say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.device import device, devices
+from clustersim.errors import ScenarioError
+from clustersim.memory import CHECKPOINTING, CONTEXT_BYTES, SHARDINGS, STATES, memory
+from clustersim.model import Layer, Model, Tensor
+from clustersim.models import from_hf, transformer
+from clustersim.paths import data_path
+
+N = 1_000_000
+BLOCK = Layer("b", "block", (Tensor("w", N),), (), activation_bytes=340.0, boundary_bytes=10.0)
+TEN_BLOCKS = Model("ten", "test", (BLOCK,) * 10, seq_len=1)
+BARE = Model("bare", "test", (Layer("w", "linear", (Tensor("w", N),), ()),))
+
+
+def test_fp32_adam_holds_sixteen_bytes_a_parameter() -> None:
+    use = memory(BARE, micro_batch_size=1, dtype="fp32", optimizer="adam", optimizer_impl="fused")
+    assert use.allocated == 16 * N
+    assert use.total == 16 * N + CONTEXT_BYTES
+
+
+def test_mixed_precision_with_master_weights_holds_sixteen_bytes_a_parameter() -> None:
+    use = memory(
+        BARE, micro_batch_size=1, param_dtype="bf16", optimizer="adamw", optimizer_impl="fused", master_weights=True
+    )
+    assert use.allocated == 16 * N
+
+
+def test_a_foreach_adam_step_peaks_one_parameter_list_higher_where_activations_are_small() -> None:
+    fused = memory(BARE, micro_batch_size=1, dtype="fp32", optimizer="adam", optimizer_impl="fused")
+    foreach = memory(BARE, micro_batch_size=1, dtype="fp32", optimizer="adam", optimizer_impl="foreach")
+    assert foreach.allocated - fused.allocated == 4 * N
+
+
+def test_ddp_buckets_double_the_gradients_and_views_save_them() -> None:
+    single = memory(BARE, micro_batch_size=1, dtype="fp32")
+    ddp = memory(BARE, micro_batch_size=1, dtype="fp32", strategy="ddp", world_size=8)
+    view = memory(BARE, micro_batch_size=1, dtype="fp32", strategy="ddp", world_size=8, gradient_as_bucket_view=True)
+    assert ddp.allocated - single.allocated == 4 * N
+    assert view.allocated == single.allocated
+
+
+def test_full_checkpointing_keeps_block_inputs_and_one_whole_block() -> None:
+    def kept(policy: str) -> float:
+        use = memory(TEN_BLOCKS, micro_batch_size=3, dtype="bf16", param_dtype="bf16", activation_checkpointing=policy)
+        return use.activations
+
+    assert kept("none") == 3 * 10 * 340 * 2
+    assert kept("full") == 3 * (10 * 10 + 340) * 2
+
+
+def test_activations_follow_korthikanti_for_a_16_bit_block_with_dropout() -> None:
+    config = {
+        "model_type": "gpt2", "n_embd": 1024, "n_head": 16, "n_layer": 4, "n_positions": 512, "vocab_size": 1000,
+        "activation_function": "gelu",
+    }  # fmt: skip
+    model = from_hf(config, attention="flash", implementation="flash")
+    use = memory(model, micro_batch_size=2, dtype="fp16", param_dtype="fp16")
+    per_block = 34 * 512 * 2 * 1024
+    assert use.activations == pytest.approx(4 * per_block, rel=0.1)
+
+
+@pytest.mark.parametrize("strategy", list(SHARDINGS))
+@pytest.mark.parametrize("optimizer", list(STATES))
+@pytest.mark.parametrize("policy", CHECKPOINTING)
+def test_every_part_is_a_size_and_the_total_never_exceeds_their_sum(
+    strategy: str, optimizer: str | None, policy: str
+) -> None:
+    use = memory(
+        TEN_BLOCKS, micro_batch_size=2, strategy=strategy, world_size=4, optimizer=optimizer,
+        activation_checkpointing=policy,
+    )  # fmt: skip
+    assert all(value >= 0 for value in use.parts().values())
+    assert use.total <= sum(use.parts().values())
+    assert list(use.parts().values()) == sorted(use.parts().values(), reverse=True)
+
+
+@given(st.integers(1, 64), st.sampled_from(["fp32", "bf16"]), st.sampled_from(CHECKPOINTING))
+def test_a_larger_batch_never_needs_less(batch: int, dtype: str, policy: str) -> None:
+    small = memory(TEN_BLOCKS, micro_batch_size=batch, dtype=dtype, activation_checkpointing=policy)
+    large = memory(TEN_BLOCKS, micro_batch_size=batch + 1, dtype=dtype, activation_checkpointing=policy)
+    assert large.allocated >= small.allocated
+    assert large.parameters == small.parameters
+
+
+def test_checkpointing_more_never_keeps_more() -> None:
+    model = transformer(4, 512, 8, 256, 1000)
+    none, selective, full = (
+        memory(model, micro_batch_size=8, activation_checkpointing=policy).activations
+        for policy in ("none", "selective", "full")
+    )
+    assert full < selective < none
+
+
+def test_a_model_too_large_is_an_answer_that_says_by_how_much_and_what_holds_it() -> None:
+    model = from_hf(data_path("data") / "models" / "llama3-8b.json", seq_len=8192)
+    verdict = memory(model, micro_batch_size=1, strategy="ddp", world_size=8, activation_checkpointing="full").fits(
+        device("H100-SXM5-80GB")
+    )
+    assert not verdict.ok
+    assert str(verdict).startswith("does not fit on H100-SXM5-80GB: ")
+    assert "optimizer states 59.83 GiB" in str(verdict)
+    assert -verdict.spare == verdict.use.total - device("H100").memory_bytes
+
+
+def test_a_nearly_full_card_is_flagged() -> None:
+    model = transformer(12, 768, 12, 1024, 50257)
+    card = device("V100-SXM2-16GB")
+    sizes = {b: memory(model, micro_batch_size=b, dtype="fp16").fits(card) for b in range(1, 20)}
+    assert not sizes[1].pressed
+    assert any(verdict.pressed and "above 70 % full" in str(verdict) for verdict in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("card", "batch", "dtype", "param_dtype"),
+    [
+        ("V100-SXM2-16GB", 8, "fp32", "fp32"),
+        ("V100-SXM2-16GB", 16, "fp16", "fp16"),
+        ("A100-PCIe-40GB", 28, "tf32", "fp32"),
+        ("A100-SXM4-80GB", 64, "tf32", "fp32"),
+        ("A100-SXM4-80GB", 112, "fp16", "fp16"),
+    ],
+)
+def test_the_largest_batches_people_ran_fill_the_card(card: str, batch: int, dtype: str, param_dtype: str) -> None:
+    """Lambda's benchmark chose BERT-large SQuAD batches to fill each GPU."""
+    path = data_path("data") / "models" / "bert-large-uncased.json"
+    model = from_hf(path, seq_len=384, attention="eager", implementation="eager", head="qa")
+    use = memory(model, micro_batch_size=batch, dtype=dtype, param_dtype=param_dtype, optimizer="adam")
+    assert 0.75 < use.fits(device(card)).share < 1.03
+
+
+def test_unknown_choices_are_one_error_with_the_nearest_name() -> None:
+    with pytest.raises(ScenarioError, match=r"unknown strategy 'dpd'.*did you mean 'ddp'"):
+        memory(BARE, micro_batch_size=1, strategy="dpd")
+    with pytest.raises(ScenarioError, match=r"unknown optimizer 'adm'.*did you mean 'adam'"):
+        memory(BARE, micro_batch_size=1, optimizer="adm")
+    with pytest.raises(ScenarioError, match="unknown activation_checkpointing 'ful'"):
+        memory(BARE, micro_batch_size=1, activation_checkpointing="ful")
+    with pytest.raises(ScenarioError, match="micro_batch_size 0"):
+        memory(BARE, micro_batch_size=0)
+
+
+def test_every_device_has_room_for_a_small_model() -> None:
+    model = transformer(12, 768, 12, 512, 50257)
+    for part in devices().values():
+        assert memory(model, micro_batch_size=1, dtype="fp32").fits(part).ok, part.name
