@@ -186,6 +186,22 @@ class Schedule:
     lane: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
+@dataclass(frozen=True, eq=False)
+class EdgeCosts:
+    """What each edge of a traffic takes on an idle machine at line rate.
+
+    Parameters
+    ----------
+    hop : (E,) float [s], latency of the route.
+    alone : (E,) float [s], for all the edge's bytes, with its links to itself.
+    busy : (E,) float [s], the same sharing its links with the traffic's other edges by their loads.
+    """
+
+    hop: Floats
+    alone: Floats
+    busy: Floats
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An algorithm: one file, one row in ``ALGORITHMS``.
@@ -194,10 +210,9 @@ class Algorithm:
     Both raise :class:`clustersim.errors.ProgramError` for a kind they do not do. ``schedule`` is None for algorithms
     that run inside a switch. ``layout`` is how its channels are laid out (:mod:`clustersim.collectives.channels`).
 
-    ``fill(request, group, channels, hop, busy)`` is the time [s] of the schedule beyond the bytes of its slowest edge:
-    hops in sequence and filling the pipeline. ``hop`` (E,) [s] is the latency of each edge of the traffic, ``busy``
-    (E,) [s] how long it would take for all its bytes, sharing its links with the other edges. None: ``steps`` times the
-    longest hop, or the sum over rounds of the longest hop of each.
+    ``fill(request, group, channels, costs)`` is the time [s] of the schedule beyond the bytes of its slowest edge: hops
+    in sequence and filling the pipeline. None: ``steps`` times the longest hop, or the sum over rounds of the longest
+    hop of each.
     """
 
     name: str
@@ -205,7 +220,7 @@ class Algorithm:
     traffic: Callable[[Request, Group, tuple[Channel, ...]], Traffic]
     schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
     layout: str = "ring"
-    fill: Callable[[Request, Group, tuple[Channel, ...], Floats, Floats], float] | None = None
+    fill: Callable[[Request, Group, tuple[Channel, ...], EdgeCosts], float] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 PIECE = 512 * 2**10
 """Bytes of one pipelined piece: a slot of NCCL's Simple buffer (4 MiB in 8 steps, src/include/collectives.h)."""
 
-MAX_PIECES = 64
-"""Deepest pipeline of a chunk replay; beyond it the fill is under two per cent and the event count only grows."""
+MAX_PIECES = 256
+"""Deepest pipeline of a chunk replay; beyond it the fill hardly matters and the event count only grows."""
 
 
 class ScheduleWriter:

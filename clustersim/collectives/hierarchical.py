@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.errors import ProgramError
@@ -95,12 +95,12 @@ def _ring(
             brought[dst, piece] = [*kept, transfer]
 
 
-def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Steps of each phase times its longest hop; the bytes of the phases are in the rounds of the traffic."""
     table = grid(group)
     total = 0.0
     for i, (_, between, _) in enumerate(_phases(request.kind, table.shape)):
-        total += (table.shape[0 if between else 1] - 1) * float(hop[i * group.size : (i + 1) * group.size].max())
+        total += (table.shape[0 if between else 1] - 1) * float(costs.hop[i * group.size : (i + 1) * group.size].max())
     return total
 
 

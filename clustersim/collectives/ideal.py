@@ -34,15 +34,15 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     laid = channels(group, count, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
     links, weights = link_loads(traffic, group)
-    hop, busy = edge_costs(traffic, group, links, weights)
+    costs = edge_costs(traffic, group, request.nbytes, links, weights)
     pace = float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
     ceiling, latency = math.inf, 0.0
     if len(traffic.round):
-        ceiling, latency = _by_rounds(traffic, group, hop)
-    elif chosen.fill is not None:
-        latency = chosen.fill(request, group, laid, hop, request.nbytes * busy)
+        ceiling, latency = _by_rounds(traffic, group, costs.hop)
     else:
-        latency = traffic.steps * float(hop.max(initial=0.0))
+        latency = traffic.steps * float(costs.hop.max(initial=0.0))
+    if chosen.fill is not None:
+        latency = chosen.fill(request, group, laid, costs)
     return Plan(
         kind=request.kind,
         algorithm=chosen.name,

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
-from clustersim.collectives.base import Group, Traffic
+from clustersim.collectives.base import EdgeCosts, Group, Traffic
 from clustersim.collectives.islands import kinds_of_members, member_islands
-from clustersim.topology import NVSWITCH
+from clustersim.topology import route_latency
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -26,35 +26,26 @@ def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     return routing.router(group.topology).loads(src, dst, traffic.fraction, traffic.rail)
 
 
-def edge_costs(traffic: Traffic, group: Group, links: Ints, weights: Floats) -> tuple[Floats, Floats]:
-    """Of every edge of the traffic: latency ``hop`` (E,) [s], and ``busy`` (E,) [s per byte of S].
+def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weights: Floats) -> EdgeCosts:
+    """What every edge of the traffic takes, given the link loads of all of it. Islands built alike are asked once.
 
-    ``busy`` is what the edge's bytes take where all edges share each link by their loads: the largest weight over
-    bandwidth on its route. Islands built alike are asked once.
+    Where edges share each link by their loads, an edge's bytes take the largest weight over bandwidth on its route.
     """
-    topology = group.topology
+    topology, router = group.topology, routing.router(group.topology)
     pace = np.zeros(topology.n_links)
     pace[links] = weights / topology.link_bandwidth[links]
     first, inverse = _distinct(traffic, group)
-    hop, busy = np.empty(len(first)), np.empty(len(first))
+    hop, alone, busy = (np.empty(len(first)) for _ in range(3))
     for i, edge in enumerate(first.tolist()):
-        route = _edge_route(traffic, group, edge)
-        engine = traffic.src[edge] < 0 or traffic.dst[edge] < 0  # over parallel links, not one after the other
-        latency = topology.link_latency[route]
-        hop[i] = latency.max(initial=0.0) if engine else latency.sum()
-        busy[i] = pace[route].max(initial=0.0)
-    return hop[inverse], busy[inverse]
-
-
-def _edge_route(traffic: Traffic, group: Group, edge: int) -> Ints:
-    """Links of one edge; for an engine edge the member's links to or from its switches."""
-    topology, src, dst = group.topology, int(traffic.src[edge]), int(traffic.dst[edge])
-    if src >= 0 and dst >= 0:
-        route = routing.router(topology).route(int(group.gpus[src]), int(group.gpus[dst]), 0, int(traffic.rail[edge]))
-        return np.asarray(route, dtype=np.int64)
-    near, far = (topology.link_src, topology.link_dst) if dst < 0 else (topology.link_dst, topology.link_src)
-    mine = np.flatnonzero(near == group.gpus[max(src, dst)])
-    return np.array([link for link in mine.tolist() if topology.vertex_kinds[far[link]] == NVSWITCH], dtype=np.int64)
+        src, dst, rail = int(traffic.src[edge]), int(traffic.dst[edge]), int(traffic.rail[edge])
+        ends = [int(group.gpus[m]) if m >= 0 else -1 for m in (src, dst)]
+        crossed, share = router.loads([ends[0]], [ends[1]], 1.0, [rail])
+        latency = topology.link_latency[crossed].max(initial=0.0)  # to a switch: over parallel links
+        hop[i] = route_latency(topology, router.route(ends[0], ends[1], 0, rail)) if src >= 0 and dst >= 0 else latency
+        alone[i] = (share / topology.link_bandwidth[crossed]).max(initial=0.0)
+        busy[i] = pace[crossed].max(initial=0.0)
+    own = traffic.fraction * alone[inverse]
+    return EdgeCosts(hop[inverse], nbytes * own, nbytes * np.maximum(own, busy[inverse]))
 
 
 def _distinct(traffic: Traffic, group: Group) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
 from clustersim.collectives.islands import n_islands
 
@@ -126,12 +126,14 @@ def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int
             ]
 
 
-def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Seconds beyond the bytes of the slowest edge: the longest way through the recursion of the steps.
 
     Step t leaves position i when block and link are free: ``x[t, i] = max(x[t-1, i-1] + hop, x[t-1, i]) + block time``.
     """
-    slowest = float(busy.max(initial=0.0))
+    hop, slowest = costs.hop, float(costs.busy.max(initial=0.0))
+    # A link that is seldom busy is seldom shared: between having it alone and sharing it go by its use.
+    busy = costs.alone + (costs.busy - costs.alone) * costs.busy / (slowest or 1.0)
     if request.kind in _PASSES:
         steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
         ends = [

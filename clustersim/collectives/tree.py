@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
 
@@ -150,10 +150,10 @@ def _one_piece(
                 had[member] = [writer.send(above, member, piece, after=had[above], rail=rail, channel=lane)]
 
 
-def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Floats, busy: Floats) -> float:
+def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Seconds the first piece takes to the farthest member, less the place it has among the slowest edge's pieces."""
     at, longest = 0, 0.0
-    slowest = float(busy.max(initial=0.0))
+    slowest = float(costs.busy.max(initial=0.0))
     for channel in channels:
         for parent, fraction in member_trees(group, channel, _root(request)):
             k = pieces(request.nbytes * fraction)
@@ -162,7 +162,8 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], hop: Flo
             total = 0.0
             for _ in range(ways):
                 step = np.zeros(group.size)
-                step[child] = hop[at : at + len(child)] + busy[at : at + len(child)] / k
+                mine = slice(at, at + len(child))
+                step[child] = costs.hop[mine] + costs.alone[mine] / k
                 total += float(_path_sums(parent, step).max())
                 at += len(child)
             longest = max(longest, total - slowest / k)
