@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from clustersim.fabrics.changes import Change, change
+from clustersim.fabrics.check import Report, check
 from clustersim.fabrics.load import load, mesh, node
 from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
 from clustersim.fabrics.node import Node
@@ -15,7 +16,9 @@ from clustersim.fabrics.node import Node
 __all__ = [
     "Change",
     "Node",
+    "Report",
     "change",
+    "check",
     "dragonfly",
     "fat_tree",
     "load",

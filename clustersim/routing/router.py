@@ -74,11 +74,12 @@ class Router:
         return found
 
     def nvlink_egress(self, gpu: int) -> float:
-        """Bytes/s a GPU can send over its NVLink, xGMI and C2C links together."""
+        """Bytes/s a GPU can send over its NVLink or xGMI links together (C2C counts only between GPUs)."""
         template, local = self._template(gpu), int(self.islands.local[gpu])
-        return float(
-            sum(template.bandwidth[e] for e in template.out[local] if template.link_kinds[e] in (*GPU_LINKS, "c2c"))
-        )
+        kinds, heads = template.link_kinds, template.head
+        out = template.out[local]
+        fast = [e for e in out if kinds[e] in GPU_LINKS or (kinds[e] == "c2c" and template.kinds[heads[e]] == GPU)]
+        return float(template.bandwidth[fast].sum())
 
     def nic_bandwidth(self, nic: int) -> float:
         """Bytes/s of a NIC's network links, one direction; 0 if it has none."""
@@ -104,6 +105,14 @@ class Router:
         if found is None:
             found = self._routes[key] = tuple(self._find(*key))
         return found
+
+    def reaches(self, src: int, dst: int) -> bool:
+        """Whether there is a route."""
+        try:
+            self.route(src, dst)
+        except TopologyError:
+            return False
+        return True
 
     def _find(self, src: int, dst: int, flow: int, rail: int) -> Iterable[int]:
         if src == dst:
