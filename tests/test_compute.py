@@ -1,0 +1,267 @@
+"""Time of kernels and steps: closed forms and invariants, over every device and dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.compute import CONSTANTS, gemm_time, kernel_time, optimizer_time, setting, step_cost
+from clustersim.compute.attention import flash_rate
+from clustersim.compute.base import MODES
+from clustersim.compute.conv import window_overlap
+from clustersim.device import device, devices
+from clustersim.errors import ModelError, ScenarioError
+from clustersim.model import Kernel, Layer, Model, Tensor
+from clustersim.models import convnet, transformer
+from clustersim.program import BOUNDS
+
+DEVICES = list(devices())
+A100 = device("A100-SXM4-80GB")
+H100 = device("H100-SXM5-80GB")
+V100 = device("V100-SXM2-16GB")
+
+
+def linear(m: int, n: int, k: int) -> Kernel:
+    flops = 2.0 * m * n * k
+    return Kernel("fc", "gemm", m=m, n=n, k=k, flops=flops, backward_flops=2 * flops)
+
+
+def flash(seq: int = 4096, head_dim: int = 128, heads: int = 16) -> Kernel:
+    flops = 2.0 * heads * seq**2 * head_dim
+    return Kernel(
+        "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=4.0 * seq * heads * head_dim,
+        backward_nbytes=8.0 * seq * heads * head_dim, heads=heads, head_dim=head_dim, seq=seq, causal=True,
+    )  # fmt: skip
+
+
+def one_layer(*kernels: Kernel, kind: str = "block", parameters: int = 0) -> Model:
+    return Model("one", "test", (Layer("0", kind, (Tensor("w", parameters),), kernels),))
+
+
+# ------------------------------------------------------------------------------------------------------ closed forms
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_huge_product_runs_at_the_best_measured_rate(name: str) -> None:
+    part = device(name)
+    for dtype in MODES:
+        rate = 2.0 * 16384**3 / gemm_time(part, dtype, 16384, 16384, 16384)
+        assert rate == pytest.approx(part.matmul_rate(dtype), rel=0.12), dtype
+
+
+def test_a_streaming_kernel_takes_bytes_over_the_measured_bandwidth() -> None:
+    kernel = Kernel("scale", "memory", nbytes=1e9, launches=1)
+    seconds, bound = kernel_time(kernel, A100, 2, "fp32")
+    expected = 2 * 4e9 / (2039 * 2**0 * 1e9 * 0.834 * CONSTANTS.memory_fp32)
+    assert seconds == pytest.approx(expected + A100.kernel_floor.value)
+    assert bound == "memory"
+
+
+def test_flash_attention_reaches_half_its_rate_at_the_half_speed_length() -> None:
+    where = setting(A100, "bf16", attention_kernel="fa2")
+    charted = A100.attention["fa2"][128]
+    both = [flash_rate(where, 128, int(charted.s0_causal), causal=True, backward=b) for b in (False, True)]
+    assert both == pytest.approx([charted.rate / 2 * 1.2, charted.rate / 2 * 0.94])
+
+
+def test_forward_and_backward_of_flash_attention_add_up_to_the_charted_rate() -> None:
+    kernel = flash(seq=8192)
+    ahead, _ = kernel_time(kernel, H100, 4, "bf16", attention_kernel="fa2")
+    back, _ = kernel_time(kernel, H100, 4, "bf16", attention_kernel="fa2", backward=True)
+    rate = 3.5 * 4 * kernel.flops / (ahead + back)
+    assert rate == pytest.approx(308e12, rel=0.03)  # flash-attention README, H100, head_dim 128, causal, 8k
+
+
+def test_fused_adam_moves_28_bytes_a_parameter_and_foreach_more() -> None:
+    model = one_layer(parameters=10**9)
+    where = setting(A100, "bf16")
+    fused = optimizer_time(where, model, "adam", "fused")
+    assert fused == pytest.approx(28e9 / A100.stream_rate(), rel=0.02)
+    assert 2 < optimizer_time(where, model, "adam", "foreach") / fused < 3
+    assert optimizer_time(where, model, None, "fused") == 0.0
+
+
+def test_a_for_loop_optimizer_over_many_small_tensors_is_limited_by_launches() -> None:
+    tensors = tuple(Tensor(str(i), 10) for i in range(1000))
+    model = Model("many", "test", (Layer("0", "block", tensors, ()),))
+    where = setting(A100, "fp32")
+    assert optimizer_time(where, model, "adam", "for-loop") == pytest.approx(9000 * A100.launch.value)
+    assert optimizer_time(where, model, "adam", "fused") < 1e-3
+
+
+def test_a_layer_of_tiny_kernels_takes_the_host_time_to_launch_them() -> None:
+    tiny = Kernel("tiny", "memory", nbytes=1.0, backward_nbytes=1.0, launches=1, backward_launches=2)
+    cost = step_cost(one_layer(*[tiny] * 50), H100, 1, dtype="fp32", optimizer=None)
+    assert cost.forward_bound == cost.backward_bound == ("launch",)
+    assert cost.forward[0] == pytest.approx(50 * H100.launch.value)
+    assert cost.backward[0] == pytest.approx(100 * H100.launch.value)
+
+
+def test_waves_quantise_a_half_precision_product() -> None:
+    waves = [gemm_time(A100, "bf16", 256, 128 * n, 8192) for n in (100, 108, 109)]
+    assert waves[0] == pytest.approx(waves[1], rel=1e-6)
+    assert waves[2] > waves[1] * 1.02
+
+
+# --------------------------------------------------------------------------------------------------------- contracts
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("dtype", MODES)
+def test_no_kernel_beats_the_peak_or_the_nominal_bandwidth(name: str, dtype: str) -> None:
+    part = device(name)
+    peak = part.peak[part.runs_as(dtype)]
+    for backward in (False, True):
+        product = linear(4096, 4096, 4096)
+        seconds, bound = kernel_time(product, part, 4, dtype, backward=backward)
+        flops = product.backward_flops if backward else product.flops
+        assert 4 * flops / seconds < peak
+        assert bound in BOUNDS
+        stream = Kernel("norm", "memory", nbytes=1e9, backward_nbytes=1e9)
+        seconds, _ = kernel_time(stream, part, 1, dtype, backward=backward)
+        assert 2e9 / seconds < part.memory_bandwidth
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_prices_a_transformer_and_a_convnet_in_every_dtype(name: str) -> None:
+    for model in (transformer(2, 256, 4, 128, 1000), convnet("resnet18")):
+        for dtype in MODES:
+            cost = step_cost(model, device(name), 2, dtype=dtype)
+            assert cost.forward.shape == cost.backward.shape == (len(model.layers),)
+            assert np.all(cost.forward > 0)
+            assert np.all(cost.backward > 0)
+            assert set(cost.forward_bound) | set(cost.backward_bound) <= set(BOUNDS)
+            assert cost.optimizer > 0
+
+
+def test_executed_flops_are_the_models_and_recomputation_adds_a_forward() -> None:
+    model = transformer(4, 512, 8, 256, 1000)
+    none = step_cost(model, A100, 3)
+    full = step_cost(model, A100, 3, activation_checkpointing="full")
+    selective = step_cost(model, A100, 3, activation_checkpointing="selective")
+    executed = sum(k.flops + k.backward_flops for layer in model.layers for k in layer.kernels)
+    assert none.forward_flops.sum() + none.backward_flops.sum() == pytest.approx(3 * executed)
+    blocks = np.array([layer.kind == "block" for layer in model.layers])
+    assert np.allclose((full.backward_flops - none.backward_flops)[blocks], none.forward_flops[blocks])
+    assert np.allclose((full.backward_flops - none.backward_flops)[~blocks], 0)
+    assert none.backward.sum() < selective.backward.sum() < full.backward.sum()
+
+
+def test_layers_with_the_same_kernels_cost_the_same() -> None:
+    model = transformer(6, 512, 8, 256, 1000)
+    cost = step_cost(model, A100, 2)
+    blocks = [i for i, layer in enumerate(model.layers) if layer.kind == "block"]
+    assert len(set(cost.forward[blocks])) == len(set(cost.backward[blocks])) == 1
+
+
+def test_autocast_pays_for_casts_that_a_converted_model_does_not() -> None:
+    model = transformer(4, 1024, 16, 512, 1000)
+    autocast = step_cost(model, A100, 4, dtype="bf16", param_dtype="fp32", optimizer=None)
+    converted = step_cost(model, A100, 4, dtype="bf16", param_dtype="bf16", optimizer=None)
+    assert autocast.forward.sum() > converted.forward.sum()
+
+
+def test_lower_precision_is_faster_where_the_hardware_has_it() -> None:
+    model = transformer(4, 4096, 32, 2048, 1000)
+
+    def seconds(dtype: str) -> float:
+        cost = step_cost(model, H100, 2, dtype=dtype, param_dtype="fp32" if dtype in {"fp32", "tf32"} else "bf16")
+        return float(cost.forward.sum() + cost.backward.sum())
+
+    assert seconds("fp8") < seconds("bf16") < seconds("tf32") < seconds("fp32")
+
+
+def test_compiled_code_is_no_slower() -> None:
+    model = transformer(4, 1024, 16, 512, 1000)
+    eager = step_cost(model, A100, 4, implementation="eager")
+    compiled = step_cost(model, A100, 4, implementation="compiled")
+    assert compiled.forward.sum() <= eager.forward.sum()
+
+
+@pytest.mark.parametrize("kernel", ["eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"])
+def test_every_attention_kernel_is_slower_than_the_tensor_cores_and_faster_than_nothing(kernel: str) -> None:
+    seconds, _ = kernel_time(flash(), H100, 2, "bf16", attention_kernel=kernel)
+    assert 2 * flash().flops / H100.peak["bf16"] < seconds < 0.1
+
+
+def test_attention_kernels_rank_as_their_charts_do() -> None:
+    order = ["eager", "triton", "fa2", "cudnn", "fa3"]
+    times = [kernel_time(flash(8192), H100, 2, "bf16", attention_kernel=kernel)[0] for kernel in order]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_dtype_without_units_is_noted() -> None:
+    assert any(
+        "has no fp8 units: GEMMs run as fp16" in note for note in step_cost(one_layer(), V100, 1, dtype="fp8").notes
+    )
+    assert any("estimated" in note for note in step_cost(one_layer(), device("T4"), 1, dtype="fp16").notes)
+
+
+def test_a_grouped_convolution_reaches_less_of_the_rate_than_a_dense_one() -> None:
+    flops = 1e10
+    dense = Kernel("conv", "conv", m=3136, n=128, k=1152, flops=flops, backward_flops=2 * flops)
+    grouped = dataclasses.replace(dense, n=4, k=36, groups=32)
+    for dtype in ("fp32", "fp16"):
+        assert kernel_time(grouped, V100, 8, dtype)[0] > kernel_time(dense, V100, 8, dtype)[0]
+
+
+def test_a_convolutions_window_is_read_off_its_implicit_gemm() -> None:
+    kernels = [k for layer in convnet("resnet50").layers for k in layer.kernels if k.kind == "conv"]
+    overlaps = {window_overlap(k) for k in kernels}
+    assert overlaps == {49 / 4, 9.0, 9 / 4, 1.0, 1 / 4}
+
+
+# -------------------------------------------------------------------------------------------------------- invariants
+
+
+SIZES = st.integers(1, 5000)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(MODES), st.sampled_from(["V100-SXM2-16GB", "H100-SXM5-80GB", "MI300X"]))
+def test_a_product_is_above_its_roofline(m: int, n: int, k: int, dtype: str, name: str) -> None:
+    part = device(name)
+    seconds = gemm_time(part, dtype, m, n, k)
+    assert seconds > 2.0 * m * n * k / part.peak[part.runs_as(dtype)]
+    assert seconds > part.kernel_floor.value
+    assert gemm_time(part, dtype, 2 * m, n, k) >= seconds * (1 - 1e-9)
+    assert gemm_time(part, dtype, m, n, k, batch=2) >= seconds * (1 - 1e-9)
+
+
+@given(st.integers(1, 64))
+def test_time_grows_with_the_batch(batch: int) -> None:
+    model = transformer(1, 256, 4, 64, 1000)
+    small = step_cost(model, A100, batch, optimizer=None)
+    large = step_cost(model, A100, batch + 1, optimizer=None)
+    assert np.all(large.forward >= small.forward * (1 - 1e-9))
+    assert np.all(large.backward >= small.backward * (1 - 1e-9))
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"dtype": "bf61"}, r"unknown dtype 'bf61' .*did you mean 'bf16'"),
+        ({"attention_kernel": "fa4"}, "unknown attention kernel 'fa4'"),
+        ({"attention_kernel": "fa3"}, "attention kernel 'fa3' does not run on A100-SXM4-80GB; it has eager"),
+        ({"activation_checkpointing": "fulll"}, "did you mean 'full'"),
+        ({"optimizer": "adamm"}, r"unknown optimizer 'adamm' .*did you mean 'adam"),
+        ({"optimizer_impl": "fuse"}, "did you mean 'fused'"),
+        ({"implementation": "compile"}, "did you mean 'compiled'"),
+    ],
+)
+def test_an_unknown_choice_is_one_error_with_what_would_be_right(choice: dict[str, str], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        step_cost(one_layer(), A100, 1, **choice)  # type: ignore[arg-type]
+
+
+def test_a_batch_below_one_and_an_unknown_kernel_are_errors() -> None:
+    with pytest.raises(ScenarioError, match="micro_batch_size = 0 must be at least 1"):
+        step_cost(one_layer(), A100, 0)
+    with pytest.raises(ModelError, match="kernel 'x' has unknown kind 'gem'; did you mean 'gemm'"):
+        kernel_time(Kernel("x", "gem"), A100, 1, "bf16")
