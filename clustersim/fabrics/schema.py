@@ -179,9 +179,31 @@ def _quantity(kind: type, value: object) -> object:
 def decode(data: dict[str, Any], where: str) -> TopologyFile:
     """A checked file from parsed TOML. Raises :class:`TopologyError` with file, field path, value and nearest name."""
     try:
-        return msgspec.convert(data, TopologyFile, dec_hook=_quantity)
+        spec = msgspec.convert(data, TopologyFile, dec_hook=_quantity)
     except msgspec.ValidationError as error:
         raise TopologyError(f"{where}: {_explain(str(error), data)}") from None
+    for part, path in ((spec.node, "$.node"), (spec.domain, "$.domain"), (spec, "$")):
+        if part is not None:
+            _check_names(part, f"{where}: {path}")
+    return spec
+
+
+def _check_names(part: NodeSpec | DomainSpec | TopologyFile, where: str) -> None:
+    """Say which field holds names that cannot be read."""
+    for i, vertices in enumerate(part.vertices):
+        _readable(vertices.names, f"{where}.vertices[{i}].names")
+        if vertices.node is not None and vertices.node < 0:
+            raise TopologyError(f"{where}.vertices[{i}].node: {vertices.node} is no node; nodes count from 0")
+    for i, links in enumerate(part.links):
+        _readable(links.a, f"{where}.links[{i}].a")
+        _readable(links.b, f"{where}.links[{i}].b")
+
+
+def _readable(names: str, where: str) -> None:
+    try:
+        expand(names)
+    except TopologyError as error:
+        raise TopologyError(f"{where}: {error}") from None
 
 
 def read(path: Path) -> TopologyFile:
@@ -252,6 +274,8 @@ def expand(names: str) -> list[str]:
     >>> expand("node[0-1]/nic[0,3]")
     ['node0/nic0', 'node0/nic3', 'node1/nic0', 'node1/nic3']
     """
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]+\])+", names):
+        raise TopologyError(f"cannot read the names {names!r}; write them like 'gpu[0-7]' or 'nic[0,2]'")
     out: list[str] = []
     for part in re.split(r",(?![^\[]*\])", names):
         expanded = [""]

@@ -1,0 +1,492 @@
+"""Topology files and builders: every shipped file is a sound machine, and every mistake has one clear error."""
+
+from __future__ import annotations
+
+import csv
+import re
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import fabrics, routing
+from clustersim.errors import TopologyError
+from clustersim.fabrics import Change, schema
+from clustersim.paths import data_path, shipped
+from clustersim.topology import Topology
+
+NAMES = shipped("topologies")
+FACTS = Path(__file__).parents[1].parent / "shared" / "facts"
+MEASUREMENTS = Path(__file__).parents[1].parent / "shared" / "measurements"
+
+NVLINK_RATES = {  # bytes/s per direction of all NVLinks (or xGMI) of a GPU, by the GPU's data sheet
+    "P100-SXM2-16GB": 80e9,
+    "V100-SXM2-16GB": 150e9,
+    "V100-SXM2-32GB": 150e9,
+    "V100-SXM3-32GB": 150e9,
+    "A100-SXM4-40GB": 300e9,
+    "A100-SXM4-80GB": 300e9,
+    "A800-SXM4-80GB": 200e9,
+    "H100-SXM5-80GB": 450e9,
+    "H100-SXM5-96GB-500W": 450e9,
+    "GH200-96GB": 450e9,
+    "H800-SXM5-80GB": 200e9,
+    "H200-SXM5-141GB": 450e9,
+    "B200-SXM-180GB": 900e9,
+    "GB200-186GB": 900e9,
+    "MI300X": 448e9,
+    "TITAN-RTX": 50e9,
+}
+WITHOUT_NVLINK = {"pcie-titan-rtx-2gpu"}
+PARTLY_WIRED = {"hgx-v100-4gpu-10g"}  # half of a DGX-1V board: links to the other half end nowhere
+
+
+# ---- every shipped file -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_a_shipped_topology_loads_with_any_number_of_nodes(name: str, nodes: int) -> None:
+    topology = fabrics.load(name, nodes)
+    assert topology.n_nodes == nodes
+    assert topology.name == name
+    assert len(topology.gpus) == nodes * topology.node_types[0].n_gpus
+    assert len(topology.nics) == nodes * topology.node_types[0].n_nics
+    assert np.all(topology.link_bandwidth > 0)
+    assert np.all(topology.link_latency > 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_a_shipped_file_has_a_source(name: str) -> None:
+    spec = schema.read(data_path("topologies") / f"{name}.toml")
+    entries = [*(spec.node.links if spec.node else []), *(spec.domain.links if spec.domain else [])]
+    entries += [vertex for vertex in (spec.node.vertices if spec.node else []) if vertex.bandwidth is not None]
+    assert all(len(entry.source) > 5 for entry in entries)
+    assert spec.fabric is None or isinstance(spec.fabric, schema.NoFabric) or spec.fabric.source
+    assert fabrics.load(name).node_types[0].sources["device"]
+    assert spec.title
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gpus_of_a_shipped_topology_all_reach_each_other_and_nothing_looks_wrong(name: str) -> None:
+    for nodes in (1, 2):
+        report = fabrics.check(fabrics.load(name, nodes))
+        joined = nodes == 1 or "nic" in report.vertices
+        assert (report.n_unreachable == 0) is joined
+        assert (report.warnings == ()) is joined
+        assert np.all(report.injection_bandwidth > 0) or report.vertices["gpu"] == 1
+        assert report.bisection_bandwidth > 0 or not joined or report.vertices["gpu"] == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nvlinks_of_a_gpu_sum_to_its_data_sheet(name: str) -> None:
+    topology = fabrics.load(name)
+    rates = {routing.router(topology).nvlink_egress(gpu) for gpu in topology.gpus.tolist()}
+    known = NVLINK_RATES.get(topology.node_types[0].device, 0.0) if name not in WITHOUT_NVLINK else 0.0
+    if name in PARTLY_WIRED:
+        assert max(rates) < known
+    else:
+        assert [pytest.approx(known, rel=1e-6)] * len(rates) == sorted(rates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loading_twice_gives_the_same_arrays(name: str) -> None:
+    one, two = fabrics.load(name, 3), fabrics.load(name, 3)
+    assert one.vertex_names == two.vertex_names
+    assert np.array_equal(one.link_src, two.link_src)
+    assert np.array_equal(one.link_bandwidth, two.link_bandwidth)
+
+
+@pytest.mark.skipif(not FACTS.is_dir(), reason="the table of platforms is not here")
+def test_every_platform_of_the_table_is_shipped() -> None:
+    text = (FACTS / "PLATFORMS.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")][2:]
+    words = {word for row in rows for word in re.findall(r"[a-z][a-z0-9]+(?:-[a-z0-9]+)+", row)}
+    expected = {
+        w for w in words if w.split("-")[0] in {"hgx", "dgx", "aws", "pcie", "nvlink", "alps", "polaris", "gb200"}
+    }
+    expected |= {"pcie-rtx3090", "pcie-a6000", "pcie-rtx6000ada", "pcie-rtx8000", "pcie-a10", "pcie-l4"}
+    expected |= {"gcp-a3-ultra", "gcp-a4", "gcp-a3-mega", "gcp-a3-high", "hgx-v100-4gpu-4x100g", "dgx-1v-2x100g"}
+    assert len(expected) > 35
+    assert expected <= set(NAMES)
+
+
+@pytest.mark.skipif(not MEASUREMENTS.is_dir(), reason="the measurements are not here")
+@pytest.mark.parametrize("table", ["nccl_tests.csv", "training_steps.csv"])
+def test_every_topology_a_measurement_names_is_shipped(table: str) -> None:
+    with (MEASUREMENTS / table).open(newline="", encoding="utf-8") as file:
+        named = {row["topology"] for row in csv.DictReader(file)} - {""}
+    assert named <= set(NAMES)
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------
+
+
+def test_an_alias_is_the_same_machine_under_another_name() -> None:
+    alias, base = fabrics.load("dgx-a100", 2), fabrics.load("hgx-a100", 2)
+    assert alias.vertex_names == base.vertex_names
+    assert np.array_equal(alias.link_bandwidth, base.link_bandwidth)
+    assert alias.node_types[0].name == "dgx-a100"
+
+
+def test_another_gpu_in_the_same_sockets() -> None:
+    topology = fabrics.load("hgx-a100", 2, device="A100-SXM4-40GB")
+    assert {t.device for t in topology.node_types} == {"A100-SXM4-40GB"}
+
+
+def test_a_mesh_takes_the_first_gpus_of_the_first_nodes() -> None:
+    topology = fabrics.load("hgx-h100", 3)
+    mesh = fabrics.mesh(topology, nodes=2, nproc_per_node=4)
+    names = [topology.vertex_names[v] for v in mesh.gpus]
+    assert names == [f"node{n}/gpu{g}" for n in range(2) for g in range(4)]
+    assert fabrics.mesh(topology).world_size == 24
+    with pytest.raises(TopologyError, match="4 nodes asked for; the cluster has 3"):
+        fabrics.mesh(topology, nodes=4)
+    with pytest.raises(TopologyError, match=r"9 GPUs a node asked for; node 0 \(hgx-h100\) has 8"):
+        fabrics.mesh(topology, nproc_per_node=9)
+
+
+def test_large_clusters_build_fast() -> None:
+    fabrics.load("hgx-h100", 1)
+    start = time.process_time()
+    assert len(fabrics.load("hgx-h100", 128).gpus) == 1024
+    middle = time.process_time()
+    assert len(fabrics.load("hgx-h100", 2048).gpus) == 16384
+    assert middle - start < 0.3
+    assert time.process_time() - middle < 1.0
+
+
+# ---- builders ------------------------------------------------------------------------------------------------------
+
+
+def degree(topology: Topology, prefix: str) -> set[int]:
+    out = np.bincount(topology.link_src, minlength=len(topology.vertex_names))
+    return {int(out[i]) for i, name in enumerate(topology.vertex_names) if name.startswith(prefix)}
+
+
+def up(topology: Topology, leaf: str, prefix: str) -> float:
+    return float(
+        sum(
+            topology.link_bandwidth[i]
+            for i in np.flatnonzero(topology.link_src == topology.vertex(leaf))
+            if topology.vertex_names[topology.link_dst[i]].startswith(prefix)
+        )
+    )
+
+
+def test_one_switch_joins_every_nic() -> None:
+    topology = fabrics.one_switch([fabrics.node("hgx-h100")] * 3)
+    assert degree(topology, "switch") == {24}
+
+
+def test_rail_optimised_puts_nic_i_of_a_unit_on_its_leaf_i() -> None:
+    topology = fabrics.rail_optimised([fabrics.node("hgx-h100")] * 6, nodes_per_unit=4)
+    leaf = {
+        topology.vertex_names[a]: topology.vertex_names[b]
+        for a, b in zip(topology.link_src, topology.link_dst, strict=True)
+        if topology.vertex_names[b].startswith("leaf")
+    }
+    assert leaf["node0/nic3"] == leaf["node3/nic3"] != leaf["node4/nic3"] == leaf["node5/nic3"]
+    assert len({leaf[f"node0/nic{i}"] for i in range(8)}) == 8
+    assert up(topology, "leaf0", "spine") == pytest.approx(4 * 50e9)
+
+
+def test_rail_optimised_grows_a_third_tier() -> None:
+    topology = fabrics.rail_optimised([fabrics.node("hgx-h100")] * 40, radix=8)
+    assert any(name.startswith("core") for name in topology.vertex_names)
+    assert routing.unreachable_pairs(topology)[0] == 0
+    routes = routing.router(topology)
+    same_rail = routes.route(topology.vertex("node0/gpu0"), topology.vertex("node4/gpu0"))
+    assert not any("core" in topology.link_name(link) for link in same_rail)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0])
+def test_an_oversubscribed_leaf_sends_up_that_much_less(ratio: float) -> None:
+    topology = fabrics.fat_tree([fabrics.node("hgx-h100")] * 12, radix=16, oversubscription=ratio)
+    down = round(16 * ratio / (1 + ratio))
+    assert up(topology, "leaf0", "spine") == pytest.approx(down * 50e9 / ratio)
+
+
+def test_a_three_tier_fat_tree_keeps_full_bisection() -> None:
+    topology = fabrics.fat_tree([fabrics.node("hgx-h100")] * 16, radix=8, levels=3)
+    assert {name[:4] for name in topology.vertex_names} >= {"leaf", "core"}
+    assert routing.bisection_bandwidth(topology) == pytest.approx(8 * 8 * 50e9)
+
+
+def test_a_fat_tree_that_is_too_small_says_what_it_holds() -> None:
+    with pytest.raises(TopologyError, match="a 2-tier fat tree of radix 4 holds 8 NICs, not 16"):
+        fabrics.fat_tree([fabrics.node("hgx-h100")] * 2, radix=4, levels=2)
+
+
+def test_a_dragonfly_joins_all_switches_of_a_group_and_all_groups() -> None:
+    nodes = [fabrics.node("alps-gh200")] * 12
+    topology = fabrics.dragonfly(nodes, switches_per_group=4, nics_per_switch=4, global_links_per_switch=4)
+    groups = {name.split("/")[0] for name in topology.vertex_names if name.startswith("group")}
+    assert groups == {"group0", "group1", "group2"}
+    routes = routing.router(topology)
+    longest = max(len(routes.route(topology.gpus[0], gpu)) for gpu in topology.gpus[4:].tolist())
+    assert longest <= 2 + 2 + 3 + 2  # to the NIC, onto a switch, three switch hops, back
+    assert up(topology, "group0/switch0", "group1") == pytest.approx(25e9 * 4 / 2)
+
+
+@pytest.mark.parametrize("knob", [{"oversubscription": 0}, {"radix": 1}])
+def test_senseless_knobs_are_refused(knob: dict[str, Any]) -> None:
+    with pytest.raises(TopologyError, match="must be above zero"):
+        fabrics.fat_tree([fabrics.node("hgx-h100")], **knob)
+
+
+# ---- changes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_degraded_nic_is_slower_in_all_its_links_and_injects_less() -> None:
+    topology = fabrics.load("hgx-h100", 2)
+    slow = fabrics.change(topology, Change("node1/nic0", factor=0.5))
+    assert routing.router(slow).nic_bandwidth(slow.vertex("node1/nic0")) == 25e9
+    injection = routing.injection_bandwidth(slow)
+    assert injection[8] == 25e9
+    assert np.all(np.delete(injection, 8) == 50e9)
+
+
+def test_a_leaf_that_is_down_takes_its_rail_and_traffic_goes_by_others() -> None:
+    topology = fabrics.load("hgx-h100", 2)
+    down = fabrics.change(topology, Change("leaf0", remove=True))
+    routes = routing.router(down)
+    assert len(routes.nics_of_node(0)) == 7
+    assert routing.unreachable_pairs(down)[0] == 0
+    src, dst = down.vertex("node0/gpu0"), down.vertex("node1/gpu0")
+    assert not any("nic0" in down.link_name(link) for link in routes.route(src, dst, rail=0))
+
+
+def test_globs_and_links_can_be_changed() -> None:
+    topology = fabrics.load("hgx-h100", 1)
+    changed = fabrics.change(
+        topology,
+        Change("node0/gpu0 -> node0/nvswitch*", factor=0.5),
+        Change("node0/pcie? <-> node0/cpu*", bandwidth=1e9),
+    )
+    assert routing.router(changed).nvlink_egress(changed.vertex("node0/gpu0")) == pytest.approx(225e9)
+    assert routing.router(changed).nvlink_egress(changed.vertex("node0/gpu1")) == pytest.approx(450e9)
+    assert (changed.link_bandwidth == 1e9).sum() == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Change("node0/nic9", factor=0.5), "no vertex matches 'node0/nic9'; did you mean 'node0/nic"),
+        (Change("leaf99", remove=True), "no vertex matches 'leaf99'; did you mean 'leaf"),
+        (Change("node0/gpu0 -> node1/gpu0", factor=0.5), "no link matches"),
+        (Change("node0/nic0", factor=0.0), "must be above zero; use remove"),
+        (Change("node0/nic0"), "needs one of factor, bandwidth or remove"),
+    ],
+)
+def test_a_change_that_meets_nothing_is_an_error(change: Change, message: str) -> None:
+    with pytest.raises(TopologyError, match=re.escape(message)):
+        fabrics.change(fabrics.load("hgx-h100", 2), change)
+
+
+# ---- files of one's own --------------------------------------------------------------------------------------------
+
+OWN = """
+name = "mine"
+[node]
+device = "H100-SXM5-80GB"
+[[node.vertices]]
+names = "gpu[0-1]"
+kind = "gpu"
+[[node.vertices]]
+names = "nic0"
+kind = "nic"
+bandwidth = "400 Gb/s"
+source = "here"
+[[node.links]]
+a = "gpu[0-1]"
+b = "nic0"
+kind = "pcie"
+bandwidth = "63 GB/s"
+latency = "150 ns"
+source = "here"
+[fabric]
+kind = "one_switch"
+source = "here"
+"""
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_of_ones_own_loads_by_path(tmp_path: Path) -> None:
+    topology = fabrics.load(write(tmp_path, OWN), 4)
+    assert len(topology.gpus) == 8
+    assert topology.link_latency.min() == pytest.approx(150e-9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('device = "H', 'devise = "H', "unknown field 'devise' at $.node; did you mean 'device'?"),
+        ('bandwidth = "63 GB/s"', "bandwidth = 63", "63 is a bare number where a bandwidth is needed"),
+        ('bandwidth = "63 GB/s"', "bandwidth = 63", "$.node.links[0].bandwidth"),
+        ('bandwidth = "63 GB/s"', 'bandwidth = "63 Gigs"', "cannot read '63 Gigs' as a bandwidth"),
+        ('latency = "150 ns"', 'latency = "150 GB/s"', "cannot read '150 GB/s' as a time"),
+        ('kind = "pcie"', 'kind = "pci"', "'pci' is no kind at $.node.links[0].kind; did you mean 'pcie'?"),
+        (
+            'kind = "one_switch"',
+            'kind = "one_swich"',
+            "'one_swich' is no kind at $.fabric.kind; did you mean 'one_switch'?",
+        ),
+        (
+            'kind = "one_switch"',
+            'kind = "fat_tree"\nradx = 3',
+            "unknown field 'radx' at $.fabric; did you mean 'radix'?",
+        ),
+        ('b = "nic0"', 'b = "nik0"', "$.node.links[0].b: no vertex 'nik0'; did you mean 'nic0'?"),
+        ('a = "gpu[0-1]"', 'a = "gpu[1-0]"', "$.node.links[0].a: cannot read the names 'gpu[1-0]'"),
+        ('names = "gpu[0-1]"', 'names = "gpu[0-1"', "$.node.vertices[0].names: cannot read the names 'gpu[0-1'"),
+        ('bandwidth = "400 Gb/s"\n', "", "NIC 'nic0' in $.node.vertices has no bandwidth"),
+        ('source = "here"\n[fabric]', "[fabric]", "missing required field `source` - at `$.node.links[0]`"),
+        (
+            "[node]\n",
+            '[node]\ncpu_vendor = "intle"\n',
+            "'intle' is no cpu_vendor at $.node.cpu_vendor; did you mean 'intel'?",
+        ),
+        ('device = "H100-SXM5-80GB"', "", "$.node.device is missing"),
+        ("name = ", "name ", "not TOML"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_clear_error(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in OWN
+    with pytest.raises(TopologyError) as error:
+        fabrics.load(write(tmp_path, OWN.replace(old, new, 1)))
+    assert message in str(error.value)
+    assert "mine.toml" in str(error.value)
+
+
+def test_an_unknown_name_or_path_says_what_is_near() -> None:
+    with pytest.raises(TopologyError, match="unknown topology 'hgx-h10'; did you mean 'hgx-h100'"):
+        fabrics.load("hgx-h10")
+    with pytest.raises(TopologyError, match=r"no topology file 'nowhere/x\.toml'"):
+        fabrics.load("nowhere/x.toml")
+    with pytest.raises(TopologyError, match="at least one node, not 0"):
+        fabrics.load("hgx-h100", 0)
+
+
+def test_a_variant_extends_a_shipped_file_and_removes_and_replaces_parts(tmp_path: Path) -> None:
+    text = """
+name = "mine"
+extends = "hgx-h100"
+[node]
+remove = ["nic[4-7]"]
+[[node.vertices]]
+names = "nic[0-3]"
+kind = "nic"
+bandwidth = "200 Gb/s"
+source = "here"
+[[changes]]
+match = "node1/nic0"
+factor = 0.5
+[[changes]]
+remove = "node0/nic3"
+"""
+    topology = fabrics.load(write(tmp_path, text), 2)
+    routes = routing.router(topology)
+    assert [routes.nic_bandwidth(v) for v in topology.nics.tolist()] == [25e9, 25e9, 25e9, 12.5e9, 25e9, 25e9, 25e9]
+    with pytest.raises(TopologyError, match=r"\$.node.remove: no vertex 'nik\[0-1\]'"):
+        fabrics.load(write(tmp_path, text.replace("nic[4-7]", "nik[0-1]")), 2)
+
+
+def test_a_file_that_extends_itself_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="leads back to this file"):
+        fabrics.load(write(tmp_path, 'name = "mine"\nextends = "mine"'))
+
+
+def test_node_types_can_be_mixed(tmp_path: Path) -> None:
+    text = """
+name = "mine"
+[[nodes]]
+type = "hgx-a100"
+count = 2
+[[nodes]]
+type = "hgx-h100"
+count = 1
+[fabric]
+kind = "one_switch"
+source = "here"
+"""
+    topology = fabrics.load(write(tmp_path, text))
+    assert [t.name for t in topology.node_types] == ["hgx-a100", "hgx-a100", "hgx-h100"]
+    assert routing.unreachable_pairs(topology)[0] == 0
+    assert {routing.router(topology).nic_bandwidth(v) for v in topology.nics.tolist()} == {25e9, 50e9}
+    with pytest.raises(TopologyError, match="lists 3 nodes of its own; 4 were asked for"):
+        fabrics.load(write(tmp_path, text), 4)
+
+
+def test_a_whole_cluster_can_be_listed_without_nics(tmp_path: Path) -> None:
+    text = """
+name = "mine"
+[node]
+device = "A100-SXM4-40GB"
+[[vertices]]
+names = "node[0-3]/gpu0"
+kind = "gpu"
+[[vertices]]
+names = "switch0"
+kind = "switch"
+[[links]]
+a = "node[0-3]/gpu0"
+b = "switch0"
+kind = "net"
+bandwidth = "100 Gb/s"
+latency = "1 us"
+source = "here"
+"""
+    topology = fabrics.load(write(tmp_path, text))
+    assert topology.n_nodes == 4
+    routes = routing.router(topology)
+    assert len(routes.route(topology.gpus[0], topology.gpus[3])) == 2
+    links, weights = routes.loads(topology.gpus, np.roll(topology.gpus, 1), 2.0)
+    assert len(links) == 8
+    assert set(weights.tolist()) == {2.0}
+    assert fabrics.check(topology).warnings == ()
+
+
+# ---- what looks wrong ------------------------------------------------------------------------------------------------
+
+
+def test_bits_written_as_bytes_are_noticed(tmp_path: Path) -> None:
+    text = OWN.replace("400 Gb/s", "400 GB/s")
+    (warning,) = fabrics.check(fabrics.load(write(tmp_path, text), 2)).warnings
+    assert "was Gb/s written as GB/s?" in warning
+    text = OWN.replace("400 Gb/s", "12.5 Gb/s")
+    (warning,) = fabrics.check(fabrics.load(write(tmp_path, text), 2)).warnings
+    assert "are bits and bytes mixed up?" in warning
+
+
+def test_a_port_above_its_slot_is_noticed(tmp_path: Path) -> None:
+    text = OWN.replace("400 Gb/s", "800 Gb/s").replace("63 GB/s", "31.5 GB/s")
+    (warning,) = fabrics.check(fabrics.load(write(tmp_path, text), 2)).warnings
+    assert "the port's 100 GB/s is above the PCIe slot's 63 GB/s" in warning
+
+
+def test_gpus_without_a_nic_odd_links_and_lonely_vertices_are_noticed() -> None:
+    topology = fabrics.load("hgx-h100", 2)
+    lone = fabrics.change(topology, Change("node1/nic*", remove=True))
+    warnings = fabrics.check(lone).warnings
+    assert any("no NIC that is connected" in w for w in warnings)
+    assert fabrics.check(lone).n_unreachable == 2 * 8 * 8
+    odd = fabrics.change(topology, Change("node0/nic0 -> leaf0", factor=0.5))
+    assert fabrics.check(odd).warnings == ("node0/nic0 -> leaf0 differs by direction (2 such links)",)
+    oneway = fabrics.change(topology, Change("node0/nic0 -> leaf0", remove=True))
+    assert any("leaf0 -> node0/nic0 has no way back" in w for w in fabrics.check(oneway).warnings)
+    bare = fabrics.change(topology, Change("node0/gpu0 <-> *", remove=True))
+    assert any("node0/gpu0 (gpu): no link" in w for w in fabrics.check(bare).warnings)
+
+
+def test_shipped_files_are_valid_toml_named_after_themselves() -> None:
+    for path in data_path("topologies").glob("*.toml"):
+        assert tomllib.loads(path.read_text(encoding="utf-8"))["name"] == path.stem
