@@ -198,12 +198,14 @@ def _check_op(op: Op, i: int, role: Role, world_size: int) -> None:
     elif isinstance(op, Collective):
         if op.kind not in COLLECTIVES:
             raise ProgramError(f"{where}: unknown collective {op.kind!r}; known: {', '.join(COLLECTIVES)}")
-        if op.groups.ndim != 2 or len(np.unique(op.groups)) != op.groups.size:
+        if op.groups.ndim != 2 or not op.groups.size:
             raise ProgramError(f"{where}: groups must be (groups x members), with no rank twice")
         if not 0 <= op.root < op.groups.shape[1]:
             raise ProgramError(f"{where}: root {op.root} is not a position in a group of {op.groups.shape[1]}")
-        if np.any((op.groups < 0) | (op.groups >= world_size)):
+        if op.groups.min() < 0 or op.groups.max() >= world_size:
             raise ProgramError(f"{where}: a group names a rank outside 0..{world_size - 1}")
+        if np.bincount(op.groups.ravel()).max() > 1:
+            raise ProgramError(f"{where}: groups must be (groups x members), with no rank twice")
     elif op.peer.shape != role.ranks.shape:
         raise ProgramError(f"{where}: peer must name one rank per rank of the role")
 

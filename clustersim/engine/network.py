@@ -144,41 +144,48 @@ class Network:
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         self._solve_at = -1.0
-        fresh = np.concatenate([*self._new, self._flows[:0]])
-        freed, self._new, self._freed = self._freed, [], []
+        fresh = self._new[0] if len(self._new) == 1 else np.concatenate([*self._new, self._flows[:0]])
+        shed = np.concatenate([*self._freed, np.zeros(0, dtype=np.int64)])
+        self._new, self._freed = [], []
         if len(self._flows) == 0 and len(fresh) == 1:
-            fresh["rate"] = self._alone(fresh)
-            fresh["end"] = self.clock.now + fresh["left"] / fresh["rate"]
+            self._set_alone(fresh)
             self._flows = fresh
         else:
-            self._admit(fresh)
-            self._share(self._touched(freed))
+            self._count(self._flows)
+            taken = self._count(fresh)
+            shed = shed[self._users[shed] > 0]
+            crowded = len(shed) > 0 or bool(np.any(self._users[taken] > 1))
+            if not crowded:
+                self._set_alone(fresh)
+            if len(fresh):
+                merged = np.concatenate([self._flows, fresh])
+                self._flows = merged[np.argsort(merged["transfer"], kind="stable")]
+            if crowded:
+                self._share(self._touched(np.concatenate([shed, taken])))
         self._sleep()
 
-    def _admit(self, fresh: npt.NDArray[np.void]) -> None:
-        """Merge new flows into the table and count who uses which link."""
-        if len(fresh):
-            merged = np.concatenate([self._flows, fresh])
-            self._flows = merged[np.argsort(merged["transfer"], kind="stable")]
-        uncounted = ~self._flows["counted"]
-        if uncounted.any():
-            np.add.at(self._users, self.loads.csr(self._flows["load"][uncounted])[1], 1)
-            self._flows["counted"] = True
+    def _count(self, flows: npt.NDArray[np.void]) -> Ints:
+        """Count flows as users of their links, those that are not yet; returns these links."""
+        uncounted = ~flows["counted"]
+        if not uncounted.any():
+            return np.zeros(0, dtype=np.int64)
+        links = self.loads.csr(flows["load"][uncounted])[1]
+        np.add.at(self._users, links, 1)
+        flows["counted"] = True
+        return links
 
-    def _touched(self, freed: list[Ints]) -> Ints:
-        """Positions of flows whose rate may change: new ones, and all that share with them or with one that ended."""
-        flows = self._flows
-        touched = flows["rate"] == 0  # nobody is ever given nothing: only new flows have no rate yet
-        shed = np.concatenate([*freed, np.zeros(0, dtype=np.int64)])
-        shed = shed[self._users[shed] > 0]
-        taken = self.loads.csr(flows["load"][touched])[1]
-        if not len(shed) and np.all(self._users[taken] == 1):
-            return np.flatnonzero(touched)
-        hot = np.concatenate([shed, taken])
-        ptr, links, _ = self.loads.csr(flows["load"])
-        owner = np.repeat(np.arange(len(flows)), np.diff(ptr))
+    def _set_alone(self, fresh: npt.NDArray[np.void]) -> None:
+        """Rates of new flows that share no link."""
+        fresh["rate"] = self._alone(fresh)
+        fresh["end"] = self.clock.now + fresh["left"] / fresh["rate"]
+
+    def _touched(self, hot: Ints) -> Ints:
+        """Positions of the flows on these links, and of all that share with them, and so on."""
+        ptr, links, _ = self.loads.csr(self._flows["load"])
+        owner = np.repeat(np.arange(len(self._flows)), np.diff(ptr))
         is_hot = np.zeros(len(self._users), dtype=np.bool_)
         is_hot[hot] = True
+        touched = self._flows["rate"] == 0  # nobody is ever given nothing: only new flows have no rate yet
         while True:
             reached = touched.copy()
             reached[owner[is_hot[links]]] = True
