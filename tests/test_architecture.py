@@ -78,7 +78,7 @@ def test_the_layers_hold():
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_is_short_and_says_what_it_is(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 330
+    assert len(text.splitlines()) <= 400
     assert ast.get_docstring(ast.parse(text))
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from clustersim.cli.common import json_option, print_json, working
+
+if TYPE_CHECKING:
+    from clustersim.fabrics.check import Report
 
 
 @click.command(short_help="Count, cut and question a topology file.")
@@ -22,4 +28,22 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(report))
     else:
-        click.echo(report.describe())
+        click.echo("\n".join(_lines(report)))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    from clustersim.units import format_bandwidth
+
+    yield f"{report.name}: {report.n_nodes} node(s), fabric {report.fabric or 'none'}"
+    for what, counts in (("vertices", report.vertices), ("directed links", report.links)):
+        parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        yield f"{what:24s} {sum(counts.values())} ({parts})"
+    low, high = float(report.injection_bandwidth.min()), float(report.injection_bandwidth.max())
+    spread = "" if low == high else f" to {format_bandwidth(high)}"
+    yield f"{'injection per GPU':24s} {format_bandwidth(low)}{spread}"
+    yield f"{'bisection, one direction':24s} {format_bandwidth(report.bisection_bandwidth)}"
+    pairs = ", ".join(f"{a} -> {b}" for a, b in report.unreachable)
+    yield f"{'unreachable pairs':24s} {report.n_unreachable}" + (f" (such as {pairs})" if pairs else "")
+    yield from (f"warning: {warning}" for warning in report.warnings)
+    if not report.warnings:
+        yield "nothing looks wrong"

@@ -11,39 +11,31 @@ from clustersim.cli.common import json_option, print_json, working
 from clustersim.errors import ClusterSimError, nearest
 
 if TYPE_CHECKING:
-    from clustersim.collectives.base import Plan
+    from clustersim.collectives.base import Plan, Request
     from clustersim.mesh import Mesh
     from clustersim.topology import Topology
 
-KINDS = {
-    **{
-        kind: kind
-        for kind in (
-            "all_reduce",
-            "all_gather",
-            "reduce_scatter",
-            "broadcast",
-            "reduce",
-            "scatter",
-            "gather",
-            "all_to_all",
-            "send",
-            "barrier",
-        )
-    },
-    "alltoall": "all_to_all",
-    "sendrecv": "send",
-}
+NAMES = "all_reduce all_gather reduce_scatter broadcast reduce scatter gather all_to_all send barrier"
+KINDS = {**{name: name for name in NAMES.split()}, "alltoall": "all_to_all", "sendrecv": "send"}
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 ROOTED = {"broadcast", "reduce", "scatter", "gather"}
 SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
 TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "fp64": "double", "uint8": "uint8", "fp8": "f8e4m3"}
-# nccl-tests' own two header lines and its units (src/util.cu), with what we add in place of the in-place columns.
-HEADER = (
-    "#                                                              out-of-place",
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
-    "     bound    algo   proto  nch",
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)",
+# nccl-tests' own columns, widths and units (src/util.cu); ours stand where it prints the in-place results.
+COLUMNS = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("root", "", 6),
+    ("time", "(us)", 7),
+    ("algbw", "(GB/s)", 6),
+    ("busbw", "(GB/s)", 6),
+    ("#wrong", "", 6),
+    ("bound", "(us)", 8),
+    ("algo", "", 9),
+    ("proto", "", 6),
+    ("nch", "", 3),
 )
 
 
@@ -190,18 +182,24 @@ def _figures(plan: Plan, nbytes: float, seconds: float) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], topology: str, nodes: int, ranks: int) -> None:
     click.echo(f"# {rows[0]['collective']} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
-    click.echo("\n".join(HEADER))
+    click.echo("#" + " " * 54 + "out-of-place")
+    click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])
+    click.echo("#" + _line([unit for _, unit, _ in COLUMNS])[1:])
     for row in rows:
-        root = str(row["root"])
-        click.echo(
-            f"{row['size_bytes']:12d}  {row['count']:12d}  {TYPES[row['dtype']]:>8s}  {row['redop']:>6s}  {root:>6s}"
-            f"  {_time(row['time_us']):>7s}  {row['algbw_GBps']:6.2f}  {row['busbw_GBps']:6.2f}  {'N/A':>6s}"
-            f"  {_time(row['lower_bound_us']):>8s}  {row['algorithm']:>6s}  {row['protocol']:>6s}  {row['channels']:3d}"
-        )
+        keys = ("size_bytes", "count", "dtype", "redop", "root", "time_us", "algbw_GBps", "busbw_GBps", "wrong")
+        cells = [row.get(key, "N/A") for key in (*keys, "lower_bound_us", "algorithm", "protocol", "channels")]
+        cells[2] = TYPES[row["dtype"]]
+        cells[5], cells[9] = _time(row["time_us"]), _time(row["lower_bound_us"])
+        cells[6:8] = [f"{row[key]:.2f}" for key in keys[6:8]]
+        click.echo(_line(cells))
     average = sum(row["busbw_GBps"] for row in rows) / len(rows)
     click.echo(f"# Avg bus bandwidth    : {average:g}")
     for note in dict.fromkeys(note for row in rows for note in row["notes"]):
         click.echo(f"# {note}")
+
+
+def _line(cells: list[Any]) -> str:
+    return "  ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, COLUMNS, strict=True)).rstrip()
 
 
 def _time(microseconds: float) -> str:

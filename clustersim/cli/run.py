@@ -10,6 +10,8 @@ import click
 from clustersim.cli.common import fresh, json_option, output_folder, print_json, set_option, stdout, to_json, working
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from clustersim.scenario.running import Result
 
 
@@ -78,18 +80,20 @@ def _print(result: Result, out: Path | None) -> None:
     console.print(table)
     _print_links(console, values.get("hottest_links") or [])
     if not values["fits"]:
-        console.print(escape(values["memory"]["message"]), style="bold red", soft_wrap=True)
+        text = f"{values['memory']['message']}; timed as if the memory were there"
+        console.print(escape(text), style="bold red", soft_wrap=True)
     for note in values["notes"]:
         console.print(f"- {escape(note)}", soft_wrap=True)
     if out is not None:
         console.print(f"wrote {out}/result.json, trace.json.gz (open it at ui.perfetto.dev) and gantt.png")
 
 
-def _print_links(console: Any, links: list[dict[str, Any]]) -> None:
+def _print_links(console: Console, links: list[dict[str, Any]]) -> None:
     from rich.markup import escape
 
     for link in links[:3]:
-        console.print("busy link: " + escape(", ".join(f"{key} {value}" for key, value in link.items())))
+        used, moved = _text(link["utilisation"], "percent"), _text(link["bytes"], "bytes")
+        console.print(f"busy link: {escape(link['link'])}, {used} of its line rate ({moved})")
 
 
 def _text(value: float, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""TOML text -> frozen Structs, and one clear error for whatever is wrong: file, field path, value, nearest right name."""
+"""TOML text -> frozen Structs, and one clear error for what is wrong: file, field path, value, nearest right name."""
 
 from __future__ import annotations
 

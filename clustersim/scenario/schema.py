@@ -98,7 +98,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     seed : of the ranks' jitter. jitter : relative standard deviation of a rank's compute; the device's own if absent.
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow).
     backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate).
-    optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb``; ``foreach``, ``fused``....
+    optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
+        ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
     nccl_version : ``"2.28"``, in quotes.
     """

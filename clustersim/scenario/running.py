@@ -1,0 +1,261 @@
+"""From a scenario to its parts (machine, model, costs, Program), and from those to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustersim import fabrics, models
+from clustersim.compute import step_cost
+from clustersim.device import Device, device
+from clustersim.memory import MemoryUse, Verdict, memory
+from clustersim.mesh import Mesh
+from clustersim.model import Model, StepCost
+from clustersim.program import Program
+from clustersim.scenario.schema import version
+from clustersim.strategies import STRATEGIES
+from clustersim.timeline import Timeline
+from clustersim.topology import Topology
+from clustersim.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+LINK_COLUMNS = ("link", "utilisation", "bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Everything a run needs, before it runs.
+
+    Parameters
+    ----------
+    device : the GPU of every rank; the slowest where node types are mixed. cost : of one rank's step on it.
+    memory : of one rank. program : what should happen. notes : assumptions, for people.
+    """
+
+    scenario: Scenario
+    topology: Topology
+    mesh: Mesh
+    model: Model
+    device: Device
+    cost: StepCost
+    memory: MemoryUse
+    program: Program
+    notes: tuple[str, ...]
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
+        """Simulate; ``progress`` is called with (ops finished, ops in all)."""
+        from clustersim import engine
+
+        run = self.scenario.file.run
+        timeline = engine.simulate(
+            self.program,
+            self.topology,
+            self.mesh,
+            backend=run.backend,
+            fidelity=run.fidelity,
+            launch=run.launch,
+            nccl_version=version(run.nccl_version),
+            progress=progress,
+        )
+        return Result(self, timeline)
+
+    def describe(self, rank: int = 0) -> str:
+        """The Program of one rank as text, under the facts it follows from."""
+        cost, layers, mesh = self.cost, len(self.model.layers), self.mesh
+        head = [
+            f"scenario  {self.scenario.title}",
+            f"cluster   {self.topology.name}: {mesh.n_nodes} node(s) x {mesh.nproc_per_node} {self.device.name}",
+            f"model     {self.model.name}: {self.model.parameters:,} parameters in {layers} layers",
+            f"cost      forward {format_time(float(cost.forward.sum()))}, backward "
+            f"{format_time(float(cost.backward.sum()))}, optimizer {format_time(cost.optimizer)} a micro-batch",
+            f"memory    {format_bytes(self.memory.total)} of {format_bytes(self.device.memory_bytes)}",
+            *(f"note      {note}" for note in self.notes),
+            "",
+        ]
+        return "\n".join(head) + self.program.describe(rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run came to: its Timeline, and figures drawn from it."""
+
+    prepared: Prepared
+    timeline: Timeline
+
+    @property
+    def scenario(self) -> Scenario:
+        """What was run."""
+        return self.prepared.scenario
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Bytes on each GPU, by what holds them."""
+        return self.prepared.memory
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the model fits in a GPU's memory, by how much, and what holds it."""
+        return self.memory.fits(self.prepared.device)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model fits in a GPU's memory."""
+        return self.verdict.ok
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed."""
+        return self.prepared.notes
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of :func:`clustersim.analysis.metrics.summary`."""
+        from clustersim.analysis.metrics import summary
+
+        p, file = self.prepared, self.scenario.file
+        config = self.scenario.config
+        runs_as = p.device.runs_as(file.model.dtype)
+        return summary(
+            self.timeline,
+            p.model,
+            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.world_size,
+            peak_flops=p.device.peak[runs_as],
+            peak=f"dense {runs_as} of {p.device.name}",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
+        p = self.prepared
+        return {
+            "scenario": self.scenario.name,
+            "changes": dict(self.scenario.changes),
+            "topology": p.topology.name,
+            "nodes": p.mesh.n_nodes,
+            "gpus": p.mesh.world_size,
+            "device": p.device.name,
+            "model": p.model.name,
+            "parameters": p.model.parameters,
+            "strategy": self.scenario.file.strategy["kind"],
+            **self.summary,
+            "hottest_links": [
+                {"link": name, "utilisation": used, "bytes": nbytes}
+                for name, used, nbytes in self.summary["hottest_links"]
+            ],
+            "peak_memory_bytes": self.memory.total,
+            "fits": self.fits,
+            "memory": {
+                "device_bytes": p.device.memory_bytes,
+                "missing_bytes": max(0.0, -self.verdict.spare),
+                "by": self.memory.parts(),
+                "message": str(self.verdict),
+            },
+            "notes": list(self.notes),
+        }
+
+
+def prepare(scenario: Scenario) -> Prepared:
+    """See :meth:`clustersim.scenario.Scenario.prepare`."""
+    topology, mesh = _machine(scenario)
+    model = _model(scenario)
+    gpu, cost, notes = _cost(scenario, topology, mesh, model)
+    file, config = scenario.file, scenario.config
+    with scenario.at("$.strategy"):
+        use = _memory(scenario, model, mesh)
+    row = STRATEGIES[file.strategy["kind"]]
+    with scenario.at("$.strategy"):
+        program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
+        program.check()
+    said = dict.fromkeys((*model.notes, *notes, *program.notes))
+    return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said))
+
+
+def _machine(scenario: Scenario) -> tuple[Topology, Mesh]:
+    cluster = scenario.file.cluster
+    with scenario.at("$.cluster.device"):
+        if cluster.device is not None:
+            device(cluster.device)
+    with scenario.at("$.cluster.topology"):
+        topology = fabrics.load(_beside(scenario, cluster.topology), nodes=cluster.nodes, device=cluster.device)
+    for i, one in enumerate(cluster.changes):
+        with scenario.at(f"$.cluster.changes[{i}]"):
+            rate = None if one.bandwidth is None else float(one.bandwidth)
+            topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
+    with scenario.at("$.cluster.gpus_per_node"):
+        return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
+
+
+def _beside(scenario: Scenario, name: str) -> str:
+    """A path starts at the scenario's own folder; a shipped name stays as it is."""
+    if name.endswith((".toml", ".json")) or "/" in name:
+        return str(scenario.path.parent / name)
+    return name
+
+
+def _model(scenario: Scenario) -> Model:
+    spec = scenario.file.model
+    choices: dict[str, Any] = dict(spec.options)
+    if spec.attention is not None:
+        choices["attention"] = "eager" if spec.attention == "eager" else "flash"
+    choices |= {k: v for k in ("implementation", "seq_len") if (v := getattr(spec, k)) is not None}
+    if spec.hf_config is not None:
+        with scenario.at("$.model.hf_config"):
+            return models.from_hf(scenario.path.parent / Path(spec.hf_config), **choices)
+    with scenario.at("$.model.name"):
+        return models.model(str(spec.name), **choices)
+
+
+def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> tuple[Device, StepCost, tuple[str, ...]]:
+    """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
+    names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
+    priced = []
+    for name in names:
+        with scenario.at("$.cluster.topology"):
+            gpu = device(name)
+        priced.append((gpu, _priced(scenario, model, gpu)))
+    gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
+    notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
+    return gpu, cost, notes if len(priced) > 1 else ()
+
+
+def _priced(scenario: Scenario, model: Model, gpu: Device) -> StepCost:
+    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    with scenario.at("$.run.optimizer"):
+        cost = step_cost(
+            model,
+            gpu,
+            config.micro_batch_size,
+            dtype=spec.dtype,
+            param_dtype=config.param_dtype,
+            attention_kernel=None if spec.attention == "flash" else spec.attention,
+            activation_checkpointing=spec.activation_checkpointing,
+            optimizer=_optimizer(scenario),
+            optimizer_impl=run.optimizer_impl,
+            implementation="compiled" if spec.implementation == "fused" else "eager",
+        )
+    return cost if run.jitter is None else replace(cost, jitter=run.jitter)
+
+
+def _optimizer(scenario: Scenario) -> str | None:
+    name = scenario.file.run.optimizer
+    return None if name == "none" else name
+
+
+def _memory(scenario: Scenario, model: Model, mesh: Mesh) -> MemoryUse:
+    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    return memory(
+        model,
+        micro_batch_size=config.micro_batch_size,
+        dtype=spec.dtype,
+        param_dtype=config.param_dtype,
+        strategy=scenario.file.strategy["kind"],
+        world_size=mesh.world_size,
+        activation_checkpointing=spec.activation_checkpointing,
+        optimizer=_optimizer(scenario),
+        optimizer_impl=run.optimizer_impl,
+        gradient_as_bucket_view=getattr(config, "gradient_as_bucket_view", False),
+    )
