@@ -100,7 +100,7 @@ def test_loading_twice_gives_the_same_arrays(name: str) -> None:
     assert np.array_equal(one.link_bandwidth, two.link_bandwidth)
 
 
-@pytest.mark.skipif(not FACTS.is_dir(), reason="the table of platforms is not here")
+@pytest.mark.skipif(not FACTS.is_dir(), reason="needs ../shared")
 def test_every_platform_of_the_table_is_shipped() -> None:
     text = (FACTS / "PLATFORMS.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")][2:]
@@ -114,7 +114,7 @@ def test_every_platform_of_the_table_is_shipped() -> None:
     assert expected <= set(NAMES)
 
 
-@pytest.mark.skipif(not MEASUREMENTS.is_dir(), reason="the measurements are not here")
+@pytest.mark.skipif(not MEASUREMENTS.is_dir(), reason="needs ../shared")
 @pytest.mark.parametrize("table", ["nccl_tests.csv", "training_steps.csv"])
 def test_every_topology_a_measurement_names_is_shipped(table: str) -> None:
     with (MEASUREMENTS / table).open(newline="", encoding="utf-8") as file:
