@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import Graph, exec_channels, search, search_channels
 from clustersim.collectives.nccl.system import System
@@ -24,4 +25,5 @@ __all__ = [
     "ratings",
     "search",
     "search_channels",
+    "system_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, Layout
+from clustersim.collectives.nccl.layout import COLLNET_DIRECT, NVLS, RING, Layout
 from clustersim.collectives.nccl.view import C2C, NVL, PIX, SYS
 from clustersim.collectives.nccl.wiring import Wiring
 
@@ -16,7 +16,7 @@ def most_channels(wires: Wiring, ask: Layout) -> int:
         return most
     if wires.n_nets:
         whole = max(int(ask.bw_inter), 1e-3)
-        most = min(most, sum(int(nic.bandwidth // whole) for nic in wires.view.nics))
+        most = min(most, sum(int(nic.bandwidth // whole) for nic in wires.view.nics), _by_entry(wires, ask))
     if wires.n_gpus > 1:
         most = min(most, _by_gpu(wires, ask), _by_socket(wires, ask))
     return most
@@ -24,6 +24,12 @@ def most_channels(wires: Wiring, ask: Layout) -> int:
 
 def _fits(capacity: float, speed: float) -> int:
     return math.floor(round(capacity * 1000) / round(speed * 1000))
+
+
+def _by_entry(wires: Wiring, ask: Layout) -> int:
+    """Every channel comes in from a NIC at some GPU, never over NVLink."""
+    doors = [link for g in range(wires.n_gpus) for link in wires.out["gpu", g] if wires.link_kind[link] != NVL]
+    return sum(_fits(wires.bandwidth[link], ask.bw_inter) for link in doors)
 
 
 def _by_gpu(wires: Wiring, ask: Layout) -> int:
@@ -55,25 +61,10 @@ def _by_socket(wires: Wiring, ask: Layout) -> int:
     return crossings // (len(sockets) - 1 + home)
 
 
-def fewest_hops(wires: Wiring, pattern: int) -> int:
-    """Links a channel crosses at least."""
-    gpus = [("gpu", g) for g in range(wires.n_gpus)]
-    nets = [("net", n) for n in range(wires.n_nets)]
-    inside = min((len(wires.between(a, b).links) for a in gpus for b in gpus if a != b), default=0)
-    edges = wires.n_gpus - (0 if pattern == RING and not nets else 1)
-    outside = min((len(wires.between(n, g).links) for g in gpus for n in nets), default=0)
-    visits = 3 if pattern == BALANCED_TREE and wires.n_gpus > 1 else 2
-    return edges * inside + visits * outside
-
-
-def hopeless(ask: Layout, best: Layout, most: int, hops_each: int) -> bool:
-    """Whether an attempt cannot find anything better than the best so far."""
+def hopeless(ask: Layout, best: Layout, most: int) -> bool:
+    """Whether an attempt cannot find more bandwidth than the best so far."""
     if most < ask.min_channels:
         return True
     if ask.pattern in (NVLS, COLLNET_DIRECT) or not best.n_channels:
         return False
-    reachable, reached = most * ask.bw_intra, best.n_channels * best.bw_intra
-    if reachable != reached:
-        return reachable < reached
-    alike = ask.pattern == best.pattern and ask.cross_nic == best.cross_nic
-    return not alike or best.hops <= most * hops_each
+    return most * ask.bw_intra <= best.n_channels * best.bw_intra

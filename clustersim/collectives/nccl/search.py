@@ -187,8 +187,8 @@ class _Search:
     def _try(self, ask: Layout) -> int:
         """One attempt; returns what is left of its budget (-1: it found all it was asked for).
 
-        An attempt that admits no other path than an earlier one, or that cannot beat the best so far, is not walked:
-        it could only spend time.
+        An attempt that admits no other path than an earlier one, or that cannot find more bandwidth, is not walked;
+        NCCL spends time there, and might find the same bandwidth with fewer hops.
         """
         budget = _SAME_BUDGET if ask.same_channels else _BUDGET
         key = replace(ask, type_intra=self._reach(ask.type_intra, self.kinds_intra))
@@ -197,10 +197,9 @@ class _Search:
             left = self.tried[key]
         else:
             most = bounds.most_channels(self.wires, ask)
-            hops = bounds.fewest_hops(self.wires, ask.pattern)
-            if bounds.hopeless(ask, self.best, most, hops):
+            if bounds.hopeless(ask, self.best, most):
                 return budget
-            self.best, left = Walk(self.wires, ask, self.best, budget, most, hops).run()
+            self.best, left = Walk(self.wires, ask, self.best, budget, most).run()
             self.tried[key] = left
         self.budget -= budget
         return left

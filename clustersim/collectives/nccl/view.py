@@ -15,6 +15,7 @@ LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(len(PATH_CLAS
 
 LOCAL_BANDWIDTH = 5000.0
 NVLINK_BANDWIDTH = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0), (0, 20.0))
+NVLINK_LINE_RATE = ((100, 50.0), (87, 25.0), (86, 14.0625), (70, 25.0), (0, 20.0))
 SOCKET_BANDWIDTH = {"amd": 16.0, "arm": 6.0, "power": 32.0}
 INTEL_SOCKET_BANDWIDTH = {"emr": 40.0, "gnr": 40.0, "spr": 22.0, "skl": 10.0, "clx": 10.0, "icx": 10.0, "bdw": 6.0}
 INTEL_P2P_OVERHEAD = 6 / 5
@@ -57,6 +58,7 @@ class NodeView:
     p2p : GPUs may read each other over PCIe.
     nvls : the switches reduce and multicast.
     c2c : [GB/s] of a coherent link between each GPU and its socket, 0 without.
+    link_rate : [GB/s] per GPU link if it is not NVLink; 0 goes by ``sm``.
     """
 
     sm: int
@@ -72,6 +74,7 @@ class NodeView:
     p2p: bool = True
     nvls: bool = False
     c2c: float = 0.0
+    link_rate: float = 0.0
 
     @property
     def hosts(self) -> int:
@@ -82,6 +85,11 @@ class NodeView:
 def nvlink_bandwidth(sm: int) -> float:
     """GB/s per direction NCCL expects of one NVLink (nccl src/graph/topo.h)."""
     return next(rate for floor, rate in NVLINK_BANDWIDTH if sm >= floor)
+
+
+def nvlink_line_rate(sm: int) -> float:
+    """GB/s per direction of one NVLink on the wire, from which links are counted."""
+    return next(rate for floor, rate in NVLINK_LINE_RATE if sm >= floor)
 
 
 def socket_bandwidth(vendor: str, model: str) -> float:

@@ -21,7 +21,7 @@ from clustersim.collectives.nccl.layout import (
     better,
 )
 from clustersim.collectives.nccl.view import DIS, INTEL_P2P_OVERHEAD, PHB, PIX
-from clustersim.collectives.nccl.wiring import Path, Vertex, Wiring
+from clustersim.collectives.nccl.wiring import Vertex, Wiring
 
 _FREE, _AS_LISTED, _REPLAY = 0, 1, 2
 _LISTED_BUDGET = 1 << 10
@@ -39,6 +39,7 @@ class _At:
     order: int
 
 
+Costs = list[tuple[int, int]]
 _Moves = Iterator["_At | None"]
 
 
@@ -46,20 +47,21 @@ class Walk:
     """One attempt. :meth:`run` returns the better of what it found and ``best``, and the budget left: -1 if as many
     channels as asked for were found, 0 if it ran out.
 
-    ``most`` and ``hops_each`` bound what can be found, channels and hops per channel: NCCL's walk does not know when
-    it can do no better and spends its budget; this one stops there, and reports the budget spent.
+    ``most`` bounds the channels there can be: NCCL's walk does not know when it can do no better and spends its budget;
+    this one stops there, and reports the budget spent.
     """
 
-    def __init__(self, wiring: Wiring, ask: Layout, best: Layout, budget: int, most: int, hops_each: int) -> None:
+    def __init__(self, wiring: Wiring, ask: Layout, best: Layout, budget: int, most: int) -> None:
         self.wiring = wiring
         self.ask = ask
         self.best = best
         self.budget = budget
         self.most = most
-        self.hops_each = hops_each
         self.n = wiring.n_gpus
         self.free = [round(rate * 1000) for rate in wiring.bandwidth]
         self.net_free = [nic.bandwidth for nic in wiring.view.nics]
+        self.costs: dict[tuple[Vertex, Vertex, float], Costs | None] = {}
+        self.ranks: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
         self.hops = 0
         self.orders: list[list[int]] = []
         self.nets: list[list[int]] = []
@@ -87,40 +89,50 @@ class Walk:
 
     # ------------------------------------------------------------------------------------------ links
 
-    def _take(self, start: Vertex, end: Vertex, speed: float, limit: int) -> Path | None:
+    def _take(self, start: Vertex, end: Vertex, speed: float, limit: int) -> Costs | None:
         """Charge a path with a speed [GB/s] if it is near enough and every link still has that much."""
-        path = self.wiring.between(start, end)
-        if path.kind >= DIS or path.kind > limit:
+        key = (start, end, speed)
+        if key not in self.costs:
+            self.costs[key] = self._cost(start, end, speed, limit)
+        costs = self.costs[key]
+        if costs is None:
             return None
-        if self.ask.pattern <= TREE and self.wiring.between(end, start).kind > limit:
-            return None
-        charges = list(self._charges(start, path, speed))
-        for done, (link, amount) in enumerate(charges):
-            if self.free[link] < amount:
-                for back, given in charges[:done]:
-                    self.free[back] += given
+        free = self.free
+        for done, (link, amount) in enumerate(costs):
+            if free[link] < amount:
+                for back, given in costs[:done]:
+                    free[back] += given
                 return None
-            self.free[link] -= amount
-        self.hops += len(path.links)
-        return path
+            free[link] -= amount
+        self.hops += len(self.wiring.between(start, end).links)
+        return costs
 
-    def _give(self, start: Vertex, path: Path, speed: float) -> None:
-        for link, amount in self._charges(start, path, speed):
+    def _give(self, start: Vertex, end: Vertex, costs: Costs) -> None:
+        for link, amount in costs:
             self.free[link] += amount
-        self.hops -= len(path.links)
+        self.hops -= len(self.wiring.between(start, end).links)
 
-    def _charges(self, start: Vertex, path: Path, speed: float) -> Iterator[tuple[int, int]]:
-        """What a path costs each link [MB/s]. GPU to GPU traffic crosses an Intel root complex in small packets, and a
-        GPU before Ampere answers inbound PCIe traffic with an eighth of it."""
-        whole = round(speed * 1000)
+    def _cost(self, start: Vertex, end: Vertex, speed: float, limit: int) -> Costs | None:
+        """What a path costs each link [MB/s], None if it is too far.
+
+        GPU to GPU traffic crosses an Intel root complex in small packets, and a GPU before Ampere answers inbound PCIe
+        traffic with an eighth of it.
+        """
         wiring = self.wiring
+        path = wiring.between(start, end)
+        back = wiring.between(end, start) if self.ask.pattern <= TREE else path
+        if path.kind >= DIS or max(path.kind, back.kind) > limit:
+            return None
+        whole = round(speed * 1000)
         through_intel = path.kind == PHB and start[0] == "gpu" and wiring.view.cpu_vendor == "intel"
-        over_pcie = round(whole * INTEL_P2P_OVERHEAD) if through_intel and path.links else whole
+        over_pcie = round(whole * INTEL_P2P_OVERHEAD) if through_intel else whole
+        costs: Costs = []
         for link in path.links:
             amount = over_pcie if wiring.link_kind[link] == PIX else whole
-            yield link, amount
+            costs.append((link, amount))
             if wiring.view.sm < 80 and start[0] != "gpu" and wiring.ends[link][1][0] == "gpu":
-                yield link ^ 1, amount // 8
+                costs.append((link ^ 1, amount // 8))
+        return costs
 
     # ------------------------------------------------------------------------------------------ moves
 
@@ -197,10 +209,11 @@ class Walk:
 
     def _enter(self, net: int, place: _At) -> _Moves:
         start: Vertex = ("net", net)
-        path = self._take(start, ("gpu", place.gpu), self.ask.bw_inter, self.ask.type_inter)
-        if path is not None:
+        end: Vertex = ("gpu", place.gpu)
+        costs = self._take(start, end, self.ask.bw_inter, self.ask.type_inter)
+        if costs is not None:
             yield place
-            self._give(start, path, self.ask.bw_inter)
+            self._give(start, end, costs)
 
     def _moves(self, at: _At) -> _Moves:
         ask = self.ask
@@ -229,10 +242,11 @@ class Walk:
 
     def _hop(self, gpu: int, place: _At) -> _Moves:
         start: Vertex = ("gpu", gpu)
-        path = self._take(start, ("gpu", place.gpu), self.ask.bw_intra, self.ask.type_intra)
-        if path is not None:
+        end: Vertex = ("gpu", place.gpu)
+        costs = self._take(start, end, self.ask.bw_intra, self.ask.type_intra)
+        if costs is not None:
             yield place
-            self._give(start, path, self.ask.bw_intra)
+            self._give(start, end, costs)
 
     def _finished(self) -> _Moves:
         """A whole channel is laid: keep it if that is better, then try for one more."""
@@ -249,7 +263,7 @@ class Walk:
             if count == ask.max_channels:
                 self.budget, self.stopped = -1, True
                 return
-            if count >= self.most and self.hops <= count * self.hops_each:
+            if count >= self.most:
                 self.budget, self.stopped = 0, True
                 return
         if count < ask.max_channels:
@@ -267,13 +281,13 @@ class Walk:
                 continue
             if balanced and at.step > 0 and net != self.nets[-1][1]:
                 continue
-            path = self._take(here, ("net", net), speed, ask.type_inter)
-            if path is not None:
+            costs = self._take(here, ("net", net), speed, ask.type_inter)
+            if costs is not None:
                 before = self.nets[-1][1]
                 self.nets[-1][1] = net
                 yield _At(at.gpu, at.step, again, at.home_at, at.order)
                 self.nets[-1][1] = before
-                self._give(here, path, speed)
+                self._give(here, ("net", net), costs)
 
     def _may_leave(self, net: int, start: int) -> bool:
         if self.ask.pattern == TREE and net != start:
@@ -287,41 +301,33 @@ class Walk:
 
     def _pull(self, at: _At) -> _Moves:
         """NVLS: every GPU's bytes cross the switch once each way, the head's twice."""
-        yield from self._star(at, [("gpu", g) for g in range(self.n)], ("nvs", 0), at.gpu)
-
-    def _star(self, at: _At, ends: list[Vertex], middle: Vertex, head: int) -> _Moves:
-        speed = self.ask.bw_intra
-        taken: list[tuple[Vertex, Path, float]] = []
-        legs = [(middle, end) for end in ends] + [(end, middle) for end in ends]
-        for start, stop in legs:
-            gpu = stop if start == middle else start
-            share = speed * 2 if gpu[1] == head else speed
-            path = self._take(start, stop, share, self.ask.type_intra)
-            if path is None:
-                break
-            taken.append((start, path, share))
-        if len(taken) == len(legs):
-            yield _At(at.gpu, self.n, -1, -1, _FREE)
-        for start, path, share in taken:
-            self._give(start, path, share)
+        switch: Vertex = ("nvs", 0)
+        gpus: list[Vertex] = [("gpu", g) for g in range(self.n)]
+        speed = {gpu: self.ask.bw_intra * (2 if gpu[1] == at.gpu else 1) for gpu in gpus}
+        legs = [(switch, gpu, speed[gpu]) for gpu in gpus] + [(gpu, switch, speed[gpu]) for gpu in gpus]
+        yield from self._all_legs(at, legs)
 
     def _fan(self, at: _At) -> _Moves:
         """CollNetDirect: the head exchanges an equal part with every other GPU."""
         share = self.ask.bw_intra / max(1, self.n - 1)
         head: Vertex = ("gpu", at.gpu)
         others: list[Vertex] = [("gpu", g) for g in range(self.n) if g != at.gpu]
-        taken: list[tuple[Vertex, Path]] = []
-        for start, stop in [(head, g) for g in others] + [(g, head) for g in others]:
-            path = self._take(start, stop, share, self.ask.type_intra)
-            if path is None:
+        self.orders[-1].extend(gpu[1] for gpu in others)
+        yield from self._all_legs(at, [(head, g, share) for g in others] + [(g, head, share) for g in others])
+        del self.orders[-1][1:]
+
+    def _all_legs(self, at: _At, legs: list[tuple[Vertex, Vertex, float]]) -> _Moves:
+        """On if every leg fits."""
+        taken: list[tuple[Vertex, Vertex, Costs]] = []
+        for start, end, speed in legs:
+            costs = self._take(start, end, speed, self.ask.type_intra)
+            if costs is None:
                 break
-            taken.append((start, path))
-        if len(taken) == 2 * len(others):
-            self.orders[-1].extend(g[1] for g in others)
+            taken.append((start, end, costs))
+        if len(taken) == len(legs):
             yield _At(at.gpu, self.n, -1, -1, _FREE)
-            del self.orders[-1][1:]
-        for start, path in taken:
-            self._give(start, path, share)
+        for start, end, costs in taken:
+            self._give(start, end, costs)
 
     # ------------------------------------------------------------------------------------------ order of trying
 
@@ -337,23 +343,27 @@ class Walk:
 
     def _ranked(self, gpu: int, visited: list[int], towards_net: int) -> list[int]:
         """GPUs not yet visited: well connected to the channel's NIC first if it matters, then wide, near, next."""
+        net = self.nets[-1][0] if towards_net else -1
+        if (gpu, net) not in self.ranks:
+            self.ranks[gpu, net] = self._rank_all(gpu, net)
+        left = [(other, intra) for other, intra in self.ranks[gpu, net] if other not in visited]
+        ranked = [other for other, _ in left]
+        alike = all(intra == left[0][1] for _, intra in left)
+        return ranked[::-1] if towards_net == -1 and alike else ranked
+
+    def _rank_all(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:
         scores = []
         for i in range(1, self.n):
             other = (gpu + i) % self.n
             path = self.wiring.between(("gpu", gpu), ("gpu", other))
-            if other in visited or not path.links:
+            if not path.links:
                 continue
-            intra = (-int(path.bandwidth), len(path.links))
-            inter: tuple[int, int, int] = (0, 0, 0)
-            if towards_net:
-                net = self.wiring.between(("net", self.nets[-1][0]), ("gpu", other))
-                slot = self.wiring.view.gpus[other].bandwidth
-                inter = (-int(net.bandwidth), -int(slot), len(net.links))
-            scores.append((inter, intra, i, other))
-        scores.sort()
-        ranked = [score[3] for score in scores]
-        alike = len({score[1] for score in scores}) <= 1
-        return ranked[::-1] if towards_net == -1 and alike else ranked
+            inter = (0, 0, 0)
+            if net >= 0:
+                way = self.wiring.between(("net", net), ("gpu", other))
+                inter = (-int(way.bandwidth), -int(self.wiring.view.gpus[other].bandwidth), len(way.links))
+            scores.append((inter, (-int(path.bandwidth), len(path.links)), i, other))
+        return [(other, intra) for _, intra, _, other in sorted(scores)]
 
     def _neighbours(self, gpu: int, ranked: list[int]) -> list[int]:
         """Behind NVSwitches all GPUs look alike; NCCL keeps to the next and the previous one."""

@@ -81,7 +81,7 @@ class Wiring:
 
     def _connect(self) -> None:
         view = self.view
-        per_link = nvlink_bandwidth(view.sm)
+        per_link = view.link_rate or nvlink_bandwidth(view.sm)
         for g in range(self.n_gpus):
             if self.has_switch:
                 self._join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
