@@ -260,6 +260,19 @@ def test_a_leaf_that_is_down_takes_its_rail_and_traffic_goes_by_others() -> None
     assert not any("nic0" in down.link_name(link) for link in routes.route(src, dst, rail=0))
 
 
+def test_a_missing_nic_leaves_the_other_rails_where_they_were() -> None:
+    topology = fabrics.change(fabrics.load("hgx-h100", 2), Change("node0/nic0", remove=True))
+    routes = routing.router(topology)
+    assert (topology.node_types[0].n_nics, topology.node_types[1].n_nics) == (7, 8)
+    src, dst = topology.vertex("node0/gpu3"), topology.vertex("node1/gpu3")
+    for rail in range(1, 8):
+        visited = " ".join(topology.link_name(link) for link in routes.route(src, dst, rail=rail))
+        assert f"node0/nic{rail}" in visited
+        assert f"node1/nic{rail}" in visited
+        assert "spine" not in visited
+    assert "spine" in " ".join(topology.link_name(link) for link in routes.route(src, dst, rail=0))
+
+
 def test_globs_and_links_can_be_changed() -> None:
     topology = fabrics.load("hgx-h100", 1)
     changed = fabrics.change(

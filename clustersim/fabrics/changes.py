@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TopologyError, nearest
-from clustersim.topology import Ints, Topology
+from clustersim.topology import GPU, NIC, Ints, NodeType, Topology
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ def _without(topology: Topology, vertices: Ints, links: npt.NDArray[np.bool_]) -
     flags = keep.tolist()
     return replace(
         topology,
+        node_types=_recounted(topology, vertices),
         vertex_names=tuple(n for n, k in zip(topology.vertex_names, flags, strict=True) if k),
         vertex_kinds=tuple(n for n, k in zip(topology.vertex_kinds, flags, strict=True) if k),
         vertex_node=topology.vertex_node[keep],
@@ -112,3 +113,15 @@ def _without(topology: Topology, vertices: Ints, links: npt.NDArray[np.bool_]) -
         link_latency=topology.link_latency[kept],
         link_kinds=tuple(topology.link_kinds[i] for i in kept),
     )
+
+
+def _recounted(topology: Topology, gone: Ints) -> tuple[NodeType, ...]:
+    """Node types that no longer count the vertices that are gone."""
+    types = list(topology.node_types)
+    for vertex in gone.tolist():
+        node, kind = int(topology.vertex_node[vertex]), topology.vertex_kinds[vertex]
+        if node >= 0 and kind == GPU:
+            types[node] = replace(types[node], n_gpus=types[node].n_gpus - 1)
+        elif node >= 0 and kind == NIC:
+            types[node] = replace(types[node], n_nics=types[node].n_nics - 1)
+    return tuple(types)

@@ -221,7 +221,7 @@ def read(path: Path) -> TopologyFile:
 
 def _explain(message: str, data: dict[str, Any]) -> str:
     """msgspec's message, with the nearest right name added; it gives the field path itself."""
-    unknown = re.search(r"unknown field `(\w+)`(?: - at `\$(.*)`)?", message)
+    unknown = re.search(r"unknown field `([^`]+)`(?: - at `\$(.*)`)?", message)
     invalid = re.search(r"Invalid (?:enum )?value '(.*)' - at `\$(.*)`", message)
     if unknown:
         known = _fields_at(unknown.group(2) or "", data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ class Router:
         self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
         self._near: dict[int, tuple[int, ...]] = {}
         self._nics: dict[int, tuple[int, ...]] = {}
+        self._rail_of: dict[int, dict[int, int]] = {}
         nodes, first = np.unique(topology.vertex_node, return_index=True)
         self._anchor = dict(
             zip(nodes.tolist(), first.tolist(), strict=True)
@@ -54,7 +56,7 @@ class Router:
         return self._template(a).path_class(int(self.islands.local[a]), int(self.islands.local[b]))
 
     def nics_of_node(self, node: int) -> tuple[int, ...]:
-        """NICs of a node in order, without those cut off from the network (if there is one). Rail i is entry i."""
+        """NICs of a node in order, without those cut off from the network (if there is one)."""
         found = self._nics.get(node)
         if found is None:
             mine = self._all_nics(node)
@@ -94,7 +96,8 @@ class Router:
         ----------
         src, dst : vertex ids of GPUs, CPUs or NICs.
         flow : int, tells parallel flows of a pair apart; equal choices (NVSwitches, near NICs, up-links) go by it.
-        rail : NIC index to use on both sides if the nodes differ; -1 for the NICs nearest to each end.
+        rail : number of the NIC to use on both sides if the nodes differ (3 for ``nic3``; another NIC where that one is
+            missing or down); -1 for the NICs nearest to each end.
 
         Raises
         ------
@@ -169,13 +172,29 @@ class Router:
         node = int(self.topology.vertex_node[vertex])
         if rail < 0 or node < 0:
             return self.nearest_nics(vertex) if node >= 0 else ()
-        whole, live = self._all_nics(node), self.nics_of_node(node)
-        if rail < len(whole) and whole[rail] in live:
-            return (whole[rail],)
-        most = max(t.n_nics for t in self.topology.node_types)
-        if rail >= most:
-            raise TopologyError(f"{self.topology.name}: no node has a NIC {rail}; rails are 0 to {most - 1}")
+        wanted, live = self._rails(node).get(rail), self.nics_of_node(node)
+        if wanted in live:
+            return (wanted,)
+        if rail > self._last_rail:
+            raise TopologyError(f"{self.topology.name}: no node has a NIC {rail}; rails are 0 to {self._last_rail}")
         return (live[rail % len(live)],) if live else ()
+
+    def _rails(self, node: int) -> dict[int, int]:
+        """NIC by rail: the number its name ends in (``nic3`` stays rail 3 when ``nic0`` is gone), else its place."""
+        found = self._rail_of.get(node)
+        if found is None:
+            found = self._rail_of[node] = self._number(self._all_nics(node))
+        return found
+
+    def _number(self, nics: tuple[int, ...]) -> dict[int, int]:
+        digits = [re.search(r"\d+$", self.topology.vertex_names[nic]) for nic in nics]
+        numbers = [int(found.group()) if found else -1 for found in digits]
+        distinct = len(set(numbers)) == len(nics) and -1 not in numbers
+        return dict(zip(numbers if distinct else range(len(nics)), nics, strict=True))
+
+    @cached_property
+    def _last_rail(self) -> int:
+        return max((rail for node in range(self.topology.n_nodes) for rail in self._rails(node)), default=-1)
 
     def _all_nics(self, node: int) -> tuple[int, ...]:
         anchor = self._anchor.get(node)
