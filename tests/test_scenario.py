@@ -178,6 +178,17 @@ def test_an_error_of_a_set_value_names_the_option_and_not_the_file(tmp_path):
     assert str(path) not in text
 
 
+def test_an_error_inside_a_set_value_or_of_a_lower_layer_names_the_option_too(tmp_path):
+    path = write(tmp_path, GOOD)
+    changes = {"cluster.changes": [{"match": "node0/gpu0", "bandwidth": 100}]}
+    assert read_error(path, lambda path: scenario.load(path, changes)).startswith(
+        "--set cluster.changes: 100 is a bare"
+    )
+    for key, value in (("strategy.kind", "single"), ("cluster.topology", "nowhere"), ("run.optimizer", "adm")):
+        text = read_error(path, lambda path, key=key, value=value: scenario.load(path, {key: value}).prepare())
+        assert text.startswith(f"--set {key}: ")
+
+
 def test_paths_in_a_scenario_start_at_its_file(tmp_path, monkeypatch):
     (tmp_path / "machine.toml").write_text('name = "mine"\nextends = "dgx-1v"\n')
     path = write(tmp_path, GOOD.replace('"dgx-1v"', '"machine.toml"'))

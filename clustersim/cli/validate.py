@@ -66,8 +66,14 @@ def _table(title: str, groups: dict[str, dict[str, dict[str, Any]]]) -> Any:
             errors = (
                 _percent(numbers[key]) for key in ("median_abs_rel_error", "p90_abs_rel_error", "median_rel_error")
             )
-            table.add_row("" if i else dimension.replace("_", " "), escape(value) or "(empty)", *counts, *errors)
+            table.add_row("" if i else dimension.replace("_", " "), escape(_short(value)), *counts, *errors)
     return table
+
+
+def _short(value: str) -> str:
+    """The end of a long source tells it from its neighbours."""
+    value = value.removeprefix("https://").removeprefix("github.com/")
+    return (value if len(value) <= 64 else f"{value[:20]} ... {value[-39:]}") or "(empty)"
 
 
 def _percent(value: float | None) -> str:

@@ -127,8 +127,10 @@ def _explain(message: str, table: Table, struct: type, file: str, at: str, chang
         wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(_names(kind))}"
     elif what.startswith("Invalid enum value"):
         wrong = f"{_show(value)} is not a choice; {nearest(str(value), _choices(kind))}"
-    else:
+    elif what.startswith("Expected"):
         wrong = f"{_show(value)} does not fit: {_plain(what)}"
+    else:
+        wrong = what  # of a type with a unit, or a table's own check
     full = at + path
     return ScenarioError(f"{_source(file, full, changed)}: {wrong} (at {full})")
 
@@ -193,10 +195,13 @@ def place(file: str, at: str, changed: Iterable[str] = ()) -> Iterator[None]:
         yield
     except ClusterSimError as error:
         text = str(error)
-        found = text if f"(at {at}" in text else f"{text} (at {at})"
-        raise ScenarioError(f"{_source(file, at, changed)}: {found}") from None
+        said = re.search(r"\(at (\$[^)]*)\)", text)
+        text = text if said else f"{text} (at {at})"
+        raise ScenarioError(f"{_source(file, said.group(1) if said else at, changed)}: {text}") from None
 
 
 def _source(file: str, at: str, changed: Iterable[str]) -> str:
+    """The option that set this field, or something it is part of; else the file."""
     key = at.removeprefix("$.")
-    return f"--set {key}" if key in set(changed) else file
+    option = next((name for name in changed if key == name or key.startswith((f"{name}.", f"{name}["))), None)
+    return f"--set {option}" if option else file
