@@ -12,13 +12,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from clustersim.collectives import ideal, nccl_backend
+from clustersim.collectives import gloo, ideal, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
-    {"nccl": nccl_backend.plan, "ideal": ideal.plan}
+    {"nccl": nccl_backend.plan, "gloo": gloo.plan, "ideal": ideal.plan}
 )
 """Libraries that can be asked for a plan."""
 

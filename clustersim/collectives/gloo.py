@@ -1,0 +1,237 @@
+"""The ``gloo`` backend: collectives of CPU processes over TCP, as PyTorch's ProcessGroupGloo runs them.
+
+Gloo chooses by kind alone: a ring in 1 MiB segments for all_reduce (two in flight: one on the wire while the other is
+added on the calling thread), a ring of half blocks for all_gather, a binomial tree for broadcast, a ring and a gather
+for reduce, direct sends for the rest (facebookincubator/gloo: gloo/{allreduce,allgather,broadcast,alltoall}.cc).
+reduce_scatter is an all_reduce of a copy (pytorch: ProcessGroupGloo.cpp). Ranks talk in rank order over the one network
+interface Gloo binds to; ranks of a node talk over loopback. Tensors on a GPU are staged through host memory, before and
+after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic, bus_factor
+from clustersim.collectives.bounds import lower_bound
+from clustersim.collectives.build import everyone, traffic_of
+from clustersim.collectives.direct import DIRECT
+from clustersim.collectives.loads import link_loads
+from clustersim.collectives.ring import RING
+from clustersim.errors import ProgramError
+from clustersim.topology import CPU, PATH_CLASSES
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SEGMENT = 2.0**20
+"""Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""
+
+
+@dataclass(frozen=True)
+class GlooCosts:
+    """Constants of the host path. Orders of magnitude, not fitted: no public table of Gloo times was at hand.
+
+    Parameters
+    ----------
+    message : float [s], per message: two thread wake-ups and the kernel's TCP path ("tens of us" on loopback).
+    stream : float [bytes/s] one process moves through sockets: one epoll thread copies everything.
+    reduce : float [bytes/s] of the scalar loop c = a + b.
+    copy : float [s], to launch and wait for one copy between GPU and host.
+    """
+
+    message: float = 30e-6
+    stream: float = 3.5e9
+    reduce: float = 5e9
+    copy: float = 12e-6
+
+
+COSTS = GlooCosts()
+
+
+@dataclass(frozen=True, eq=False)
+class _Transfer:
+    """What a choice comes to: its name, its edges, and its time given seconds per byte of S on the wire."""
+
+    name: str
+    traffic: Traffic
+    time: Callable[[float], float]
+
+
+def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts = COSTS) -> Plan:
+    """The Plan of one collective under Gloo; ``n_channels`` is not Gloo's to have and must be None or 1.
+
+    Raises :class:`ProgramError` for a pin that is not what Gloo would run.
+    """
+    if n_channels not in (None, 1):
+        raise ProgramError(f"Gloo has one channel, not {n_channels}")
+    hosts = dataclasses.replace(group, gpus=_hosts(group))
+    chosen = _choice(request, hosts, costs)
+    if request.algorithm not in (None, chosen.name):
+        raise ProgramError(f"Gloo runs {request.kind!r} as {chosen.name!r}, not {request.algorithm!r}")
+    wire_load, wire = _on_links(chosen.traffic, hosts, costs)
+    stage_load, stage, copies = _staging(request, group, hosts)
+    load = wire_load + stage_load
+    links = np.flatnonzero(load > 0)
+    seconds_per_byte = wire + stage
+    total = chosen.time(wire) + stage * request.nbytes + copies * costs.copy
+    return Plan(
+        kind=request.kind,
+        algorithm=chosen.name,
+        protocol="TCP",
+        n_channels=1,
+        nbytes=request.nbytes,
+        latency=total - seconds_per_byte * request.nbytes,
+        links=links,
+        weights=load[links],
+        ceiling=1.0 / seconds_per_byte if seconds_per_byte else math.inf,
+        lower_bound=lower_bound(request, group),
+        bus_factor=bus_factor(request.kind, group.size),
+    )
+
+
+# ---- what Gloo chooses ----------------------------------------------------------------------------------------------
+
+
+def _choice(request: Request, hosts: Group, costs: GlooCosts) -> _Transfer:
+    n, size, a = hosts.size, request.nbytes, costs.message
+    if request.kind in {"all_reduce", "reduce_scatter"}:
+        traffic = RING.traffic(dataclasses.replace(request, kind="all_reduce"), hosts, _rank_ring(n))
+        return _Transfer("ring", traffic, lambda pace: ring_time(n, size, size * pace, costs))
+    if request.kind == "all_gather":  # half blocks, two of them under way
+        return _Transfer(
+            "ring", RING.traffic(request, hosts, _rank_ring(n)), lambda pace: 2 * (n - 1) * a + size * pace
+        )
+    if request.kind == "reduce":
+        return _Transfer(
+            "ring", _reduce(request, hosts), lambda pace: 3 * (n - 1) * a + size * (pace + 1 / costs.reduce)
+        )
+    if request.kind == "broadcast":
+        rounds = (n - 1).bit_length()
+        return _Transfer("binomial", _binomial(request, hosts), lambda pace: rounds * a + size * pace)
+    traffic = DIRECT.traffic(request, hosts, ())
+    busiest = max(int(np.bincount(ends).max()) for ends in (traffic.src, traffic.dst))
+    messages = traffic.steps if request.kind == "barrier" else busiest
+    return _Transfer("direct", traffic, lambda pace: messages * a + size * pace)
+
+
+def ring_time(n: int, size: float, wire: float, costs: GlooCosts) -> float:
+    """Seconds of Gloo's segmented ring all_reduce.
+
+    Parameters
+    ----------
+    n : ranks. size : float [bytes]. wire : float [s], what all of it takes on the wire, 2 (n-1)/n S a rank.
+
+    Each half sends ``m = segments (n-1)/n`` messages; while one is on the wire the one before is added. Two more steps
+    fill each half.
+    """
+    segments = n * math.ceil(max(math.ceil(size / SEGMENT), 2 * n) / n)
+    messages = segments - segments // n
+    step = costs.message + wire / (2 * messages)
+    add = size / segments / costs.reduce
+    return messages * (max(step, add) + step) + 4 * step
+
+
+def _rank_ring(n: int) -> tuple[Channel, ...]:
+    """Gloo's ring: every rank sends to the rank below, over the one interface."""
+    return (Channel(0, np.arange(n - 1, -1, -1, dtype=np.int64), 1.0, nic=0),)
+
+
+def _reduce(request: Request, hosts: Group) -> Traffic:
+    """A reduce-scatter round the ring, then every block to the root."""
+    ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(hosts.size))
+    others = np.delete(everyone(hosts), request.root)
+    root = np.full(len(others), request.root, dtype=np.int64)
+    parts: list[tuple[Ints, Ints, Floats | float, Ints | int]] = [
+        (ring.src, ring.dst, ring.fraction, ring.rail),
+        (others, root, 1.0 / hosts.size, 0),
+    ]
+    return traffic_of(parts, ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
+
+
+def _binomial(request: Request, hosts: Group) -> Traffic:
+    """Round k: the 2^k ranks that have it send to those 2^k further on, counted from the root."""
+    n, parts = hosts.size, []
+    for k in range((n - 1).bit_length()):
+        src = np.arange(min(1 << k, n - (1 << k)), dtype=np.int64)
+        parts.append(((src + request.root) % n, (src + (1 << k) + request.root) % n, 1.0, 0))
+    crossing = sum(bool((hosts.nodes[src] != hosts.nodes[dst]).any()) for src, dst, _, _ in parts)
+    return traffic_of(parts, len(parts), crossing, rounds=range(len(parts)))
+
+
+# ---- the host path --------------------------------------------------------------------------------------------------
+
+
+def _hosts(group: Group) -> Ints:
+    """(n,) the CPU each member's process runs on: the nearest to its GPU; a member that is a CPU stays."""
+    topology, router = group.topology, routing.router(group.topology)
+    cpus: dict[int, list[int]] = {}
+    for vertex, kind in enumerate(topology.vertex_kinds):
+        if kind == CPU:
+            cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
+    found = []
+    for gpu, node in zip(group.gpus.tolist(), group.nodes.tolist(), strict=True):
+        if topology.vertex_kinds[gpu] == CPU:
+            found.append(gpu)
+        elif node in cpus:
+            found.append(min(cpus[node], key=lambda cpu: (PATH_CLASSES.index(router.path_class(gpu, cpu)), cpu)))
+        else:
+            raise ProgramError(
+                f"{topology.name}: Gloo runs on CPUs, and {topology.vertex_names[gpu]} has none beside it"
+            )
+    return np.array(found, dtype=np.int64)
+
+
+def _on_links(traffic: Traffic, hosts: Group, costs: GlooCosts) -> tuple[Floats, float]:
+    """(L,) load per byte of S of every link, and the seconds per byte, rounds in sequence."""
+    load, seconds = np.zeros(hosts.topology.n_links), 0.0
+    rounds = traffic.round if len(traffic.round) else np.zeros(len(traffic.src), dtype=np.int64)
+    for number in np.unique(rounds).tolist():
+        mine = rounds == number
+        part = dataclasses.replace(
+            traffic,
+            src=traffic.src[mine],
+            dst=traffic.dst[mine],
+            fraction=traffic.fraction[mine],
+            rail=traffic.rail[mine],
+        )
+        links, weights = link_loads(part, hosts)
+        load[links] += weights
+        sockets = [np.bincount(end, weights=part.fraction).max(initial=0.0) for end in (part.src, part.dst)]
+        slowest = float((weights / hosts.topology.link_bandwidth[links]).max(initial=0.0))
+        seconds += max(slowest, *(float(busy) / costs.stream for busy in sockets))
+    return load, seconds
+
+
+def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, float, int]:
+    """Copies between GPU and host: (L,) load per byte of S, seconds per byte, and how many follow one another."""
+    n, root = group.size, request.root
+    own, whole = 1.0 / n, np.ones(n)
+    at_root, elsewhere = np.zeros(n), np.ones(n)
+    at_root[root], elsewhere[root] = 1.0, 0.0
+    down, up = {
+        "all_gather": (own * whole, whole),
+        "reduce_scatter": (whole, own * whole),
+        "broadcast": (at_root, elsewhere),
+        "reduce": (whole, at_root),
+        "scatter": (at_root, own * elsewhere),
+        "gather": (own * elsewhere, at_root),
+        "barrier": (0.0 * whole, 0.0 * whole),
+    }.get(request.kind, (whole, whole))
+    load, seconds, copies = np.zeros(group.topology.n_links), 0.0, 0
+    router = routing.router(group.topology)
+    for src, dst, fraction in ((group.gpus, hosts.gpus, down), (hosts.gpus, group.gpus, up)):
+        away = (src != dst) & (fraction > 0)
+        if away.any():
+            links, weights = router.loads(src[away], dst[away], fraction[away])
+            load[links] += weights
+            seconds += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
+            copies += 1
+    return load, seconds, copies
