@@ -17,8 +17,8 @@ from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints = npt.NDArray[np.int64]
 
-MAX_SLICES = 1_000_000
-"""Slices a viewer still opens; a file of all ranks is cut to the ranks that fit."""
+MAX_SLICES = 400_000
+"""Slices a viewer opens at ease (some 100 MB of JSON); a file of all ranks is cut to the ranks that fit."""
 
 COUNTERS = 8
 """Links that get a counter track."""

@@ -24,7 +24,7 @@ def write_chrome_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int
 
     Parameters
     ----------
-    ranks : which to write; None is all, or the leading nodes under a million slices; the file's entry ``clustersim``
+    ranks : which to write; None is all, or the leading nodes under 400,000 slices; the file's entry ``clustersim``
         says which.
 
     Raises :class:`TraceError` for another suffix or a rank that does not exist.
