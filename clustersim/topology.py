@@ -51,6 +51,8 @@ class NodeType:
     nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
     p2p : bool, GPUs may read each other's memory over PCIe; False on GeForce 40.
     pcie_gen : int, of the GPUs' slots.
+    net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
+        the transport's usual share.
     sources : text per fact, as the topology file gives it.
     """
 
@@ -64,6 +66,7 @@ class NodeType:
     nvls: bool = False
     p2p: bool = True
     pcie_gen: int = 4
+    net_share: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -205,7 +205,7 @@ def _listed_types(
         )
     if traits.device is None:
         raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
-    given = {f: getattr(traits, f) for f in ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen")}
+    given = {f: getattr(traits, f) for f in schema.TRAITS}
     given = {key: value for key, value in given.items() if value is not None}
     totals = {k: np.bincount([place[n] for n in kinds if kinds[n] == k], minlength=count) for k in (GPU, NIC)}
     return [

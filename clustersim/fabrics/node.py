@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.errors import TopologyError, nearest
-from clustersim.fabrics.schema import DomainSpec, LinksSpec, NodeSpec, VerticesSpec, expand
+from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec, VerticesSpec, expand
 from clustersim.topology import GPU, NIC, Floats, Ints, NodeType
 
 Ends = tuple[str, str]
@@ -105,7 +105,7 @@ def _inherited(
 
 
 def _node_type(name: str, spec: NodeSpec, base: Node | None, kinds: Mapping[str, str], where: str) -> NodeType:
-    given = {f: getattr(spec, f) for f in ("device", "cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen")}
+    given = {f: getattr(spec, f) for f in ("device", *TRAITS)}
     given = {key: value for key, value in given.items() if value is not None}
     n_gpus, n_nics = (list(kinds.values()).count(kind) for kind in (GPU, NIC))
     if base:

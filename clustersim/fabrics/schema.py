@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -73,10 +73,15 @@ class NodeSpec(_Strict, frozen=True):
     nvls: bool | None = None
     p2p: bool | None = None
     pcie_gen: int | None = None
+    net_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     sources: dict[str, str] = {}
     remove: list[str] = []
     vertices: list[VerticesSpec] = []
     links: list[LinksSpec] = []
+
+
+TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share")
+"""Fields of ``[node]`` that are :class:`clustersim.topology.NodeType`'s of the same name, beside ``device``."""
 
 
 class DomainSpec(_Strict, frozen=True):

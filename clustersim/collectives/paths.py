@@ -1,0 +1,144 @@
+"""Traffic of an algorithm on links, by what kind of path each edge takes, and what of the line rate each kind reaches.
+
+Loads are per byte of S, so they are worked out once per group and algorithm, whatever the message size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from clustersim.collectives import nccl
+from clustersim.collectives.base import Floats, Group, Ints, Request, Traffic
+from clustersim.collectives.channels import channels
+from clustersim.collectives.costs import Costs, generation
+from clustersim.collectives.islands import kinds_of_members, member_islands
+from clustersim.collectives.loads import link_loads
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.routing import router
+
+EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
+_CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvlink", "PIX": "pcie", "PXB": "pcie"}
+
+
+@dataclass(frozen=True, eq=False)
+class PathLoads:
+    """Link loads per edge class of one algorithm on one group, per byte of S.
+
+    ``links`` (k,), ``by_class`` (4, k) bytes on each link per payload byte; steps as in Traffic.
+    """
+
+    links: Ints
+    by_class: Floats
+    steps: int
+    net_steps: int
+
+
+@dataclass(eq=False)
+class Placement:
+    """What is computed once per group: its system, its shape, and loads.
+
+    ``islands`` and ``per_island``: NVLink domains (nodes, for most machines) and members on the fullest; ``age``: GPU
+    generation; ``net``: transport.
+    """
+
+    system: nccl.System
+    islands: int
+    per_island: int
+    age: str
+    net: str
+    loads: dict[tuple[str, str, int, int], PathLoads] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1024)
+def placement(group: Group) -> Placement:
+    system = nccl.system_of(group)
+    counts = np.bincount(member_islands(group))
+    net = group.node_type.net
+    return Placement(system, len(counts), int(counts.max()), generation(system.sm), net if net != "none" else "ib")
+
+
+def loads_of(request: Request, group: Group, algorithm: str, count: int) -> PathLoads:
+    where = placement(group)
+    key = (request.kind, algorithm, count, request.root)
+    if key not in where.loads:
+        row = ALGORITHMS[algorithm]
+        traffic = row.traffic(request, group, channels(group, count, row.layout))
+        where.loads[key] = _route(traffic, group)
+    return where.loads[key]
+
+
+def _route(traffic: Traffic, group: Group) -> PathLoads:
+    """Traffic onto links, one row per edge class."""
+    classes = _edge_classes(traffic.src, traffic.dst, group)
+    parts = []
+    for index in range(len(EDGE_CLASSES)):
+        mine = classes == index
+        parts.append(
+            link_loads(
+                Traffic(
+                    traffic.src[mine],
+                    traffic.dst[mine],
+                    traffic.fraction[mine],
+                    traffic.rail[mine],
+                    traffic.steps,
+                    traffic.net_steps,
+                ),
+                group,
+            )
+            if mine.any()
+            else (np.array([], dtype=np.int64), np.array([]))
+        )
+    links = np.unique(np.concatenate([p[0] for p in parts]))
+    by_class = np.zeros((len(EDGE_CLASSES), len(links)))
+    for index, (where, amount) in enumerate(parts):
+        by_class[index, np.searchsorted(links, where)] = amount
+    return PathLoads(links, by_class, traffic.steps, traffic.net_steps)
+
+
+def _edge_classes(src: Ints, dst: Ints, group: Group) -> Ints:
+    """(E,) index into EDGE_CLASSES. Nodes of one type share the answer, so a pair of local GPUs is asked about once."""
+    islands = member_islands(group)
+    inside = (src < 0) | (dst < 0) | (islands[src] == islands[dst])
+    classes = np.where(inside, EDGE_CLASSES.index("nvlink"), EDGE_CLASSES.index("net")).astype(np.int64)
+    pairs = np.flatnonzero(inside & (src >= 0) & (dst >= 0))
+    if not len(pairs):
+        return classes
+    label, local = kinds_of_members(group)
+    key = (label[src[pairs]] * 4096 + local[src[pairs]]) * 4096 + local[dst[pairs]]
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    routes = router(group.topology)
+    answer = [
+        EDGE_CLASSES.index(
+            _CLASS_OF_PATH.get(routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]])), "shm")
+        )
+        for e in pairs[first]
+    ]
+    classes[pairs] = np.array(answer, dtype=np.int64)[inverse]
+    return classes
+
+
+def weights_of(loads: PathLoads, algorithm: str, protocol: str, group: Group, costs: Costs) -> Floats:
+    """(k,) bytes of link capacity one payload byte takes: loads over the achieved share of each edge class."""
+    where = placement(group)
+    age = costs.share_generation[where.age]
+    inside = {c: costs.share[f"{c}/{protocol}"] * age for c in ("nvlink", "pcie", "shm")}
+    if algorithm == "tree":
+        inside = {c: s * costs.tree_share for c, s in inside.items()}
+    elif algorithm in {"nvls", "nvls_tree"}:
+        inside["nvlink"] = costs.nvls_share * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
+    growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
+    net = costs.share[f"net/{protocol}"] * net_share(group, costs) / growth
+    if protocol == "LL":
+        net *= costs.net_ll.get(where.net, 1.0)
+    shares = np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])
+    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
+    return weights
+
+
+def net_share(group: Group, costs: Costs) -> float:
+    """Share of the NICs' line rate: the machine's own where it was measured, else its transport's."""
+    return group.node_type.net_share or costs.net_share[placement(group).net]
