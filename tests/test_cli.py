@@ -163,6 +163,32 @@ def test_validate_nccl_predicts_every_row_or_says_why_not(clustersim, tmp_path):
     assert "hgx-h101" in shown.stdout
 
 
+def test_validate_prints_a_markdown_table_for_the_readme(clustersim, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(NCCL_HEADER + NCCL_ROWS)
+    lines = clustersim("validate", "nccl", table, "--markdown").stdout.splitlines()
+    columns = len(re.findall(r"(?<!\\)\|", lines[0]))
+    assert columns == 9
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == columns for line in lines)
+    assert any(line.startswith("| platform | hgx-h100 | 2 | 1 | 0 |") for line in lines)
+
+
+def test_a_table_that_is_not_text_is_named(clustersim, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_bytes(b"\xff\xfe\x00")
+    done = clustersim("validate", "nccl", table)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert str(table) in done.stderr
+
+
+def test_nodes_cut_off_from_each_other_are_an_error_that_names_a_pair(clustersim):
+    cut = 'cluster.changes=[{match="node0/nic*", remove=true}]'
+    done = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--set", cut)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "node0/gpu" in done.stderr
+    assert "node1/gpu" in done.stderr
+
+
 REFUSED = {
     "command": (["runn"], ["did you mean 'run'?"]),
     "option": (["run", "ddp_resnet50_1x8_v100", "--jsn"], ["--json"]),

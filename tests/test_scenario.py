@@ -178,6 +178,15 @@ def test_an_error_of_a_set_value_names_the_option_and_not_the_file(tmp_path):
     assert str(path) not in text
 
 
+def test_a_config_json_without_a_key_names_the_file_the_key_and_what_it_is_for(tmp_path):
+    config = '{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_layers": 12}'
+    (tmp_path / "config.json").write_text(config)
+    path = write(tmp_path, GOOD.replace('name = "resnet50"', 'hf_config = "config.json"'))
+    text = read_error(path, lambda path: scenario.load(path).prepare())
+    for part in (str(path), "config.json", "'n_layer'", "blocks", "did you mean 'n_layers'?", "$.model.hf_config"):
+        assert part in text
+
+
 def test_an_error_inside_a_set_value_or_of_a_lower_layer_names_the_option_too(tmp_path):
     path = write(tmp_path, GOOD)
     changes = {"cluster.changes": [{"match": "node0/gpu0", "bandwidth": 100}]}

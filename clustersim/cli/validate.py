@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from clustersim.cli.common import json_option, print_json, stdout, working
 
+markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table without cases and sources.")
 table_argument = click.argument("table", type=click.Path(path_type=Path))
 
 
@@ -19,55 +21,79 @@ def validate() -> None:
 
 @validate.command()
 @table_argument
+@markdown_option
 @json_option
-def nccl(table: Path, as_json: bool) -> None:
+def nccl(table: Path, as_json: bool, markdown: bool) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
     from clustersim.calibration.validate_nccl import validate_nccl
 
     with working(f"predicting {table}"):
         result = validate_nccl(table)
-    _show(result, as_json, f"nccl-tests: {table}")
+    _show(result, as_json, markdown, f"nccl-tests: {table}")
 
 
 @validate.command()
 @table_argument
 @click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
+@markdown_option
 @json_option
-def steps(table: Path, anchor: str | None, as_json: bool) -> None:
+def steps(table: Path, anchor: str | None, as_json: bool, markdown: bool) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv."""
     from clustersim.calibration.validate_steps import validate_steps
 
     with working(f"predicting {table}"):
         result = validate_steps(table, anchor=anchor)
-    _show(result, as_json, f"training steps: {table}")
+    _show(result, as_json, markdown, f"training steps: {table}")
 
 
-def _show(result: dict[str, Any], as_json: bool, title: str) -> None:
+def _show(result: dict[str, Any], as_json: bool, markdown: bool, title: str) -> None:
+    groups = {"": {"all": result["overall"]}, **result["by"]}
     if as_json:
         print_json(result)
         return
+    if markdown:
+        click.echo("\n".join(_markdown(groups)))
+        return
     console = stdout()
-    console.print(_table(title, {"": {"all": result["overall"]}, **result["by"]}))
+    console.print(_table(title, groups))
     for reason, count in _reasons(result["rows"]):
         console.print(f"skipped {count}: {reason}", markup=False, soft_wrap=True)
 
 
-def _table(title: str, groups: dict[str, dict[str, dict[str, Any]]]) -> Any:
+Groups = dict[str, dict[str, dict[str, Any]]]
+HEADINGS = ("by", "", "rows", "cases", "skipped", "median |error|", "p90 |error|", "median error")
+
+
+def _cells(dimension: str, value: str, numbers: dict[str, Any]) -> list[str]:
+    counts = [str(numbers[key]) for key in ("n_rows", "n_cases", "n_skipped")]
+    keys = ("median_abs_rel_error", "p90_abs_rel_error", "median_rel_error")
+    return [dimension.replace("_", " "), _short(value), *counts, *(_percent(numbers[key]) for key in keys)]
+
+
+def _table(title: str, groups: Groups) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=escape(title), title_justify="left")
-    for heading in ("by", "", "rows", "cases", "skipped", "median |error|", "p90 |error|", "median error"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in {"by", ""} else "right")
     for dimension, parts in groups.items():
         table.add_section()
         for i, (value, numbers) in enumerate(parts.items()):
-            counts = (str(numbers[key]) for key in ("n_rows", "n_cases", "n_skipped"))
-            errors = (
-                _percent(numbers[key]) for key in ("median_abs_rel_error", "p90_abs_rel_error", "median_rel_error")
-            )
-            table.add_row("" if i else dimension.replace("_", " "), escape(_short(value)), *counts, *errors)
+            table.add_row(*map(escape, _cells("" if i else dimension, value, numbers)))
     return table
+
+
+def _markdown(groups: Groups) -> Iterator[str]:
+    headings = [heading.replace("|", "\\|") for heading in HEADINGS]
+    yield f"| {' | '.join(headings)} |"
+    yield "|---|---" + "|--:" * (len(HEADINGS) - 2) + "|"
+    for dimension, parts in groups.items():
+        if dimension not in {"case", "source"}:
+            # A part without a prediction says nothing about accuracy; the count of skipped rows is in the first line.
+            for value, numbers in parts.items():
+                if numbers["n_cases"]:
+                    yield f"| {' | '.join(_cells(dimension, value, numbers))} |"
 
 
 def _short(value: str) -> str:
