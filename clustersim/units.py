@@ -118,7 +118,8 @@ def format_bandwidth(rate: float) -> str:
     >>> format_bandwidth(5e10)
     '50 GB/s'
     """
-    return f"{rate / 1e9:.4g} GB/s"
+    value = rate / 1e9
+    return f"{value:.0f} GB/s" if value >= 1e4 else f"{value:.4g} GB/s"
 
 
 def format_time(seconds: float) -> str:

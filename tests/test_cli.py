@@ -181,12 +181,25 @@ def test_a_table_that_is_not_text_is_named(clustersim, tmp_path):
     assert str(table) in done.stderr
 
 
-def test_nodes_cut_off_from_each_other_are_an_error_that_names_a_pair(clustersim):
-    cut = 'cluster.changes=[{match="node0/nic*", remove=true}]'
-    done = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--set", cut)
+CUTS = {
+    "no NIC left on a node": ("ddp_gpt2_xl_2x8_a100", "node0/nic*", ["no NIC"]),
+    "a GPU without links": ("ddp_resnet50_1x8_v100", "node0/gpu0 -> *", ["no route", "node0/gpu0"]),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_ranks_that_cannot_reach_each_other_are_an_error_and_no_crash(clustersim, case):
+    name, match, parts = CUTS[case]
+    done = clustersim("run", name, "--set", f'cluster.changes=[{{match="{match}", remove=true}}]')
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "node0/gpu" in done.stderr
-    assert "node1/gpu" in done.stderr
+    for part in [name, "(at $.cluster)", *parts]:
+        assert part in done.stderr
+
+
+def test_a_barrier_has_no_bytes(clustersim):
+    (row,) = answer(clustersim("collective", "barrier", *COLLECTIVE[2:], "--json"))["rows"]
+    assert (row["size_bytes"], row["algbw_GBps"]) == (0, 0)
+    assert row["time_us"] > 0
 
 
 REFUSED = {

@@ -155,5 +155,9 @@ def test_zero_is_written_in_the_base_unit():
     assert (units.format_time(0.0), units.format_bytes(0.0)) == ("0 s", "0 B")
 
 
+def test_a_large_bandwidth_is_written_out():
+    assert units.format_bandwidth(409.6e12) == "409600 GB/s"
+
+
 def test_the_nearest_name_does_not_mind_capitals():
     assert nearest("HGX-H100", ["hgx-h100", "dgx-1v"]) == "did you mean 'hgx-h100'?"

@@ -74,7 +74,9 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
-    nbytes = list(sizes(options["size"], options["minbytes"], options["maxbytes"], options))
+    nbytes = (
+        [0] if name == "barrier" else list(sizes(options["size"], options["minbytes"], options["maxbytes"], options))
+    )
     machine = fabrics.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
@@ -110,7 +112,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
 
     request = Request(
         kind,
-        0.0 if kind == "barrier" else nbytes,
+        nbytes,
         dtype=options["dtype"],
         redop=options["redop"],
         root=options["root"],

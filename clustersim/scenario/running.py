@@ -52,16 +52,18 @@ class Prepared:
         from clustersim import engine
 
         run = self.scenario.file.run
-        timeline = engine.simulate(
-            self.program,
-            self.topology,
-            self.mesh,
-            backend=run.backend,
-            fidelity=run.fidelity,
-            launch=run.launch,
-            nccl_version=version(run.nccl_version),
-            progress=progress,
-        )
+        # What can still be wrong is a rank that cannot reach another, so the machine is named.
+        with self.scenario.at("$.cluster"):
+            timeline = engine.simulate(
+                self.program,
+                self.topology,
+                self.mesh,
+                backend=run.backend,
+                fidelity=run.fidelity,
+                launch=run.launch,
+                nccl_version=version(run.nccl_version),
+                progress=progress,
+            )
         return Result(self, timeline)
 
     def describe(self, rank: int = 0) -> str:
