@@ -1,0 +1,118 @@
+"""The nccl backend: what is chosen is played, and times obey physics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim import collectives, fabrics
+from clustersim.collectives import Group, Request
+from clustersim.collectives.costs import Costs, generation
+from clustersim.collectives.nccl_backend import TUNED
+from clustersim.errors import ProgramError
+from clustersim.program import COLLECTIVES
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "measurements" / "nccl_tests.csv"
+MACHINES = [("hgx-h100", 1), ("hgx-h100", 3), ("hgx-a100", 2), ("dgx-1v", 1), ("pcie-rtx4090", 1), ("gb200-nvl72", 2)]
+
+
+def group(name: str, nodes: int = 1, nproc: int | None = None, **options: object) -> Group:
+    topology = fabrics.load(name, nodes=nodes)
+    return Group(topology, fabrics.mesh(topology, nproc_per_node=nproc).gpus, **options)  # type: ignore[arg-type]
+
+
+def seconds(request: Request, on: Group) -> float:
+    return collectives.plan(request, on).time(on.topology.link_bandwidth)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m[0]}-{m[1]}")
+@pytest.mark.parametrize("kind", [*COLLECTIVES, "send", "sendrecv"])
+def test_no_time_beats_the_lower_bound_and_more_bytes_never_take_much_less(kind: str, machine: tuple[str, int]) -> None:
+    on = group(*machine)
+    before = 0.0
+    for nbytes in [0.0] if kind == "barrier" else [float(2**i) for i in range(3, 34, 3)]:
+        plan = collectives.plan(Request(kind, nbytes), on)
+        time = plan.time(on.topology.link_bandwidth)
+        assert time >= plan.lower_bound
+        # NCCL changes protocol by its own estimate, not by what is fastest, so a step down of some percent is real.
+        assert time > 0.6 * before
+        before = time
+
+
+@pytest.mark.parametrize("kind", sorted(TUNED))
+def test_a_fixed_choice_takes_longer_for_more_bytes(kind: str) -> None:
+    on = group("hgx-a100", 2)
+    for protocol in ("LL", "LL128", "Simple"):
+        times = [seconds(Request(kind, float(2**i), algorithm="ring", protocol=protocol), on) for i in range(3, 34)]
+        assert times == sorted(times)
+
+
+@settings(max_examples=30, deadline=None)
+@given(nproc=st.integers(1, 8), nodes=st.integers(1, 5), power=st.integers(3, 33))
+def test_any_part_of_a_cluster_can_be_planned(nproc: int, nodes: int, power: int) -> None:
+    on = group("hgx-h100", nodes, nproc)
+    plan = collectives.plan(Request("all_reduce", float(2**power)), on)
+    assert plan.time(on.topology.link_bandwidth) >= plan.lower_bound
+    assert plan.algorithm == "none" if on.size == 1 else plan.n_channels > 0
+
+
+def test_a_pin_is_obeyed_and_a_pin_that_cannot_be_is_refused() -> None:
+    on = group("hgx-h100")
+    plan = collectives.plan(Request("all_reduce", 1e9, algorithm="ring", protocol="LL128"), on)
+    assert (plan.algorithm, plan.protocol) == ("ring", "LL128")
+    with pytest.raises(ProgramError, match="only ring do"):
+        collectives.plan(Request("broadcast", 1e9, algorithm="tree"), on)
+    with pytest.raises(ProgramError, match="did you mean 'Ring'"):
+        collectives.plan(Request("all_reduce", 1e9, algorithm="rign"), on)
+
+
+def test_an_algorithm_nccl_does_not_have_is_played_at_its_shares() -> None:
+    on = group("hgx-a100", 2)
+    request = Request("all_reduce", 2.0**30, algorithm="halving_doubling")
+    ours, textbook = collectives.plan(request, on), collectives.plan(request, on, backend="ideal")
+    assert ours.algorithm == "halving_doubling"
+    assert ours.time(on.topology.link_bandwidth) > textbook.time(on.topology.link_bandwidth)
+
+
+def test_half_the_nic_is_half_the_rate_between_nodes() -> None:
+    whole = fabrics.load("hgx-a100", nodes=4)
+    slow = fabrics.change(whole, fabrics.Change("node1/nic3", factor=0.5))
+    request = Request("all_gather", 2.0**33, algorithm="ring", protocol="Simple")
+    fast, held = (seconds(request, Group(t, fabrics.mesh(t).gpus)) for t in (whole, slow))
+    assert held == pytest.approx(2 * fast, rel=0.05)
+
+
+def test_one_process_for_all_gpus_launches_slower() -> None:
+    request = Request("all_reduce", 1024.0)
+    assert seconds(request, group("hgx-a100", launch="single_process")) > seconds(request, group("hgx-a100"))
+    assert seconds(request, group("hgx-a100", launch="threads")) > seconds(request, group("hgx-a100"))
+
+
+def test_the_nvls_law_gives_what_four_six_and_eight_gpus_share() -> None:
+    """busbw of NVLS is 2 B (p-1) / (p+1) with one B: the switch moves S (1 + 1/p) over each GPU's links."""
+    rates = []
+    for p in (4, 6, 8):
+        on = group("hgx-h100", 1, p)
+        plan = collectives.plan(Request("all_reduce", 2.0**34, algorithm="nvls"), on)
+        rates.append(plan.rate(on.topology.link_bandwidth) * (1 + 1 / p))
+    assert rates == pytest.approx([rates[0]] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(("sm", "age"), [(0, "amd"), (37, "pascal"), (60, "pascal"), (75, "volta"), (86, "ampere")])
+def test_every_generation_has_its_constants(sm: int, age: str) -> None:
+    costs = Costs()
+    assert generation(sm) == age
+    assert all(age in table for table in (costs.hop_generation, costs.share_generation, costs.p2p_channel_rate))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")
+def test_published_nccl_tests_are_predicted_within_the_target() -> None:
+    from clustersim.calibration.validate_nccl import validate_nccl
+
+    result = validate_nccl(SHARED)
+    assert result["overall"]["n_skipped"] == 0
+    assert result["overall"]["median_abs_rel_error"] <= 0.15
+    assert result["by"]["size_class"][">32 MiB"]["median_abs_rel_error"] <= 0.05
