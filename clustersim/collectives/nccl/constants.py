@@ -30,7 +30,7 @@ class Constants:
     ring_ll128, tree_ll128, tree, nvls_tree : per channel.
     nvls_efficiency : per architecture, from 2.28. Before, algorithm bandwidth is ``nvls_ratio`` or ``nvls_tree_ratio``
         of the bus's, or ``nvls_tree_by_nodes`` * N/2(N-1) of it where that is set.
-    ring_ll_share, ring_ll128_share, pat_share : of the bus bandwidth.
+    ring_ll_share, ring_ll128_share, pat_share : of the bus bandwidth; ``lone_ring_ll128_share`` with one GPU a node.
     net_rounds : network steps of a ring all-reduce are 2(N-1), before 2.23 they were counted as 2N.
     post_overhead : steps on several nodes cost the host at least a post.
     ll_net_factor : on LL steps inside nodes when there are several.
@@ -56,6 +56,7 @@ class Constants:
     nvls_tree_by_nodes: float = 0.0
     ring_ll_share: float = 0.5
     ring_ll128_share: float = 0.92
+    lone_ring_ll128_share: float = 0.92
     pat_share: float = 0.75
     net_rounds: bool = True
     post_overhead: bool = True
@@ -143,7 +144,7 @@ _V2_21 = replace(
     nvlink=_changed(_V2_23.nvlink, tree=(0.6, 1.25, 28.0)),
     pcie=_changed(_V2_23.pcie, tree=(1.0, 1.9, 28.0)),
     net=_changed(_V2_23.net, tree=(5.0, 8.5, 28.0)),
-    ring_ll128_share=0.92,
+    lone_ring_ll128_share=0.7,
     net_rounds=False,
     lone_uses_tree=False,
     max_channels=32,

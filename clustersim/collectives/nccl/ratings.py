@@ -194,7 +194,7 @@ class _Model:
                 share = 1 / 3
             return min(self._ll_max(), bus * share)
         if protocol == "LL128":
-            share = self.table.ring_ll128_share if self.per_node >= 2 or self.table.lone_uses_tree else 0.7
+            share = self.table.ring_ll128_share if self.per_node >= 2 else self.table.lone_ring_ll128_share
             return min(bus * share, graph.n_channels * self.table.ring_ll128[self.arch][self.column])
         return bus
 
