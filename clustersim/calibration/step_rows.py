@@ -165,7 +165,7 @@ def _param_dtype(precision: str, words: str) -> str:
 def _optimizer(row: Row, words: str, model: Model) -> str | None:
     if "no optimizer" in row["metric"]:
         return None
-    if "lamb" in words:
+    if re.search(r"\blamb\b", words):
         return "lamb"
     return "sgd_momentum" if model.sample == "image" else "adam"
 

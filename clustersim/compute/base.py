@@ -27,6 +27,8 @@ class Constants:
     gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
     sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks): 0.91 after
         the tile term, from 123 llm-foundry steps of A100 and H100.
+    misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
+        they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100.
     fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
@@ -47,6 +49,7 @@ class Constants:
     fp32_c: float = 5.0
     gemm_memory: float = 0.75
     sustained: float = 0.95
+    misaligned: float = 0.45
     fp8_linear: float = 0.906
     memory_half: float = 0.58
     memory_fp32: float = 0.75

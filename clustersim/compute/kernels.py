@@ -74,12 +74,15 @@ def _linear(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> 
     """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows)."""
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     m, n, k = float(rows), float(kernel.n), float(kernel.k)
+    # Operands and their gradients are laid out with n or k innermost.
+    share = where.constants.misaligned if where.half and (kernel.n % 2 or kernel.k % 2) else 1.0
     if not backward:
-        return gemm.linear_parts(where, m, n, k, count)
+        compute, memory = gemm.linear_parts(where, m, n, k, count)
+        return compute / share, memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
     shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
     each = [gemm.linear_parts(where, *shape, count) for shape in shapes]
-    return sum(max(pair) for pair in each), max(memory for _, memory in each)
+    return sum(max(compute / share, memory) for compute, memory in each), max(memory for _, memory in each)
 
 
 def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:

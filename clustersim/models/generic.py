@@ -89,7 +89,9 @@ def from_row(row: Row) -> Model:
         return convnet(found, int(side.group(1)) if side else None)
     for known in TRANSFORMER_XL:
         if plain == _plain(known):
-            return transformer_xl(known, _whole(row, "seq_len") or None)
+            # Lambda's benchmark calls NVIDIA's script without its --adaptive.
+            adaptive = "lambdal/deeplearning-benchmark" not in row.get("source", "")
+            return transformer_xl(known, _whole(row, "seq_len") or None, adaptive=adaptive)
     reason = next((reason for word, reason in _UNSUPPORTED.items() if plain.startswith(word)), "")
     if plain in {"transformer", "transformerbig"}:
         reason = "an encoder-decoder (Transformer) is not described"

@@ -1,11 +1,12 @@
 """Transformer-XL (Dai et al., arXiv:1901.02860) for WikiText-103: memory, relative positions, adaptive softmax.
 
-Sizes are those of NVIDIA DeepLearningExamples' ``wt103_base`` and ``wt103_large``.
+Sizes are those of NVIDIA DeepLearningExamples' ``wt103_base`` and ``wt103_large``. That script's default, without
+``--adaptive``, is a plain softmax over all 267,735 words, which then is most of the arithmetic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from clustersim.errors import ModelError, nearest
@@ -41,8 +42,13 @@ TRANSFORMER_XL = {
 }
 
 
-def transformer_xl(name: str, seq_len: int | None = None) -> Model:
+def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = True) -> Model:
     """Transformer-XL base or large; a sample is one segment of ``seq_len`` tokens that attends to a memory as long.
+
+    Parameters
+    ----------
+    adaptive : adaptive embedding and softmax (``--adaptive``, and ``--div_val`` as the size has it); otherwise one full
+        table and one softmax over the whole vocabulary.
 
     Raises
     ------
@@ -54,7 +60,8 @@ def transformer_xl(name: str, seq_len: int | None = None) -> Model:
     """
     if name not in TRANSFORMER_XL:
         raise ModelError(f"unknown Transformer-XL {name!r}; {nearest(name, TRANSFORMER_XL)}")
-    size = TRANSFORMER_XL[name]
+    size = TRANSFORMER_XL[name] if adaptive else replace(TRANSFORMER_XL[name], div_val=1)
+    cutoffs = CUTOFFS if adaptive else ()
     tokens = seq_len or size.seq_len
     if tokens < 1:
         raise ModelError(f"{name}: seq_len = {seq_len} must be above zero")
@@ -65,23 +72,24 @@ def transformer_xl(name: str, seq_len: int | None = None) -> Model:
         for i in range(size.layers)
     ]
     gather = (K.memory("gather", boundary, K.Passes(4, 6, 4, 12)), K.memory("dropout", boundary, K.DROPOUT))
-    logits = tokens * (CUTOFFS[0] + 3.0)
-    head = _head(size, tokens)
+    logits = tokens * (CUTOFFS[0] + 3.0 if adaptive else float(VOCAB))
+    head = _head(size, tokens, cutoffs)
     layers = (
         Layer("embedding", "embedding", _embedding_tensors(size), gather, activation_bytes=0.25 * boundary),
         *blocks,
-        Layer("head", "head", _head_tensors(size), head, activation_bytes=2 * logits, boundary_bytes=boundary),
+        Layer("head", "head", _head_tensors(size, cutoffs), head, activation_bytes=2 * logits, boundary_bytes=boundary),
     )
-    notes = (f"memory of {size.memory} tokens", "adaptive softmax: shares of its tails estimated by Zipf's law")
+    softmax = "adaptive softmax: shares of its tails estimated by Zipf's law" if adaptive else "softmax over all words"
+    notes = (f"memory of {size.memory} tokens", softmax)
     return Model(
         name, "transformer-xl", layers, seq_len=tokens, n_blocks=size.layers, hidden=size.d_model, heads=size.heads,
         vocab=VOCAB, notes=notes,
     )  # fmt: skip
 
 
-def _clusters(size: Size) -> list[tuple[int, int]]:
+def _clusters(size: Size, cutoffs: tuple[int, ...] = CUTOFFS) -> list[tuple[int, int]]:
     """Words and embedding width of the softmax head and its tails."""
-    edges = (0, *CUTOFFS, VOCAB)
+    edges = (0, *cutoffs, VOCAB)
     return [(b - a, size.d_model // size.div_val**i) for i, (a, b) in enumerate(pairwise(edges))]
 
 
@@ -113,9 +121,9 @@ def _block_tensors(size: Size, i: int) -> tuple[Tensor, ...]:
     )
 
 
-def _head_tensors(size: Size) -> tuple[Tensor, ...]:
-    h, tails = size.d_model, len(CUTOFFS)
-    tensors = [Tensor("crit.cluster_weight", tails * h), Tensor("crit.cluster_bias", tails)]
+def _head_tensors(size: Size, cutoffs: tuple[int, ...]) -> tuple[Tensor, ...]:
+    h, tails = size.d_model, len(cutoffs)
+    tensors = [Tensor("crit.cluster_weight", tails * h), Tensor("crit.cluster_bias", tails)] if tails else []
     # Output tables are the embedding's; only the biases and, with narrower tails, the head's projection are new.
     clusters = _clusters(size) if size.div_val > 1 else [(VOCAB, h)]
     for i, (words, width) in enumerate(clusters):
@@ -138,6 +146,9 @@ def _block_kernels(size: Size, tokens: int) -> tuple[Kernel, ...]:
     return (
         K.memory("memory_cat", float(span * h), K.Passes(2, 2)),
         K.linear("qkv", span, h, 3 * h),
+        # einsum copies keys and values out of the joint projection; backward copies gradients back into it.
+        K.memory("head_copies", float(span * h), K.Passes(4, 8, 2, 4)),
+        K.memory("context_copy", elements, K.Passes(2, 2)),
         K.memory("query_biases", elements, K.Passes(4, 4, 2, 2)),
         K.batched("content_scores", size.heads, tokens, span, hd),
         K.batched("position_scores", size.heads, tokens, span, hd),
@@ -167,12 +178,12 @@ def _kept(size: Size, tokens: int) -> float:
     return tokens * (2 * h + h + h + h + 2.25 * size.d_ff + 0.5 * h) + span * 3 * h + square
 
 
-def _head(size: Size, tokens: int) -> tuple[Kernel, ...]:
-    clusters = _clusters(size)
+def _head(size: Size, tokens: int, cutoffs: tuple[int, ...]) -> tuple[Kernel, ...]:
+    clusters = _clusters(size, cutoffs)
     kernels: list[Kernel] = [K.memory("dropout", float(tokens * size.d_model), K.DROPOUT)]
-    for i, ((words, width), share) in enumerate(zip(clusters, (1.0, *TAIL_SHARES), strict=True)):
+    for i, ((words, width), share) in enumerate(zip(clusters, (1.0, *TAIL_SHARES), strict=False)):
         rows = tokens * share
-        columns = words + (len(CUTOFFS) if i == 0 else 0)
+        columns = words + (len(cutoffs) if i == 0 else 0)
         if size.div_val > 1:
             kernels.append(K.linear(f"projection_{i}", max(1, round(rows)), size.d_model, width, rows))
         kernels.append(K.linear(f"logits_{i}", max(1, round(rows)), width, columns, rows))
