@@ -96,11 +96,12 @@ def _ring(
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
-    """Steps of each phase times its longest hop; the bytes of the phases are in the rounds of the traffic."""
-    table = grid(group)
+    """Hops of the slowest ring of each phase, all but one edge; the bytes are in the rounds of the traffic."""
+    table, n = grid(group), group.size
     total = 0.0
     for i, (_, between, _) in enumerate(_phases(request.kind, table.shape)):
-        total += (table.shape[0 if between else 1] - 1) * float(costs.hop[i * group.size : (i + 1) * group.size].max())
+        hop, axis = costs.hop[i * n : (i + 1) * n].reshape(table.shape), 0 if between else 1
+        total += float((hop.sum(axis=axis) - hop.min(axis=axis)).max())
     return total
 
 

@@ -13,6 +13,9 @@ from clustersim.topology import route_latency
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+MOST_ROUTES = 2048
+"""Routes between islands looked up one by one for :func:`edge_costs`."""
+
 
 def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     """Bytes on each link per byte of S, summed over all edges of all channels.
@@ -49,20 +52,35 @@ def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weigh
 
 
 def _distinct(traffic: Traffic, group: Group) -> tuple[Ints, Ints]:
-    """Edges that may differ in route or load: ``(first of each kind, kind of each edge)``."""
+    """Edges that may differ in route or load: ``(first of each kind, kind of each edge)``.
+
+    Inside islands built alike an edge is told by its places. Edges between islands are told apart one by one up to
+    :data:`MOST_ROUTES`; beyond, neighbours of equal places stand for each other.
+    """
     label, local = kinds_of_members(group)
-    src, dst, rail = traffic.src, traffic.dst, traffic.rail
+    src, dst = traffic.src, traffic.dst
+    member = np.where(src < 0, dst, src)
     islands = member_islands(group)
     inside = (src < 0) | (dst < 0) | (islands[src] == islands[dst])
-    engine = np.where(src < 0, -1, np.where(dst < 0, -2, 0))
-    member = np.where(src < 0, dst, src)
-    key = np.stack(
-        [
-            np.where(inside, label[member], src + group.size),
-            np.where(inside, local[member], dst),
-            np.where(inside, np.where(engine < 0, engine, local[dst]), rail),
-        ],
-        axis=1,
-    )
+    far = np.where(src < 0, -1, np.where(dst < 0, -2, local[dst]))
+    rail = np.where(inside, -1, traffic.rail)
+    places = np.stack([inside, label[member], local[member], far, rail], axis=1)
+    _, place = np.unique(places, axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    pair = np.where(inside, 0, src * group.size + dst)
+    key = np.stack([place, _bucketed(place, pair, ~inside)], axis=1)
     _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
+
+
+def _bucketed(place: Ints, pair: Ints, crossing: npt.NDArray[np.bool_]) -> Ints:
+    """``pair`` itself, or where too many differ, the place of an edge among equal ones in coarse steps."""
+    if len(np.unique(pair)) <= MOST_ROUTES:
+        return pair
+    order = np.lexsort((pair, place))
+    count = np.bincount(place)
+    rank = np.empty(len(place), dtype=np.int64)
+    rank[order] = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+    steps = max(4, MOST_ROUTES // len(count))
+    coarse: Ints = np.where(crossing, rank * steps // np.maximum(count[place], steps), 0)
+    return coarse
