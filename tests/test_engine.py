@@ -222,6 +222,20 @@ class TestOverlap:
                 lengthened = found[f"c{k}"][2] - start - durations[k][rank]
                 assert lengthened == pytest.approx(0.3 * hidden, abs=1e-12)
 
+    def test_a_long_collective_is_billed_whole_though_a_short_one_ended_meanwhile(self):
+        ops = [
+            all_reduce("long", 40.0, [0, 1], stream="other", communicator="second"),
+            all_reduce("short", 10.0, [0, 1]),
+            *(Compute(f"c{i}", 1.0) for i in range(4)),
+            Compute("step", 1.0, after=(0, 1)),
+        ]
+        # Both from 0; short ends at 2 (half the link each), long moved 10 and ends at 5. All of it is hidden.
+        found = times(run(toy.program(ops, slowdown=0.5)), 0)
+        assert (found["short"][2], found["long"][2]) == (2, 5)
+        assert found["c2"] == (2, 2, 4)  # 0.5 x 2
+        assert found["c3"] == (4, 4, 5)
+        assert found["step"] == (5, 5, 6 + 0.5 * 5)
+
     def test_only_the_compute_stream_pays(self):
         ops = [
             Compute("a", 1.0),
@@ -245,7 +259,7 @@ class TestTimeline:
 
     def test_collectives_carry_what_was_chosen(self):
         detail = run(toy.program([all_reduce("r", 10.0, [0, 1])])).ops[0].detail
-        assert detail["algorithm"], detail["protocol"] == ("toy", "Simple")
+        assert (detail["algorithm"], detail["protocol"]) == ("toy", "Simple")
         assert (detail["group_size"], detail["n_channels"], detail["nbytes"]) == (2, 1, 10.0)
 
     def test_ranks_know_their_node(self):

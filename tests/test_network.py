@@ -144,3 +144,15 @@ def test_a_flow_is_active_from_its_beginning_to_its_end_without_gaps(flows):
         assert start[mine][0] == flow[0]
         assert end[mine][-1] == play.ends[i]
         assert np.array_equal(start[mine][1:], end[mine][:-1])
+
+
+def test_a_link_given_back_is_free_again():
+    play = Play(toy.star(2), [(0.0, {0: 1}, 10, INF), (0.0, {1: 1}, 50, INF), (2.0, {0: 1}, 10, INF)])
+    assert play.ends == {0: 1.0, 2: 3.0, 1: 5.0}
+    assert play.network.n_solves == 0
+
+
+def test_ends_that_differ_by_rounding_alone_are_one_instant():
+    assert 0.1 * 3 != 0.3
+    play = Play(toy.star(2), [(0.0, {0: 1}, 0.1 * 3, INF), (0.0, {1: 1}, 0.3, INF)])
+    assert play.ends[0] == play.ends[1]

@@ -1,0 +1,184 @@
+"""Chunk replay by hand, and the macro-flow against it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import toy
+
+from clustersim import fabrics
+from clustersim.engine import replay, simulate
+from clustersim.engine.planning import PlanBook
+from clustersim.errors import ProgramError
+from clustersim.program import Collective, Recv, Send
+
+MIB = 2.0**20
+
+
+@pytest.fixture(scope="module")
+def node():
+    """Eight GPUs on NVSwitches: any pair at the GPU's full rate."""
+    return fabrics.load("hgx-h100", nodes=1)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return fabrics.load("hgx-h100", nodes=2)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return fabrics.load("hgx-h100", nodes=4)
+
+
+def up_rate(topology):
+    """Bytes/s out of one GPU into its NVSwitches."""
+    inside = np.array([kind == "nvlink" for kind in topology.link_kinds])
+    return float(topology.link_bandwidth[inside & (topology.link_src == topology.gpus[0])].sum())
+
+
+def hop(topology):
+    """Seconds from a GPU over an NVSwitch to another."""
+    nvlink = np.array([kind == "nvlink" for kind in topology.link_kinds])
+    return 2 * float(topology.link_latency[nvlink][0])
+
+
+def collective(topology, kind, nbytes, algorithm, fidelity="chunk", n=None, root=0):
+    mesh = fabrics.mesh(topology)
+    n = n or mesh.world_size
+    op = Collective("c", kind, nbytes, np.arange(n)[None], algorithm=algorithm, root=root)
+    return simulate(toy.program([op], ranks=mesh.world_size), topology, mesh, backend="ideal", fidelity=fidelity)
+
+
+class TestClosedForms:
+    def test_ring_all_reduce_is_2_n_minus_1_steps_of_a_block_and_a_hop(self, node):
+        expected = 2 * 7 * (256 * MIB / 8 / up_rate(node) + hop(node))
+        timeline = collective(node, "all_reduce", 256 * MIB, "ring")
+        assert timeline.makespan == pytest.approx(expected, rel=1e-9)
+
+    @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+    def test_half_an_all_reduce_is_n_minus_1_steps(self, node, kind):
+        expected = 7 * (256 * MIB / 8 / up_rate(node) + hop(node))
+        assert collective(node, kind, 256 * MIB, "ring").makespan == pytest.approx(expected, rel=1e-9)
+
+    def test_a_ring_over_part_of_the_ranks_leaves_the_rest_alone(self, node):
+        expected = 2 * 3 * (64 * MIB / 4 / up_rate(node) + hop(node))
+        assert collective(node, "all_reduce", 64 * MIB, "ring", n=4).makespan == pytest.approx(expected, rel=1e-9)
+
+    def test_direct_all_to_all_is_all_bytes_out_and_one_hop(self, node):
+        expected = 7 / 8 * 64 * MIB / up_rate(node) + hop(node)
+        assert collective(node, "all_to_all", 64 * MIB, "direct").makespan == pytest.approx(expected, rel=1e-9)
+
+    def test_a_pipelined_broadcast_fills_once_and_then_streams(self, node):
+        k, hops = 64, 7  # 64 pieces of 512 KiB through seven hops
+        expected = (k + hops - 1) * 32 * MIB / k / up_rate(node) + hops * hop(node)
+        assert collective(node, "broadcast", 32 * MIB, "ring").makespan == pytest.approx(expected, rel=1e-9)
+
+    def test_a_send_is_its_bytes_over_the_route_and_the_routes_latency(self, node):
+        ends = [
+            [Send("s", 64 * MIB, np.array([1]))],
+            [Recv("r", 64 * MIB, np.array([0]))],
+            [],
+        ]
+        program = toy.program(*ends, ranks=[[0], [1], list(range(2, 8))])
+        timeline = simulate(program, node, fabrics.mesh(node), planner=toy.up_links, fidelity="chunk")
+        assert timeline.makespan == pytest.approx(64 * MIB / up_rate(node) + hop(node), rel=1e-9)
+
+    def test_nothing_to_move_still_takes_every_hop(self, node):
+        assert collective(node, "all_reduce", 0.0, "ring").makespan == pytest.approx(14 * hop(node), rel=1e-9)
+
+
+def test_bytes_on_links_are_those_of_the_macro_flow(pair):
+    chunk, flow = (collective(pair, "all_reduce", 64 * MIB, "ring", fidelity) for fidelity in ("chunk", "flow"))
+    np.testing.assert_allclose(chunk.links.bytes_per_link(), flow.links.bytes_per_link(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"), [("all_reduce", "ring"), ("all_gather", "ring"), ("all_to_all", "direct")]
+)
+def test_the_macro_flow_agrees_with_the_replay_within_half_a_percent(pair, kind, algorithm):
+    chunk, flow = (collective(pair, kind, 256 * MIB, algorithm, fidelity).makespan for fidelity in ("chunk", "flow"))
+    assert flow == pytest.approx(chunk, rel=5e-3)
+
+
+def test_two_replays_on_shared_links_take_twice_as_long(node):
+    mesh = fabrics.mesh(node)
+    world = np.arange(8)[None]
+    both = [
+        Collective("a", "all_gather", 64 * MIB, world, algorithm="ring"),
+        Collective("b", "all_gather", 64 * MIB, world, "other", algorithm="ring", communicator="second"),
+    ]
+    timeline = simulate(toy.program(both, ranks=8), node, mesh, backend="ideal", fidelity="chunk")
+    expected = 7 * (2 * 64 * MIB / 8 / up_rate(node) + hop(node))
+    assert timeline.makespan == pytest.approx(expected, rel=1e-9)
+    assert timeline.stats["transfers"] == 2 * 7 * 8
+
+
+def test_an_algorithm_inside_the_switch_cannot_be_replayed(node):
+    with pytest.raises(ProgramError, match="'nvls' runs inside switches and has no schedule to replay"):
+        collective(node, "all_reduce", MIB, "nvls")
+
+
+def test_too_many_transfers_are_refused_with_their_number(node, monkeypatch):
+    monkeypatch.setattr(replay, "MOST_TRANSFERS", 100)
+    with pytest.raises(ProgramError, match=r"would play 112 transfers one by one, more than 100; use fidelity 'flow'"):
+        collective(node, "all_reduce", MIB, "ring")
+
+
+def test_the_number_is_of_the_whole_run(node, monkeypatch):
+    monkeypatch.setattr(replay, "MOST_TRANSFERS", 200)
+    op = Collective("c", "all_reduce", MIB, np.arange(8)[None], algorithm="ring")
+    with pytest.raises(ProgramError, match="would play 224 transfers"):
+        simulate(toy.program([op, op], ranks=8), node, fabrics.mesh(node), backend="ideal", fidelity="chunk")
+
+
+class TestCongruence:
+    """Groups at the same places of nodes wired alike share a plan; it must be the plan they would have got."""
+
+    def books(self, topology):
+        from clustersim.collectives import plan
+        from clustersim.engine.network import Loads
+
+        asked = []
+
+        def planner(request, group):
+            asked.append(group.gpus.tolist())
+            return plan(request, group, backend="ideal")
+
+        mesh = fabrics.mesh(topology)
+        one, each = (PlanBook(planner, topology, mesh, Loads(topology), congruent=shared) for shared in (True, False))
+        return one, each, asked
+
+    def test_one_call_serves_all_nodes_and_gives_the_same_loads(self, four):
+        from clustersim.collectives.base import Request
+
+        together, apart, asked = self.books(four)
+        request, groups = Request("all_reduce", MIB), np.arange(32).reshape(4, 8)
+        found = together.plans(request, groups)
+        assert len(asked) == 1
+        expected = apart.plans(request, groups)
+        assert len(asked) == 1 + 4
+        assert found.latency.tolist() == expected.latency.tolist()
+        for mine, theirs in zip(found.load.tolist(), expected.load.tolist(), strict=True):
+            for column, other in zip(together.loads.pairs[mine], apart.loads.pairs[theirs], strict=True):
+                np.testing.assert_array_equal(column, other)
+
+    def test_other_places_and_groups_over_several_nodes_are_asked_for(self, four):
+        from clustersim.collectives.base import Request
+
+        together, _, asked = self.books(four)
+        together.plans(Request("all_reduce", MIB), np.array([[0, 1], [2, 3], [8, 9], [24, 25]]))
+        together.plans(Request("all_reduce", MIB), np.array([[0, 8], [1, 9]]))
+        assert len(asked) == 2 + 2
+
+    def test_a_node_with_a_slower_link_is_asked_for_itself(self, four):
+        from dataclasses import replace
+
+        from clustersim.collectives.base import Request
+
+        bandwidth = four.link_bandwidth.copy()
+        inside = four.vertex_node[four.link_src] == 2
+        bandwidth[np.flatnonzero(inside & (four.link_src == four.gpus[16]))] /= 2
+        together, _, asked = self.books(replace(four, link_bandwidth=bandwidth))
+        together.plans(Request("all_reduce", MIB), np.arange(32).reshape(4, 8))
+        assert len(asked) == 2
