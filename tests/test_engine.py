@@ -68,6 +68,10 @@ class TestOrder:
         assert times(timeline, 2) == {"a": (0, 0, 1), "b": (1, 1, 2)}
         assert times(timeline, 0)["b"] == (2, 2, 3)
 
+    def test_roles_without_ops_or_ranks_do_nothing(self):
+        timeline = run(toy.program([], [Compute("a", 1.0)], [Compute("b", 9.0)], ranks=[[0], [1], []], slowdown=0.1))
+        assert timeline.makespan == 1.0
+
 
 class TestLinks:
     def test_concurrent_collectives_on_shared_links_slow_each_other(self):

@@ -128,7 +128,7 @@ class Executor:
             if here.any():
                 complete = site.arrive(meetings[here], ready[here])
                 if self.overlap:
-                    self.overlap.expect(self.tasks, site, np.unique(meetings[here]))
+                    self.overlap.expect(self.tasks, site, np.unique(meetings[here]), self.player.least(site))
                 if len(complete):
                     self.player.play(site, complete)
         if absent.any():

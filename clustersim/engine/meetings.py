@@ -20,12 +20,14 @@ import numpy.typing as npt
 from clustersim.collectives.base import Request
 from clustersim.engine.planning import PlanBook, Plans
 from clustersim.errors import ProgramError
-from clustersim.program import Collective, Op, Program, Recv, Role, Send
+from clustersim.program import Collective, Program, Recv, Role, Send
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 OpKey: TypeAlias = tuple[int, int]
 """(role, op in the role's list)."""
+Meet: TypeAlias = Collective | Send | Recv
+"""Ops that need others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ class _Call:
     """One op's use of one meeting that spans ops: which positions of its role come."""
 
     key: OpKey
-    op: Op
+    op: Meet
     ranks: Ints
     positions: Ints
 
@@ -99,7 +101,7 @@ class _Draft:
 
     ops: tuple[OpKey, ...]
     ranks: Ints
-    op: Op
+    op: Meet
     columns: list[Ints]
 
 
@@ -160,7 +162,7 @@ def _call(
     uses: dict[object, int],
     name: object,
     key: OpKey,
-    op: Op,
+    op: Meet,
     ranks: Ints,
     role: Role,
 ) -> None:
@@ -225,7 +227,7 @@ def _terms(call: _Call) -> tuple[object, ...]:
     op = call.op
     if isinstance(op, Collective):
         return op.kind, op.nbytes, op.dtype, op.root, call.ranks.tolist()
-    return (op.nbytes,) if isinstance(op, Send | Recv) else ()
+    return (op.nbytes,)
 
 
 def _words(call: _Call) -> str:
@@ -234,13 +236,13 @@ def _words(call: _Call) -> str:
         members = ", ".join(map(str, call.ranks[:4].tolist())) + (", ..." if len(call.ranks) > 4 else "")
         return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
     verb = "send" if isinstance(op, Send) else "recv"
-    return f"{verb} of {getattr(op, 'nbytes', 0.0):.0f} bytes"
+    return f"{verb} of {op.nbytes:.0f} bytes"
 
 
-def _request(op: Op) -> Request:
+def _request(op: Meet) -> Request:
     if isinstance(op, Collective):
         return Request(op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol)
-    return Request("send", float(getattr(op, "nbytes", 0.0)))
+    return Request("send", op.nbytes)
 
 
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:

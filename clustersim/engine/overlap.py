@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from clustersim.engine.clock import RELEASE, Clock
 from clustersim.engine.meetings import OpKey, Site
+from clustersim.engine.network import INSTANT
 from clustersim.engine.tasks import Task, Who
 from clustersim.program import COMPUTE_STREAM, Collective, Op, Program
 
@@ -63,8 +64,9 @@ class Overlap:
         """Whether an op can be lengthened: compute on the compute stream."""
         return op.stream == COMPUTE_STREAM
 
-    def expect(self, tasks: list[list[Task]], site: Site, meetings: Ints) -> None:
-        """These meetings of a site cannot end before the latest arrival so far plus the least time they take."""
+    def expect(self, tasks: list[list[Task]], site: Site, meetings: Ints, least: Floats) -> None:
+        """These meetings of a site cannot end before the latest arrival so far plus the ``least`` time (G,) [s]."""
+        earliest = (site.start + least) * (1 - INSTANT)
         for side in site.sides:
             role, i = side.key
             task = tasks[role][i]
@@ -73,7 +75,7 @@ class Overlap:
             who = np.arange(task.n)[side.who(meetings)]
             who = who[task.unmet[who] == 0]
             at = side.meeting_of[who]
-            for book, value in ((self._begun, site.start[at]), (self._earliest, site.start[at] + site.plans.least[at])):
+            for book, value in ((self._begun, site.start[at]), (self._earliest, earliest[at])):
                 column = book[role].setdefault(task.op.stream, np.full(task.n, np.inf))
                 column[who] = value
 

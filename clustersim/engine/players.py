@@ -30,6 +30,9 @@ class Player(Protocol):
     def play(self, site: Site, meetings: Ints) -> None:
         """Start these complete meetings of a site, each at its ``site.start``, none of which is before now."""
 
+    def least(self, site: Site) -> Floats:
+        """(G,) [s]: no meeting of the site is over sooner after its start."""
+
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""
 
@@ -66,6 +69,10 @@ class Flows:
 
     def _over(self, transfers: Ints, now: float) -> None:
         self.on_end(transfers, now)
+
+    def least(self, site: Site) -> Floats:
+        """The plan's time on an idle network."""
+        return site.plans.least
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""

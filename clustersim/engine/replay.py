@@ -17,7 +17,7 @@ import numpy.typing as npt
 from clustersim import routing
 from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
-from clustersim.collectives.registry import algorithm
+from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine.clock import Clock
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Loads, Network
@@ -152,6 +152,10 @@ class Replay:
         if len(ready):
             self._start(playing, ready)
 
+    def least(self, site: Site) -> Floats:
+        """Nothing: a plan's time is not that of its schedule."""
+        return np.zeros(len(site.ranks))
+
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""
         none = np.zeros(0, dtype=np.int64)
@@ -162,11 +166,12 @@ def schedule_of(request: Request, group: Group, plan: Plan, most: int) -> Schedu
     """The schedule a plan's algorithm follows. Raises :class:`ProgramError` above ``most`` transfers."""
     if group.size == 1 or request.kind == "send":
         return _one_send(group.size - 1)
-    chosen = algorithm(plan.algorithm)
-    if chosen.schedule is None:
+    chosen = ALGORITHMS.get(plan.algorithm)
+    if chosen is None or chosen.schedule is None:
+        known = ", ".join(sorted(a.name for a in ALGORITHMS.values() if a.schedule and request.kind in a.kinds))
         raise ProgramError(
-            f"algorithm {plan.algorithm!r} runs inside switches and has no schedule to replay; "
-            "use fidelity 'flow', or pin another algorithm"
+            f"algorithm {plan.algorithm!r} has no schedule to replay transfer by transfer; use fidelity 'flow', "
+            f"or for {request.kind} one of: {known}"
         )
     laid = channels(group, plan.n_channels, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
