@@ -26,10 +26,22 @@ REQUIRED = {
 COLLECTIVE = ("collective", "all_reduce", "--topology", "hgx-h100", "--nodes", "2")
 
 
+def said(done):
+    """Lines on stderr but progress ("simulating x ..."), which a slow machine adds after two seconds."""
+    return [line for line in done.stderr.splitlines() if not line.endswith(" ...")]
+
+
 def answer(done):
     """The JSON on stdout of a command that went well and said nothing else."""
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done)) == (0, [])
     return json.loads(done.stdout)
+
+
+def refusal(done):
+    """The one line on stderr of a command that refused its input."""
+    assert (done.returncode, done.stdout, len(said(done))) == (2, "", 1)
+    assert said(done)[0].startswith("error: ")
+    return said(done)[0]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +117,7 @@ def test_describe_lists_streams_buckets_and_waits_before_the_run(clustersim):
 
 def test_collective_prints_the_header_and_units_of_nccl_tests(clustersim):
     done = clustersim(*COLLECTIVE, "-b", "1M", "-e", "64M", "-f", "4")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done)) == (0, [])
     lines = done.stdout.splitlines()
     header = next(i for i, line in enumerate(lines) if line.split()[1:4] == ["size", "count", "type"])
     assert lines[header].split()[1:9] == ["size", "count", "type", "redop", "root", "time", "algbw", "busbw"]
@@ -177,8 +189,7 @@ def test_a_table_that_is_not_text_is_named(clustersim, tmp_path):
     table = tmp_path / "table.csv"
     table.write_bytes(b"\xff\xfe\x00")
     done = clustersim("validate", "nccl", table)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert str(table) in done.stderr
+    assert str(table) in refusal(done)
 
 
 CUTS = {
@@ -191,9 +202,8 @@ CUTS = {
 def test_ranks_that_cannot_reach_each_other_are_an_error_and_no_crash(clustersim, case):
     name, match, parts = CUTS[case]
     done = clustersim("run", name, "--set", f'cluster.changes=[{{match="{match}", remove=true}}]')
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     for part in [name, "(at $.cluster)", *parts]:
-        assert part in done.stderr
+        assert part in refusal(done)
 
 
 def test_a_barrier_has_no_bytes(clustersim):
@@ -229,19 +239,15 @@ REFUSED = {
 def test_bad_input_gives_one_line_on_stderr_and_exit_code_2(clustersim, case, as_json):
     arguments, parts = REFUSED[case]
     done = clustersim(*arguments, *(["--json"] if as_json and arguments[0] not in {"describe", "runn"} else []))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
     for part in parts:
-        assert part in done.stderr
+        assert part in refusal(done)
 
 
 def test_a_folder_that_cannot_be_written_is_named(clustersim, tmp_path):
     (tmp_path / "taken").write_text("a file")
     done = clustersim(*RUN, "--out", tmp_path / "taken" / "out")
-    assert done.returncode == 2
-    assert "taken" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "taken" in said(done)[-1]
+    assert (done.returncode, len(said(done))) == (2, 1)
 
 
 def test_the_readme_s_first_two_blocks_are_the_two_commands():

@@ -98,7 +98,7 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     Micro-batches under ``no_sync`` communicate nothing, so all but the last two are added rather than played.
     """
     played = min(run.accumulation, 2)
-    config = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
+    config: dict[str, Any] = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
     config["param_dtype"] = run.param_dtype
     if run.strategy == "ddp":
         config["bucket_cap_mb"] = run.bucket_cap_mb
