@@ -88,7 +88,8 @@ class Costs:
     # Flags and data in one word make many small messages, which Slingshot's NICs carry badly.
     net_ll: Mapping[str, float] = _table(slingshot=0.22)
     tree_share: float = 0.71
-    nvls_share: float = 0.684
+    # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
+    nvls_share: Mapping[str, float] = _table(hopper=0.684, blackwell=0.595)
     nvls_tree_share: float = 0.907
     tree_levels: float = 1.5  # network hops per log2(nodes), each way
     nvls_latency: float = 25.0 * US

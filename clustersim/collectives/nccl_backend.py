@@ -18,6 +18,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import COSTS, Costs
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, net_share, placement, weights_of
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.routing import router
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
@@ -63,7 +64,8 @@ def _finish(
 ) -> Plan:
     used = weights > 0
     links, weights = loads.links[used], weights[used]
-    rate = float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf
+    ceiling = _kernel_ceiling(request, group, algorithm, protocol, costs)
+    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
     wire = request.nbytes / rate
     base = costs.rooted_base if request.kind in _ROOTED else costs.base
     if group.launch == "threads":
@@ -78,7 +80,7 @@ def _finish(
         latency=total - wire,
         links=links,
         weights=weights,
-        ceiling=math.inf,
+        ceiling=ceiling,
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
     )
@@ -86,6 +88,16 @@ def _finish(
 
 def _norm(a: float, b: float, p: float) -> float:
     return float((a**p + b**p) ** (1.0 / p))
+
+
+def _kernel_ceiling(request: Request, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
+    """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
+    where = placement(group)
+    egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
+    if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
+        return math.inf
+    share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
+    return share * egress / bus_factor(request.kind, group.size)
 
 
 def _fill(hops: float, wire: float, costs: Costs) -> float:

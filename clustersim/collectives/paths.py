@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from clustersim.collectives import nccl
-from clustersim.collectives.base import Floats, Group, Ints, Request, Traffic
+from clustersim.collectives.base import Channel, Floats, Group, Ints, Request, Traffic
 from clustersim.collectives.channels import channels
 from clustersim.collectives.costs import Costs, generation
 from clustersim.collectives.islands import kinds_of_members, member_islands
@@ -66,9 +66,19 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
     key = (request.kind, algorithm, count, request.root)
     if key not in where.loads:
         row = ALGORITHMS[algorithm]
-        traffic = row.traffic(request, group, channels(group, count, row.layout))
+        traffic = row.traffic(request, group, _channels(group, algorithm, count, row.layout))
         where.loads[key] = _route(traffic, group)
     return where.loads[key]
+
+
+def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Channel, ...]:
+    """NCCL's own orders where its search laid them out inside one island; else channels over all rails."""
+    where = placement(group)
+    graph = nccl.search(where.system).get(algorithm)
+    if where.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
+        return channels(group, count, layout)
+    position = np.argsort(group.gpus, kind="stable")
+    return tuple(Channel(i, position[list(order)], 1.0 / count) for i, order in enumerate(graph.orders))
 
 
 def _route(traffic: Traffic, group: Group) -> PathLoads:
@@ -129,7 +139,7 @@ def weights_of(loads: PathLoads, algorithm: str, protocol: str, group: Group, co
     if algorithm == "tree":
         inside = {c: s * costs.tree_share for c, s in inside.items()}
     elif algorithm in {"nvls", "nvls_tree"}:
-        inside["nvlink"] = costs.nvls_share * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
+        inside["nvlink"] = costs.nvls_share[where.age] * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
     growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
     net = costs.share[f"net/{protocol}"] * net_share(group, costs) / growth
     if protocol == "LL":
