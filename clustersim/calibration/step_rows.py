@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim import models
+from clustersim.calibration.frameworks import Framework, framework
 from clustersim.calibration.score import number
 from clustersim.device import Device, device_from_text
 from clustersim.model import Model
@@ -53,7 +54,8 @@ class StepRun:
     nodes, gpus : in use. micro_batch, accumulation : samples per rank and pass, passes per step.
     dtype : of the matrix products. param_dtype : what parameters and gradients are kept in.
     optimizer : None where the measurement stops after backward. checkpointing : as compute's knob.
-    bucket_cap_mb : None for DDP's default.
+    bucket_cap_mb : None for DDP's default. compiled : elementwise kernels are generated (torch.compile, XLA).
+    framework : the software, where the row names it.
     """
 
     measured: float
@@ -70,7 +72,8 @@ class StepRun:
     optimizer: str | None
     checkpointing: str
     bucket_cap_mb: float | None
-    implementation: str
+    compiled: bool
+    framework: Framework
 
 
 def read(row: Row) -> StepRun:
@@ -82,7 +85,8 @@ def read(row: Row) -> StepRun:
         raise ValueError("tensor, pipeline, expert or context parallelism is not played")
     if row.get("offload", "") not in {"", "none"}:
         raise ValueError(f"offload {row['offload']!r} is not played")
-    model = models.from_row(row)
+    software = framework(row)
+    model = models.from_row(row, implementation=software.implementation, gathers_masked=software.gathers_masked)
     words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     return StepRun(
         measured=measured_step(row, model),
@@ -95,13 +99,14 @@ def read(row: Row) -> StepRun:
         micro_batch=_micro_batch(row),
         accumulation=_count(row, "grad_accum"),
         dtype=_dtype(row["precision"], row["gpu"]),
-        param_dtype=_param_dtype(row["precision"].lower(), words),
+        param_dtype=_param_dtype(row["precision"].lower(), software),
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
         bucket_cap_mb=_bucket(row.get("other", "")),
-        implementation="compiled" if re.search(r"\b(xla|torch\.compile|compiled)\b", words) and not re.search(
-            r"without xla|no compile", words) else "eager",
-    )  # fmt: skip
+        compiled=software.compiled
+        or bool(re.search(r"torch\.compile\b|\bcompiled\b", words) and "no compile" not in words),
+        framework=software,
+    )
 
 
 def measured_step(row: Row, model: Model) -> float:
@@ -150,16 +155,12 @@ def _dtype(precision: str, gpu: str) -> str:
     raise ValueError(f"precision {precision!r} is not known")
 
 
-def _param_dtype(precision: str, words: str) -> str:
-    """What parameters are in while the model computes.
-
-    Apex's O2 and MXNet's multi-precision keep a 16-bit model with fp32 master weights in the optimizer; PyTorch's and
-    TensorFlow's AMP keep fp32 parameters and cast in every pass.
-    """
+def _param_dtype(precision: str, software: Framework) -> str:
+    """What parameters are in while the model computes: fp32 unless the run or its framework converts the model."""
     if "pure" in precision:
         return "bf16"
     half = "amp" in precision or "fp16" in precision
-    return "fp16" if half and re.search(r"\b(apex|mxnet)\b", words) else "fp32"
+    return "fp16" if half and software.half_parameters else "fp32"
 
 
 def _optimizer(row: Row, words: str, model: Model) -> str | None:

@@ -61,12 +61,14 @@ class Columns:
     exact: bool
 
 
-def from_row(row: Row) -> Model:
+def from_row(row: Row, *, implementation: str | None = None, gathers_masked: bool = True) -> Model:
     """The model of a row in the columns of a training-step table (``model``, ``params``, ``layers``, ``d_model``...).
 
     Parameters
     ----------
     row : column name to text; empty where the source does not say. ``other`` and ``notes`` say how it ran.
+    implementation : op lists where the row says nothing of them: ``eager``, ``flash`` or ``fused``.
+    gathers_masked : BERT's pretraining head sees only the masked tokens.
 
     Returns
     -------
@@ -86,7 +88,7 @@ def from_row(row: Row) -> Model:
     plain = _plain(name)
     if found := _convnet_name(plain, row):
         side = re.search(r"(\d+)x\1\b", name)
-        return convnet(found, int(side.group(1)) if side else None)
+        return convnet(found, int(side.group(1)) if side else None, implementation=implementation or "eager")
     for known in TRANSFORMER_XL:
         if plain == _plain(known):
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.
@@ -97,14 +99,15 @@ def from_row(row: Row) -> Model:
         reason = "an encoder-decoder (Transformer) is not described"
     if reason:
         raise ModelError(f"model {name!r}: {reason}")
-    return _transformer(name, plain, row)
+    return _transformer(name, plain, row, implementation, gathers_masked)
 
 
-def _transformer(name: str, plain: str, row: Row) -> Model:
+def _transformer(name: str, plain: str, row: Row, implementation: str | None, gathers_masked: bool) -> Model:
     columns = read_columns(row)
     shape, notes = _named_shape(name, plain, columns)
     seq_len, head, positions = _task(name, shape, columns, row)
-    attention, implementation = _execution(shape.family, row)
+    positions = positions if gathers_masked else 0
+    attention, implementation = _execution(shape.family, row, implementation)
     shape = replace(shape, name=name, seq_len=seq_len, attention=attention, implementation=implementation, head=head)
     if shape.n_positions and shape.family in {"gpt2", "mpt"}:
         # Training scripts size the table to the sequence; GPT-2's own never has fewer than 1,024 rows.
@@ -258,7 +261,7 @@ def _task(name: str, shape: Shape, c: Columns, row: Row) -> tuple[int, str, int]
     return seq_len, "pretraining", max(1, round(seq_len * _MASKED_SHARE)) if gathers else 0
 
 
-def _execution(family: str, row: Row) -> tuple[str, str]:
+def _execution(family: str, row: Row, implementation: str | None = None) -> tuple[str, str]:
     """How the row ran: what it says, else eager for GPT-2, OPT and BERT and flash attention for the rest."""
     text = _words(row)
     compiled = "torch.compile" in text and not re.search(r"(no|before|without) (torch\.)?compile", text)
@@ -268,7 +271,7 @@ def _execution(family: str, row: Row) -> tuple[str, str]:
         return execution("eager", None)
     if "flash" in text or family not in {"gpt2", "opt", "bert"} or "before torch.compile" in text:
         return execution("flash", None)
-    return execution("eager", "fused") if "megatron" in text else execution("eager", None)
+    return execution("eager", "fused" if "megatron" in text else implementation)
 
 
 def _words(row: Row) -> str:

@@ -1,0 +1,88 @@
+"""What the software of a measured step does differently from PyTorch run op by op.
+
+A framework or library version is an input of a run, as a GPU is. Each differs in a few things that can be read in its
+code: which kernels it fuses, which memory format its convolutions have, what stays fp32 under mixed precision, how many
+passes its norms, activations and dropouts take. One row a framework; nothing here belongs to a model, a GPU or a case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from clustersim.compute import CONSTANTS, Constants
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How a framework runs a step.
+
+    Parameters
+    ----------
+    name : for people. words : pattern that names it in a row's ``source`` and ``other``, in lower case.
+    half_parameters : mixed precision keeps a 16-bit model with fp32 master weights in the optimizer (Apex O2, MXNet);
+        otherwise weights are fp32 and cast in every pass (autocast).
+    half_elementwise : mixed precision runs activations, dropout and sums in 16 bits. TensorFlow 1's graph rewrite and
+        Paddle's keep all but matrix products and convolutions in fp32.
+    passes : bytes a transformer's elementwise ops move, over those of PyTorch's kernels. TensorFlow 1 builds LayerNorm,
+        GELU and dropout from a dozen ops each.
+    implementation : of the models' op lists; "fused" has one kernel for BatchNorm, ReLU and the residual sum, and for
+        bias, activation and dropout. compiled : elementwise kernels are generated (XLA).
+    channels_last : 16-bit convolutions run in NHWC, without transposes around them.
+    gathers_masked : BERT's pretraining head sees only the masked tokens.
+    """
+
+    name: str
+    words: str
+    half_parameters: bool = False
+    half_elementwise: bool = True
+    passes: float = 1.0
+    channels_last: bool = False
+    implementation: str | None = None
+    compiled: bool = False
+    gathers_masked: bool = True
+
+    def constants(self) -> Constants:
+        """The compute model's constants with elementwise traffic as this framework moves it."""
+        half = CONSTANTS.memory_half if self.half_elementwise else CONSTANTS.memory_fp32 / 2
+        return replace(
+            CONSTANTS, memory_half=half / self.passes, memory_fp32=CONSTANTS.memory_fp32 / self.passes,
+            memory_compiled=CONSTANTS.memory_compiled / self.passes,
+        )  # fmt: skip
+
+
+PYTORCH = Framework("PyTorch", r"")
+"""What a row is taken for that names nothing else."""
+
+_MXNET = Framework("MXNet", r"mxnet", half_parameters=True)
+_TENSORFLOW = Framework("TensorFlow", r"tensorflow|\btf[12]\b", half_elementwise=False, passes=3.5, channels_last=True)
+_APEX = Framework("PyTorch with Apex", r"\bapex\b|framework ngc pytorch", half_parameters=True, gathers_masked=False)
+
+FRAMEWORKS = (
+    Framework("OneFlow", r"framework (2 )?oneflow", channels_last=True, implementation="fused"),
+    replace(
+        _MXNET, name="NGC MXNet", words=r"ngc mxnet|mxnet/classification", channels_last=True, implementation="fused"
+    ),
+    _MXNET,
+    Framework("PaddlePaddle", r"paddlepaddle", half_elementwise=False, passes=1.8),
+    Framework(
+        "TensorFlow with XLA",
+        r"w/xla|with xla|\+ xla|deeplearningexamples tensorflow2?/language",
+        channels_last=True,
+        compiled=True,
+        passes=1.4,
+    ),
+    _TENSORFLOW,
+    replace(
+        _APEX, name="PyTorch, channels last", words=r"deeplearningexamples pytorch/classification", channels_last=True
+    ),
+    _APEX,
+)
+"""Named frameworks; the first whose words a row holds is it."""
+
+
+def framework(row: Mapping[str, str]) -> Framework:
+    """The framework a row names, PyTorch if none."""
+    text = f"{row.get('source', '')} {row.get('other', '')}".lower().replace("without xla", "")
+    return next((f for f in FRAMEWORKS if re.search(f.words, text)), PYTORCH)

@@ -1,0 +1,113 @@
+"""One measured run, played: what its step costs and how long the step takes on its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from clustersim import fabrics
+from clustersim.analysis import metrics
+from clustersim.calibration.step_rows import StepRun
+from clustersim.compute import step_cost
+from clustersim.engine import simulate
+from clustersim.mesh import Mesh
+from clustersim.model import StepCost
+from clustersim.program import Compute, Op, Program
+from clustersim.strategies import STRATEGIES
+from clustersim.topology import Topology
+
+STEPS = 5
+"""Steps played per row: DDP's first has one bucket and the second follows the rebuild; three are averaged."""
+
+ANY_MACHINE = "hgx-h100"
+"""Where a one-GPU row is played whose source does not name the machine: nothing leaves the GPU."""
+
+
+def costs_of(run: StepRun) -> StepCost:
+    """What a rank's step of this run costs."""
+    channels_last = run.model.sample == "image" and run.framework.channels_last
+    return step_cost(
+        run.model,
+        run.device,
+        run.micro_batch,
+        dtype=run.dtype,
+        param_dtype=run.param_dtype,
+        activation_checkpointing=run.checkpointing,
+        optimizer=run.optimizer,
+        implementation="compiled" if run.compiled or channels_last else "eager",
+        constants=run.framework.constants(),
+    )
+
+
+def scaled(cost: StepCost, factor: float) -> StepCost:
+    """The same step with all of the device's work taking ``factor`` times as long."""
+    return replace(
+        cost,
+        forward=cost.forward * factor,
+        backward=cost.backward * factor,
+        optimizer=cost.optimizer * factor,
+        step_overhead=cost.step_overhead * factor,
+    )
+
+
+def step_time(run: StepRun, cost: StepCost) -> float:
+    """Seconds of one optimizer step, played on the run's machine.
+
+    Micro-batches under ``no_sync`` communicate nothing, so all but the last two are added rather than played. A rank
+    alone waits for nobody, so its ops are added too.
+    """
+    played = min(run.accumulation, 2)
+    config = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
+    config["param_dtype"] = run.param_dtype
+    if run.strategy == "ddp":
+        config["bucket_cap_mb"] = run.bucket_cap_mb
+    strategy = STRATEGIES[run.strategy]
+    topology, mesh = _machine(run.topology or ANY_MACHINE if run.gpus == 1 else run.topology, run.nodes, run.gpus)
+    alone = float(cost.forward.sum() + cost.backward.sum()) * (run.accumulation - played)
+    if mesh.world_size == 1:
+        program = strategy.build(run.model, replace(cost, jitter=0.0), mesh, strategy.config(**config), 2, 0)
+        return alone + sum(float(op.duration) for op in program.roles[0].ops if isinstance(op, Compute) and op.step)
+    program = merged(strategy.build(run.model, cost, mesh, strategy.config(**config), STEPS, 0))
+    timeline = simulate(program, topology, mesh)
+    figures = metrics.summary(timeline, run.model, samples_per_step=run.micro_batch * played * run.gpus)
+    return alone + float(figures["step_time_s"])
+
+
+def merged(program: Program) -> Program:
+    """The same Program with runs of compute ops that nothing waits for in between made one op.
+
+    Steps take as long as before: the stream runs its ops back to back. Only what a collective takes from compute it
+    overlaps (``overlap_slowdown``) is paid at the next op, which may now start later.
+    """
+    roles = tuple(replace(role, ops=_merged(role.ops)) for role in program.roles)
+    return replace(program, roles=roles)
+
+
+def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
+    awaited = {j for op in ops for j in op.after}
+    kept: list[Op] = []
+    index: list[int] = []
+    for i, op in enumerate(ops):
+        last = kept[-1] if kept else None
+        if (
+            isinstance(op, Compute) and isinstance(last, Compute) and not op.after and i - 1 not in awaited
+            and (op.stream, op.step) == (last.stream, last.step)
+        ):  # fmt: skip
+            kept[-1] = replace(last, duration=np.add(last.duration, op.duration))
+        else:
+            kept.append(replace(op, after=tuple(index[j] for j in op.after)))
+        index.append(len(kept) - 1)
+    return tuple(kept)
+
+
+@lru_cache(maxsize=32)
+def _machine(name: str, nodes: int, gpus: int) -> tuple[Topology, Mesh]:
+    if not name:
+        raise ValueError("the row does not say which topology")
+    if gpus % nodes:
+        raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
+    topology = fabrics.load(name, nodes=nodes)
+    return topology, fabrics.mesh(topology, nodes=nodes, nproc_per_node=gpus // nodes)
