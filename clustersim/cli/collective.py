@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from clustersim.mesh import Mesh
     from clustersim.topology import Topology
 
-NAMES = "all_reduce all_gather reduce_scatter broadcast reduce scatter gather all_to_all send barrier"
-KINDS = {**{name: name for name in NAMES.split()}, "alltoall": "all_to_all", "sendrecv": "send"}
+NAMES = "all_reduce all_gather reduce_scatter broadcast reduce scatter gather all_to_all send sendrecv barrier"
+KINDS = {**{name: name for name in NAMES.split()}, "alltoall": "all_to_all"}
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 ROOTED = {"broadcast", "reduce", "scatter", "gather"}
 SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
@@ -54,6 +54,9 @@ COLUMNS = (
 @click.option("-r", "--root", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--algorithm", default=None, help="Pin it, as NCCL_ALGO does.")
 @click.option("--protocol", default=None, help="Pin it, as NCCL_PROTO does: LL, LL128 or Simple.")
+@click.option(
+    "--channels", type=click.IntRange(min=1), default=None, help="Pin it, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do."
+)
 @click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
 @click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow", show_default=True)
 @click.option(
@@ -66,7 +69,7 @@ COLUMNS = (
 @json_option
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
-    gather, all_to_all, send or barrier."""
+    gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
     from clustersim import fabrics
     from clustersim.scenario.schema import version
 
@@ -120,7 +123,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
         protocol=options["protocol"],
     )
     group = Group(topology, mesh.gpus, options["launch"], options["nccl_version"])
-    plan = collectives.plan(request, group, backend=options["backend"])
+    plan = collectives.plan(request, group, backend=options["backend"], n_channels=options["channels"])
     seconds = plan.time(topology.link_bandwidth)
     if options["fidelity"] == "chunk":
         seconds = _chunked(request, topology, mesh, options)
@@ -139,11 +142,11 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
 
 def _chunked(request: Request, topology: Topology, mesh: Mesh, options: dict[str, Any]) -> float:
     """Seconds when every step of the algorithm is played by itself."""
-    from clustersim import engine
+    from clustersim import collectives, engine
     from clustersim.program import Collective, Program, Role
 
-    if request.kind == "send":
-        raise ClusterSimError("--fidelity chunk is for collectives; a send has one step")
+    if request.kind in {"send", "sendrecv"}:
+        raise ClusterSimError(f"--fidelity chunk is for collectives; a {request.kind} has one step")
     ranks = mesh.world_group()
     op = Collective(
         request.kind,
@@ -160,7 +163,7 @@ def _chunked(request: Request, topology: Topology, mesh: Mesh, options: dict[str
         Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
         topology,
         mesh,
-        backend=options["backend"],
+        planner=lambda asked, on: collectives.plan(asked, on, options["backend"], options["channels"]),
         fidelity="chunk",
         launch=options["launch"],
         nccl_version=options["nccl_version"],
