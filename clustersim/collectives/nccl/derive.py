@@ -203,7 +203,8 @@ class _Reader:
 
     def _nics(self, node: int) -> list[Nic]:
         """The node's NICs that reach the network. The EFA plug-in bundles those of one switch into one device."""
-        ports = [(self._slot(nic), self.routes.nic_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node)]
+        every = ((self._slot(nic), self.routes.nic_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node))
+        ports = [(slot, speed) for slot, speed in every if speed > 0]
         direct = self.type.net in GPU_DIRECT
         if self.type.net != "efa":
             return [Nic(slot, round(speed, 3), direct) for slot, speed in ports]
