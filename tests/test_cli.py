@@ -194,6 +194,7 @@ def test_a_table_that_is_not_text_is_named(clustersim, tmp_path):
 
 CUTS = {
     "no NIC left on a node": ("ddp_gpt2_xl_2x8_a100", "node0/nic*", ["no NIC"]),
+    "no leaf switch left": ("ddp_gpt2_xl_2x8_a100", "leaf*", ["no NIC"]),
     "a GPU without links": ("ddp_resnet50_1x8_v100", "node0/gpu0 -> *", ["no route", "node0/gpu0"]),
 }
 
