@@ -3,6 +3,7 @@
 A Program is SPMD. One op stands for the same op on every rank of its role; a duration is one number or one number per
 rank; a collective carries its groups as an array. Ops of one stream run in the order they are listed; an op also waits
 for the ops named in ``after``, on its own rank. Nothing else orders anything, so overlap is what the streams allow.
+(:class:`Serve` is the exception: a queue in order of arrival.)
 """
 
 from __future__ import annotations
@@ -69,6 +70,16 @@ class Compute:
     flops: float = 0.0
     nbytes: float = 0.0
     step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Serve(Compute):
+    """Work that is done first come, first served: the one place where the run, not the list, decides an order.
+
+    A server with many clients cannot know whose gradient comes first, and a list would make the second wait for the
+    first. Among the Serve ops of one stream and rank, the one whose needs are met first runs first (ties by their place
+    in the list), one at a time. Everything else is as for :class:`Compute`; a stream holds Serve ops or none.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +189,13 @@ class Program:
         for role in self.roles:
             for i, op in enumerate(role.ops):
                 _check_op(op, i, role, self.world_size)
+            queues = {op.stream for op in role.ops if isinstance(op, Serve)}
+            for i, op in enumerate(role.ops):
+                if op.stream in queues and not isinstance(op, Serve):
+                    raise ProgramError(
+                        f"role {role.name!r}, op {i} {op.name!r}: stream {op.stream!r} is served in order of arrival "
+                        "and can hold Serve ops only"
+                    )
 
     def describe(self, rank: int = 0) -> str:
         """The op list of one rank as text, a line per op: index, stream, what, size or time, what it waits for."""

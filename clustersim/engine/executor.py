@@ -25,9 +25,10 @@ from clustersim.engine.deadlock import deadlock
 from clustersim.engine.meetings import Site
 from clustersim.engine.overlap import Overlap
 from clustersim.engine.players import Player
+from clustersim.engine.queues import Queues, Served
 from clustersim.engine.rows import Rows
 from clustersim.engine.tasks import ALL, Task, Who, tasks
-from clustersim.program import Compute, Program
+from clustersim.program import Compute, Program, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -56,6 +57,7 @@ class Executor:
         self.progress = progress
         self.tasks = tasks(program, sites)
         self.overlap = Overlap(program, clock, self._release) if program.overlap_slowdown > 0 else None
+        self.queues = Queues(clock, self._served)
         self._first = np.array([site.first for site in sites], dtype=np.int64)
         self._work: deque[tuple[Task, Who]] = deque()
         self._n_done, self._n_tasks = 0, sum(len(mine) for mine in self.tasks)
@@ -93,6 +95,8 @@ class Executor:
                 task, who = self._work.popleft()
                 if not isinstance(task.op, Compute):
                     self._arrive(task, who)
+                elif isinstance(task.op, Serve):
+                    self.queues.arrive(task, who)
                 elif self.overlap and self.overlap.governs(task.op):
                     self.overlap.park(task, who)
                 else:
@@ -116,6 +120,13 @@ class Executor:
         if self.overlap and self.overlap.governs(task.op):
             self.overlap.ran(task, who, start, end)
         self._end(task, who, end)
+
+    def _served(self, served: list[Served]) -> None:
+        for task, position, start, end in served:
+            who = np.array([position], dtype=np.int64)
+            task.start[who] = start
+            self._end(task, who, np.array([end]))
+        self._work_off()
 
     def _arrive(self, task: Task, who: Who) -> None:
         """Ranks reach a collective, send or recv; those with no part in it pass through."""

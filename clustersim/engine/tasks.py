@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.meetings import OpKey, Side, Site
-from clustersim.program import Compute, Op, Program
+from clustersim.program import Compute, Op, Program, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -68,7 +68,8 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
         mine = [Task((r, i), op, len(role.ranks)) for i, op in enumerate(role.ops)]
         last: dict[str, int] = {}
         for i, op in enumerate(role.ops):
-            needs = sorted({*op.after, *([last[op.stream]] if op.stream in last else [])})
+            before = [last[op.stream]] if op.stream in last and not isinstance(op, Serve) else []
+            needs = sorted({*op.after, *before})
             last[op.stream] = i
             mine[i].n_needs = len(needs)
             for need in needs:
