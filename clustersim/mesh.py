@@ -18,8 +18,9 @@ class Mesh:
 
     Parameters
     ----------
-    gpus : (world_size,) int, the vertex id in the Topology of the GPU each rank drives.
-    nproc_per_node : int, ranks on a node (LOCAL_WORLD_SIZE).
+    gpus : (world_size,) int, the vertex id in the Topology of the GPU each rank drives; a server's may be a CPU.
+    nproc_per_node : int, workers on a node (LOCAL_WORLD_SIZE).
+    servers : int, how many ranks, the last ones, serve parameters and compute no layers.
 
     >>> mesh = Mesh(np.arange(16), 8)
     >>> mesh.world_size, mesh.n_nodes
@@ -30,9 +31,11 @@ class Mesh:
 
     gpus: Ints
     nproc_per_node: int
+    servers: int = 0
 
     def __post_init__(self) -> None:
-        if self.nproc_per_node < 1 or len(self.gpus) % self.nproc_per_node:
+        # A dedicated server's GPU is missing among its node's workers, so only a world without servers must divide.
+        if self.nproc_per_node < 1 or (not self.servers and len(self.gpus) % self.nproc_per_node):
             raise ProgramError(f"a world of {len(self.gpus)} ranks does not divide into nodes of {self.nproc_per_node}")
 
     @property
@@ -41,9 +44,14 @@ class Mesh:
         return len(self.gpus)
 
     @property
+    def workers(self) -> int:
+        """How many ranks compute layers."""
+        return self.world_size - self.servers
+
+    @property
     def n_nodes(self) -> int:
-        """How many nodes are used."""
-        return self.world_size // self.nproc_per_node
+        """How many nodes have workers."""
+        return -(-self.workers // self.nproc_per_node)
 
     def world_group(self) -> Ints:
         """(1, world_size): one group of everybody."""

@@ -165,6 +165,9 @@ class StepCost:
     overlap_slowdown : float, extra fraction of an overlapped collective's duration that compute loses (SM and HBM
         contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
     jitter : float, relative standard deviation of a rank's step.
+    forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
+    optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
+    host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     """
 
     forward: Floats
@@ -180,3 +183,7 @@ class StepCost:
     overlap_slowdown: float = 0.0
     jitter: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    forward_launch: Floats | None = None
+    backward_launch: Floats | None = None
+    optimizer_traffic: float = 0.0
+    host_bandwidth: float = 100e9

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from clustersim.collectives import gloo, ideal, nccl_backend
+from clustersim.collectives import gloo, host_copies, ideal, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
@@ -43,6 +43,8 @@ def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int 
         raise ProgramError(f"a collective of {request.nbytes!r} bytes; the size must be a number >= 0")
     if group.size == 1:
         return _nothing(request)
+    if backend == "nccl" and host_copies.has_cpu(group):
+        return host_copies.plan(request, group)
     return BACKENDS[backend](request, group, n_channels)
 
 

@@ -102,7 +102,8 @@ def owned_nics(topology: Topology, gpus: Ints) -> list[tuple[int, ...]]:
         for j, gpu in enumerate(users):
             dealt = near[j :: len(users)]
             owned[gpu] = dealt or near[j % len(near) :][:1] if near else ()
-    return [owned[gpu] for gpu in gpus.tolist()]
+    # A CPU owns none of them, and uses what is near.
+    return [owned[v] if v in owned else tuple(int(nic) for nic in near_of(v)) for v in gpus.tolist()]
 
 
 def rail_of(topology: Topology, nic: int) -> int:

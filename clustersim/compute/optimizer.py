@@ -33,6 +33,11 @@ def check(optimizer: str | None, implementation: str) -> None:
         )
 
 
+def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4) -> float:
+    """Bytes a fused step reads and writes for all parameters of a model; 0 for None."""
+    return float(PASSES[optimizer][0] * element_bytes * model.parameters) if optimizer else 0.0
+
+
 def optimizer_time(
     where: Setting, model: Model, optimizer: str | None, implementation: str, *, element_bytes: int = 4
 ) -> float:

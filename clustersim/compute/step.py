@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
 from clustersim.compute.kernels import time_in
-from clustersim.compute.optimizer import optimizer_time
+from clustersim.compute.optimizer import fused_traffic, optimizer_time
 from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
 from clustersim.model import Kernel, Layer, Model, StepCost
@@ -20,11 +20,12 @@ CHECKPOINTING = ("none", "full", "selective")
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Seconds, executed FLOPs and bound of one layer's pass."""
+    """Seconds, executed FLOPs and bound of one layer's pass, and the host's seconds to launch it."""
 
     seconds: float
     flops: float
     bound: str
+    launch: float
 
 
 def step_cost(
@@ -95,6 +96,9 @@ def step_cost(
         overlap_slowdown=constants.overlap_slowdown_volta if 0 < device.sm < 80 else constants.overlap_slowdown,
         jitter=constants.jitter,
         notes=_notes(where),
+        forward_launch=np.array([cost.launch for cost in forward]),
+        backward_launch=np.array([cost.launch for cost in backward]),
+        optimizer_traffic=fused_traffic(model, optimizer, element_bytes=DTYPE_BYTES[param_dtype]),
     )
 
 
@@ -158,8 +162,8 @@ def _cost(where: Setting, kernels: list[tuple[float, str, int]], flops: float) -
     busy = sum(seconds for seconds, _, _ in kernels)
     host = sum(launches for _, _, launches in kernels) * where.device.launch.value
     if host > busy:
-        return LayerCost(host, flops, "launch")
+        return LayerCost(host, flops, "launch", host)
     shares: defaultdict[str, float] = defaultdict(float)
     for seconds, bound, _ in kernels:
         shares[bound] += seconds
-    return LayerCost(busy, flops, max(shares, key=lambda bound: shares[bound]) if shares else "compute")
+    return LayerCost(busy, flops, max(shares, key=lambda bound: shares[bound]) if shares else "compute", host)
