@@ -143,3 +143,17 @@ def test_a_row_that_says_too_little_gives_its_reason(columns: dict[str, str], me
 
 def test_transformer_xl_base_has_the_192_million_parameters_nvidia_quotes() -> None:
     assert model("transformer-xl-base").parameters == pytest.approx(192e6, rel=1e-3)
+
+
+def test_transformer_xl_without_adaptive_softmax_has_one_table_and_one_bias_per_word() -> None:
+    adaptive = row(model="transformerxlbase", seq_len="192")
+    plain = row(model="transformerxlbase", seq_len="192", source="github lambdal/deeplearning-benchmark")
+    assert adaptive.parameters - plain.parameters == 3 * 512 + 3
+    assert plain.flops_per_sample() > 1.5 * adaptive.flops_per_sample()
+
+
+def test_a_pretraining_head_that_gathers_nothing_sees_every_token() -> None:
+    columns = {"model": "BERT-base", "seq_len": "128"}
+    gathered, all_tokens = from_row(columns), from_row(columns, gathers_masked=False)
+    assert gathered.parameters == all_tokens.parameters
+    assert 1.15 < all_tokens.flops_per_sample() / gathered.flops_per_sample() < 1.35

@@ -3,6 +3,12 @@
 A framework or library version is an input of a run, as a GPU is. Each differs in a few things that can be read in its
 code: which kernels it fuses, which memory format its convolutions have, what stays fp32 under mixed precision, how many
 passes its norms, activations and dropouts take. One row a framework; nothing here belongs to a model, a GPU or a case.
+
+Three numbers are identified on V100 BERT-base steps of one GPU (Oneflow-Inc/DLPerf): ``passes`` of TensorFlow 1 and of
+PaddlePaddle in fp32, within 3 %, after which their mixed precision is still 15-18 % too fast; and of XLA (9 % in half
+precision, 12 % in fp32, BERT-large included). All else is read from the code and met without a number: fused and
+channels-last ResNets within 6 %. Rows of 16 and more GPUs are 10 % too fast in most frameworks, and half of what was
+measured for PaddlePaddle, whose steps double from one GPU to eight.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from clustersim.compute import CONSTANTS, Constants
 
@@ -20,7 +27,7 @@ class Framework:
 
     Parameters
     ----------
-    name : for people. words : pattern that names it in a row's ``source`` and ``other``, in lower case.
+    name : for people. words : pattern that names it in a row's ``source``, ``other`` and ``model``, in lower case.
     half_parameters : mixed precision keeps a 16-bit model with fp32 master weights in the optimizer (Apex O2, MXNet);
         otherwise weights are fp32 and cast in every pass (autocast).
     half_elementwise : mixed precision runs activations, dropout and sums in 16 bits. TensorFlow 1's graph rewrite and
@@ -31,6 +38,8 @@ class Framework:
         bias, activation and dropout. compiled : elementwise kernels are generated (XLA).
     channels_last : 16-bit convolutions run in NHWC, without transposes around them.
     gathers_masked : BERT's pretraining head sees only the masked tokens.
+    bucket_cap_mb : [MiB] of gradients reduced together; None for DDP's default, infinity for one flat all_reduce after
+        backward. Horovod's fusion buffer holds 64 MiB (HOROVOD_FUSION_THRESHOLD).
     """
 
     name: str
@@ -42,6 +51,7 @@ class Framework:
     implementation: str | None = None
     compiled: bool = False
     gathers_masked: bool = True
+    bucket_cap_mb: float | None = None
 
     def constants(self) -> Constants:
         """The compute model's constants with elementwise traffic as this framework moves it."""
@@ -55,9 +65,23 @@ class Framework:
 PYTORCH = Framework("PyTorch", r"")
 """What a row is taken for that names nothing else."""
 
-_MXNET = Framework("MXNet", r"mxnet", half_parameters=True)
-_TENSORFLOW = Framework("TensorFlow", r"tensorflow|\btf[12]\b", half_elementwise=False, passes=3.5, channels_last=True)
-_APEX = Framework("PyTorch with Apex", r"\bapex\b|framework ngc pytorch", half_parameters=True, gathers_masked=False)
+_HOROVOD = 64.0
+_MXNET = Framework("MXNet", r"mxnet", half_parameters=True, bucket_cap_mb=_HOROVOD)
+_TENSORFLOW = Framework(
+    "TensorFlow",
+    r"tensorflow|\btf[12]\b",
+    half_elementwise=False,
+    passes=3.5,
+    channels_last=True,
+    bucket_cap_mb=_HOROVOD,
+)
+_APEX = Framework(
+    "PyTorch with Apex",
+    r"\bapex\b|framework ngc pytorch",
+    half_parameters=True,
+    gathers_masked=False,
+    bucket_cap_mb=inf,
+)
 
 FRAMEWORKS = (
     Framework("OneFlow", r"framework (2 )?oneflow", channels_last=True, implementation="fused"),
@@ -72,11 +96,14 @@ FRAMEWORKS = (
         channels_last=True,
         compiled=True,
         passes=1.4,
+        bucket_cap_mb=_HOROVOD,
     ),
     _TENSORFLOW,
     replace(
         _APEX, name="PyTorch, channels last", words=r"deeplearningexamples pytorch/classification", channels_last=True
     ),
+    # NVIDIA's Transformer-XL script wraps its Apex model in torch's own DDP.
+    replace(_APEX, name="PyTorch with Apex and torch's DDP", words=r"\bapex\b.*transformer-?xl", bucket_cap_mb=None),
     _APEX,
 )
 """Named frameworks; the first whose words a row holds is it."""
@@ -84,5 +111,5 @@ FRAMEWORKS = (
 
 def framework(row: Mapping[str, str]) -> Framework:
     """The framework a row names, PyTorch if none."""
-    text = f"{row.get('source', '')} {row.get('other', '')}".lower().replace("without xla", "")
+    text = " ".join(row.get(column, "") for column in ("source", "other", "model")).lower().replace("without xla", "")
     return next((f for f in FRAMEWORKS if re.search(f.words, text)), PYTORCH)

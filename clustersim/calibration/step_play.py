@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     alone waits for nobody, so its ops are added too.
     """
     played = min(run.accumulation, 2)
-    config = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
+    config: dict[str, Any] = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
     config["param_dtype"] = run.param_dtype
     if run.strategy == "ddp":
         config["bucket_cap_mb"] = run.bucket_cap_mb

@@ -102,7 +102,7 @@ def read(row: Row) -> StepRun:
         param_dtype=_param_dtype(row["precision"].lower(), software),
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
-        bucket_cap_mb=_bucket(row.get("other", "")),
+        bucket_cap_mb=_bucket(row.get("other", ""), software, model),
         compiled=software.compiled
         or bool(re.search(r"torch\.compile\b|\bcompiled\b", words) and "no compile" not in words),
         framework=software,
@@ -171,8 +171,11 @@ def _optimizer(row: Row, words: str, model: Model) -> str | None:
     return "sgd_momentum" if model.sample == "image" else "adam"
 
 
-def _bucket(other: str) -> float | None:
-    found = re.search(r"bucket_cap_mb (\d+)\b(?! *\(?default)", other)
-    if found is None or "default" in other:
+def _bucket(other: str, software: Framework, model: Model) -> float | None:
+    found = re.search(r"bucket_cap_mb[ =](\d+)\b(?! *\(?default)", other)
+    if found is not None and "default" not in other:
+        return float(found.group(1))
+    if software.bucket_cap_mb is None:
         return None
-    return float(found.group(1))
+    # No bucket needs to be larger than the model.
+    return min(software.bucket_cap_mb, model.parameters * 4 / 2**20 + 1)
