@@ -158,7 +158,8 @@ class StepCost:
     forward, backward : (n_layers,) float [s], of one micro-batch; ``backward`` includes recomputation.
     forward_bound, backward_bound : what limits each, one of :data:`clustersim.program.BOUNDS`.
     forward_flops, backward_flops : (n_layers,) float, executed (recomputation included).
-    optimizer : float [s] for all parameters of one rank without sharding.
+    optimizer : float [s] for all parameters of one rank without sharding. optimizer_floor : float [s], its launches,
+        which do not shrink with a shard.
     grad_copy_bandwidth : float [bytes/s], for gradient copies into buckets and casts (read plus write counted).
     per_tensor : float [s], host and launch cost of touching one parameter tensor (DDP's hooks and copies).
     step_overhead : float [s] per step outside the layers: data loader hand-over, loss read, zero_grad.
@@ -179,6 +180,7 @@ class StepCost:
     optimizer: float
     grad_copy_bandwidth: float
     per_tensor: float = 0.0
+    optimizer_floor: float = 0.0
     step_overhead: float = 0.0
     overlap_slowdown: float = 0.0
     jitter: float = 0.0

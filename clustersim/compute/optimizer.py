@@ -51,12 +51,19 @@ def optimizer_time(
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    fused = implementation == "fused"
-    passes = PASSES[optimizer][0 if fused else 1]
+    passes = PASSES[optimizer][0 if implementation == "fused" else 1]
     seconds = passes * element_bytes * model.parameters / where.device.stream_rate()
+    floor = optimizer_floor(where, model, optimizer, implementation)
+    return max(seconds, floor) if implementation == "for-loop" else seconds + floor
+
+
+def optimizer_floor(where: Setting, model: Model, optimizer: str | None, implementation: str) -> float:
+    """Seconds that the launches of the optimizer step take, however little each of them has to do."""
+    if optimizer is None:
+        return 0.0
     tensors = sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
-    ops = 1 if fused else _OPS[optimizer]
+    ops = 1 if implementation == "fused" else _OPS[optimizer]
     if implementation == "for-loop":
-        return max(seconds, tensors * ops * where.device.launch.value)
+        return tensors * ops * where.device.launch.value
     launches = ops * math.ceil(max(tensors / _TENSORS_PER_LAUNCH, model.parameters / _ELEMENTS_PER_LAUNCH))
-    return seconds + launches * where.device.kernel_floor.value
+    return launches * where.device.kernel_floor.value

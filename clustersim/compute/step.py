@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
 from clustersim.compute.kernels import time_in
-from clustersim.compute.optimizer import fused_traffic, optimizer_time
+from clustersim.compute.optimizer import fused_traffic, optimizer_floor, optimizer_time
 from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
 from clustersim.model import Kernel, Layer, Model, StepCost
@@ -40,6 +40,7 @@ def step_cost(
     optimizer: str | None = "adamw",
     optimizer_impl: str = "foreach",
     implementation: str = "eager",
+    state_dtype: str | None = None,
     constants: Constants = CONSTANTS,
 ) -> StepCost:
     """What one rank's step costs on a device.
@@ -56,6 +57,8 @@ def step_cost(
     activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
         repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
     optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
+    state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
+        16 bits and update fp32 shards.
     implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
 
     Returns
@@ -82,6 +85,7 @@ def step_cost(
     )  # fmt: skip
     where = replace(where, images=model.sample == "image")
     forward, backward = _passes(where, model, micro_batch_size, activation_checkpointing)
+    state_bytes = DTYPE_BYTES[state_dtype or param_dtype]
     return StepCost(
         forward=np.array([cost.seconds for cost in forward]),
         backward=np.array([cost.seconds for cost in backward]),
@@ -89,7 +93,8 @@ def step_cost(
         backward_bound=tuple(cost.bound for cost in backward),
         forward_flops=np.array([cost.flops for cost in forward]),
         backward_flops=np.array([cost.flops for cost in backward]),
-        optimizer=optimizer_time(where, model, optimizer, optimizer_impl, element_bytes=DTYPE_BYTES[param_dtype]),
+        optimizer=optimizer_time(where, model, optimizer, optimizer_impl, element_bytes=state_bytes),
+        optimizer_floor=optimizer_floor(where, model, optimizer, optimizer_impl),
         grad_copy_bandwidth=device.stream_rate(),
         per_tensor=constants.per_tensor,
         step_overhead=constants.step_overhead,
@@ -98,7 +103,7 @@ def step_cost(
         notes=_notes(where),
         forward_launch=np.array([cost.launch for cost in forward]),
         backward_launch=np.array([cost.launch for cost in backward]),
-        optimizer_traffic=fused_traffic(model, optimizer, element_bytes=DTYPE_BYTES[param_dtype]),
+        optimizer_traffic=fused_traffic(model, optimizer, element_bytes=state_bytes),
     )
 
 

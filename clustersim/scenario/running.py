@@ -237,6 +237,7 @@ def _priced(scenario: Scenario, model: Model, gpu: Device) -> StepCost:
             activation_checkpointing=spec.activation_checkpointing,
             optimizer=_optimizer(scenario),
             optimizer_impl=run.optimizer_impl,
+            state_dtype=config.state_dtype,
             implementation="compiled" if spec.implementation == "fused" else "eager",
         )
     return cost if run.jitter is None else replace(cost, jitter=run.jitter)

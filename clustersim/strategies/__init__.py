@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from clustersim.strategies import ddp, single
+from clustersim.strategies import ddp, fsdp, single
 from clustersim.strategies.base import Strategy, StrategyConfig
 
-STRATEGIES: dict[str, Strategy] = {row.name: row for row in (single.STRATEGY, ddp.STRATEGY)}
+STRATEGIES: dict[str, Strategy] = {row.name: row for row in (single.STRATEGY, ddp.STRATEGY, fsdp.STRATEGY)}
 """Every strategy by the ``kind`` a scenario's ``[strategy]`` names it with."""
 
 __all__ = ["STRATEGIES", "Strategy", "StrategyConfig"]

@@ -40,6 +40,11 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     gradient_accumulation_steps: AtLeastOne = 1
     param_dtype: ParamDtype = "fp32"
 
+    @property
+    def state_dtype(self) -> str:
+        """What the optimizer's parameters and states are in."""
+        return self.param_dtype
+
 
 @dataclass(frozen=True)
 class Strategy:

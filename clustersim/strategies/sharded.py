@@ -1,0 +1,155 @@
+"""What FSDP and ZeRO share: units of parameters, groups that share them, the host's memory, and the sharded step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.errors import ProgramError
+from clustersim.mesh import Ints, Mesh
+from clustersim.model import Model, StepCost
+from clustersim.program import DTYPE_BYTES, Collective
+from clustersim.strategies import base
+from clustersim.units import parse_bandwidth
+
+D2H_STREAM, H2D_STREAM, HOST_STREAM = "d2h", "h2d", "host"
+"""Copies from and to the device, which PCIe carries at once, and the CPU's own work."""
+ADAM_HOST_BYTES = 28
+"""DRAM traffic of a fused CPU Adam per parameter: reads gradient, weight and both moments in fp32, writes the last
+three; half-precision weights go out as they are made."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that are gathered, freed and reduced together.
+
+    Parameters
+    ----------
+    name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    numel: int
+
+    def padded(self, members: int) -> int:
+        """Elements of the flat parameter after padding to a multiple of the group's size."""
+        return -(-self.numel // members) * members
+
+
+def units(model: Model, blocks_per_unit: int = 1, min_num_params: int | None = None) -> tuple[Unit, ...]:
+    """The wrapping of a model; the root unit comes first and holds what no other unit does.
+
+    Parameters
+    ----------
+    blocks_per_unit : how many consecutive blocks share a unit (``transformer_auto_wrap_policy`` takes one).
+    min_num_params : wrap by size instead: consecutive layers until a unit holds as many parameters
+        (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
+    """
+    root, wrapped, open_unit = [], [], list[int]()
+    for i, layer in enumerate(model.layers):
+        if layer.kind in {"embedding", "head", "loss"} or (min_num_params is None and layer.kind != "block"):
+            root.append(i)
+            continue
+        open_unit.append(i)
+        enough = _numel(model, open_unit) >= min_num_params if min_num_params else len(open_unit) == blocks_per_unit
+        if enough:
+            wrapped.append(open_unit)
+            open_unit = []
+    if open_unit:
+        wrapped.append(open_unit)
+    named = [Unit(model.layers[layers[0]].name, tuple(layers), _numel(model, layers)) for layers in wrapped]
+    return (Unit("root", tuple(root), _numel(model, root)), *(unit for unit in named if unit.numel))
+
+
+def _numel(model: Model, layers: list[int]) -> int:
+    return sum(model.layers[i].parameters for i in layers)
+
+
+def segments(model: Model, wrapped: tuple[Unit, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Forward order as (index of the unit, consecutive layers of it); layers without a unit belong to the root."""
+    owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
+    found: list[tuple[int, list[int]]] = []
+    for i in range(len(model.layers)):
+        unit = owner.get(i, 0)
+        if found and found[-1][0] == unit:
+            found[-1][1].append(i)
+        else:
+            found.append((unit, [i]))
+    return tuple((unit, tuple(layers)) for unit, layers in found)
+
+
+def shard_groups(mesh: Mesh, shard: int, where: str) -> Ints:
+    """(world / shard, shard): consecutive ranks, so that a group of a node's size stays in a node.
+
+    Raises :class:`ProgramError` naming the field ``where`` if the world does not divide.
+    """
+    if shard < 1 or mesh.world_size % shard:
+        raise ProgramError(
+            f"{mesh.world_size} ranks do not divide into groups of {shard}; "
+            f"use one of {', '.join(map(str, _divisors(mesh.world_size)))} (at {where})"
+        )
+    return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
+
+
+def _divisors(n: int) -> Iterator[int]:
+    return (d for d in range(1, n + 1) if n % d == 0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The CPU's side of an offload.
+
+    Parameters
+    ----------
+    pcie : [bytes/s] of one GPU in one direction. dram : [bytes/s] of a node's memory. ranks : that share it.
+    """
+
+    pcie: float
+    dram: float
+    ranks: int
+
+    def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
+        """A pinned copy between host and device, beside everything else."""
+        return ops.compute(name, nbytes / self.pcie, "memcpy", nbytes=nbytes, stream=stream, after=after)
+
+    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...], bytes_each: float = ADAM_HOST_BYTES) -> int:
+        """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
+        seconds = numel * bytes_each * self.ranks / self.dram
+        return ops.compute("optimizer on the CPU", seconds, "optimizer", "host", stream=HOST_STREAM, after=after)
+
+
+def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str, dram_bandwidth: str | None) -> Host:
+    """A :class:`Host` from bandwidths with units; raises :class:`UnitError`. A node has two sockets."""
+    dram = 2.0 * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
+    return Host(parse_bandwidth(pcie_bandwidth), dram, mesh.nproc_per_node)
+
+
+def clip(ops: base.OpList, cost: StepCost, group: Ints, shard_bytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
+    """clip_grad_norm_: the shard's norm, one number all-reduced, and the shard multiplied by the factor."""
+    seconds = base.gradient_pass(shard_bytes, cost)
+    norm: tuple[int, ...] = (ops.compute("gradient norm", seconds, "gradient", after=after, nbytes=shard_bytes),)
+    norm = all_reduce_flag(ops, "all_reduce gradient norm", group, norm)
+    scaled = ops.compute("clip gradients", 2 * seconds, "gradient", after=norm, nbytes=2 * shard_bytes)
+    return (scaled,)
+
+
+def all_reduce_flag(
+    ops: base.OpList, name: str, group: Ints, after: tuple[int, ...], redop: str = "sum"
+) -> tuple[int, ...]:
+    """One fp32 number all-reduced; nothing where the group has one member."""
+    if group.shape[1] == 1:
+        return after
+    return (ops.add(Collective(name, "all_reduce", 4.0, group, after=after, redop=redop, step=ops.step)),)
+
+
+def optimizer(cost: StepCost, share: float) -> float:
+    """Seconds of the optimizer step on a share of the parameters: bytes shrink, launches stay."""
+    return max(cost.optimizer * share, min(cost.optimizer, cost.optimizer_floor))
+
+
+def nbytes(numel: float, dtype: str) -> float:
+    """Bytes of so many elements."""
+    return float(numel * DTYPE_BYTES[dtype])
