@@ -232,7 +232,7 @@ def _describe_op(i: int, op: Op, position: int) -> str:
     from clustersim.units import format_bytes, format_time
 
     if isinstance(op, Compute):
-        value = float(np.broadcast_to(np.asarray(op.duration, dtype=float), (position + 1,))[position])
+        value = float(op.duration[position]) if isinstance(op.duration, np.ndarray) else op.duration
         what = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
     elif isinstance(op, Collective):
         n_groups, members = op.groups.shape
