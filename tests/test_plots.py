@@ -15,7 +15,9 @@ from player import play, toy_cost, toy_model
 
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
-from clustersim.plots import _joined, _minus, gantt, palette, representatives
+from clustersim.plots import gantt, palette, representatives
+from clustersim.plots.intervals import joined as _joined
+from clustersim.plots.intervals import minus as _minus
 from clustersim.program import PHASES
 from clustersim.strategies.ddp import DDPConfig, build
 

@@ -1,0 +1,110 @@
+"""What all figures share: one palette, fonts, sizes, and the words that stand in for a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+palette: dict[str, str] = {
+    "forward": "#0072B2",
+    "backward": "#009E73",
+    "optimizer": "#CC79A7",
+    "gradient": "#56B4E9",
+    "input": "#F0E442",
+    "memcpy": "#F0E442",
+    "other": "#999999",
+    "communication": "#E69F00",
+    "stall": "#D55E00",
+    "idle": "#EFEFEF",
+}
+"""Colours by phase: Okabe and Ito's set, which colour-blind readers can tell apart. A stall is drawn as a hatch."""
+
+series: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+"""The same colours where there are no phases: curves, parts of a sum."""
+
+INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
+"""Text, text that matters less, rules."""
+
+WIDTH = 10.0
+"""Inches of a figure: 90 dots an inch fill a README's column, and 9 points are read at ease there."""
+
+LOAD_STOPS = ("#E3E6E9", "#BBD3E4", "#7FB3D5", "#E69F00", "#D55E00", "#8A2B00")
+"""Link load from none to line rate: grey and blue are calm, orange and red are near the limit; lightness falls all the
+way, so that the order survives in grey."""
+
+
+def load_map() -> Colormap:
+    """Colours of a share of a link's line rate, 0 to 1."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("load", LOAD_STOPS)
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure that needs no display, laid out by its contents. Sizes in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
+    """Take away every line that carries no information."""
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in keep)
+        spine.set_color(QUIET)
+    axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
+    if "left" not in keep:
+        axes.tick_params(axis="y", length=0)
+
+
+def titled(figure: Figure, title: str | None, alt: str) -> Figure:
+    """A title over the figure and, for those who cannot see it, what it shows.
+
+    Titles and names come from files: matplotlib must not read ``$`` in them as mathematics.
+    """
+    if title:
+        figure.suptitle(literal(title), fontsize=12, color=INK)
+    figure.set_label(alt)
+    return figure
+
+
+def literal(text: str) -> str:
+    """Text that matplotlib prints as it is."""
+    return text.replace("$", r"\$")
+
+
+def alt_text(figure: Figure) -> str:
+    """What a figure shows, in words."""
+    return str(figure.get_label())
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """What to multiply seconds by for an axis this long, and the unit."""
+    return next((s, u) for s, u in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if seconds * s >= 2 or s == 1e6)
+
+
+def byte_unit(nbytes: float) -> tuple[float, str]:
+    """What to divide bytes by for an axis up to this many, and the unit."""
+    return next(
+        (float(2**p), u)
+        for p, u in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+        if nbytes >= 2**p or p == 0
+    )
+
+
+def save(figure: Figure, path: Any, dpi: int = 180) -> None:
+    """Write a figure; a PNG carries the words for it, and no date, so that the same figure is the same bytes."""
+    name = str(path)
+    if name.endswith(".svg"):
+        figure.savefig(path, metadata={"Date": None, "Description": alt_text(figure)})
+    else:
+        figure.savefig(path, dpi=dpi, metadata={"Description": alt_text(figure)} if name.endswith(".png") else None)
