@@ -28,7 +28,9 @@ class OpInfo:
     nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute.
     flops : float, of one rank.
     step : int, the training step it belongs to.
-    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s].
+    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
+        alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
+        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op.
     """
 
     name: str
@@ -58,6 +60,7 @@ class LinkUse:
     transfer_op : (T,) int, row in :attr:`Timeline.ops`. transfer_load : (T,) int, row of ``loads``.
     loads : per distinct load a pair (links (k,) int, weights (k,) float [bytes on the link per payload byte]).
     link_names, link_bandwidth : per link; bandwidth in bytes/s.
+    link_kinds : per link one of :data:`clustersim.topology.LINK_KINDS`; empty where unknown.
     """
 
     segment_transfer: Ints
@@ -69,6 +72,7 @@ class LinkUse:
     loads: tuple[tuple[Ints, Floats], ...]
     link_names: Sequence[str]
     link_bandwidth: Floats
+    link_kinds: Sequence[str] = ()
 
     def bytes_per_link(self) -> Floats:
         """(L,) float [bytes]: everything that crossed each link."""

@@ -128,6 +128,7 @@ def _link_use(
         loads=tuple(network.loads.pairs),
         link_names=_LinkNames(topology),
         link_bandwidth=topology.link_bandwidth,
+        link_kinds=topology.link_kinds,
     )
 
 
@@ -151,6 +152,8 @@ class _LinkNames(Sequence[str]):
 
 def _ops(program: Program, rows: Rows, sites: tuple[Site, ...]) -> tuple[OpInfo, ...]:
     details: dict[OpKey, dict[str, Any]] = {}
+    groups: dict[OpKey, list[Ints]] = {}
+    partners: dict[OpKey, set[int]] = {}
     for site in sites:
         plan = site.plans.each[0]
         for side in site.sides:
@@ -165,8 +168,17 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...]) -> tuple[OpInfo,
                     "n_groups": 0,
                     "lower_bound": plan.lower_bound,
                     "nbytes": site.plans.request.nbytes,
+                    "latency": plan.latency,
+                    "ceiling": plan.ceiling,
                 },
             )["n_groups"] += len(site.ranks)
+            groups.setdefault(side.key, []).append(site.ranks)
+            partners.setdefault(side.key, set()).update(rows.row_of(other.key) for other in site.sides)
+    for key, detail in details.items():
+        mine = groups[key]
+        detail["groups"] = mine[0] if len(mine) == 1 else np.concatenate(mine)
+        if len(partners[key]) > 1:
+            detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
     return tuple(
         _info(op, role, rows.row_of((r, 0)), details.get((r, i), {}))
         for r, role in enumerate(program.roles)

@@ -52,7 +52,7 @@ def simulate(
 
     Returns
     -------
-    Timeline; ``stats`` counts ``events``, ``solves``, ``flows`` and ``transfers``.
+    Timeline; ``stats`` counts ``events``, ``solves``, ``flows`` and ``transfers``, and keeps ``overlap_slowdown``.
 
     Raises
     ------
@@ -76,6 +76,8 @@ def simulate(
     network, transfers = player.network, player.transfers()
     counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
     stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
+    if program.overlap_slowdown:
+        stats["overlap_slowdown"] = program.overlap_slowdown
     return timeline(program, topology, mesh, rows, sites, network, transfers, stats)
 
 
