@@ -53,7 +53,7 @@ class Costs:
             "net/Simple": 17.0 * US,
         }
     )
-    # Hops inside a node by GPU generation, relative to Hopper.
+    # NVLink hops by GPU generation, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
         pascal=1.35, volta=1.35, ampere=1.8, hopper=1.0, blackwell=1.6, amd=1.5
     )

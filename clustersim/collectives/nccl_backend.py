@@ -171,11 +171,11 @@ def _hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group:
 
 
 def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
-    all_nvlink = (
-        not loads.by_class[EDGE_CLASSES.index("pcie")].any() and not loads.by_class[EDGE_CLASSES.index("shm")].any()
-    )
-    link = "nvlink" if all_nvlink else "pcie"
-    return costs.hop[f"{link}/{protocol}"] * costs.hop_generation[placement(group).age]
+    """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
+    used = loads.by_class.any(axis=1)
+    if used[EDGE_CLASSES.index("pcie")] or used[EDGE_CLASSES.index("shm")]:
+        return costs.hop[f"pcie/{protocol}"]
+    return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[placement(group).age]
 
 
 # ---------------------------------------------------------------------------------------------------- p2p
