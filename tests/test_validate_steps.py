@@ -117,6 +117,22 @@ def test_precisions(precision: str, gpu: str, other: str, dtype: str, param_dtyp
     assert (run.dtype, run.param_dtype) == (dtype, param_dtype)
 
 
+@pytest.mark.parametrize(
+    ("other", "compiled"),
+    [
+        ("torch.compile, flash SDPA", True),
+        ("no compile", False),
+        ("before torch.compile", False),
+        ("framework NGC TensorFlow 1.x w/XLA", True),
+        ("TF1 + XLA + Horovod;", True),
+        ("framework NGC TF1 without xla", False),
+        ("", False),
+    ],
+)
+def test_compiled_steps(other: str, compiled: bool) -> None:
+    assert read(row(other=other)).compiled is compiled
+
+
 def test_optimizers() -> None:
     assert read(row()).optimizer == "adam"
     assert read(row(other="TF1 + Horovod, LAMB;")).optimizer == "lamb"

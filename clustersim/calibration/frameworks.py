@@ -92,7 +92,7 @@ FRAMEWORKS = (
     Framework("PaddlePaddle", r"paddlepaddle", half_elementwise=False, passes=1.8),
     Framework(
         "TensorFlow with XLA",
-        r"w/xla|with xla|\+ xla|deeplearningexamples tensorflow2?/language",
+        r"\bxla\b|deeplearningexamples tensorflow2?/language",
         channels_last=True,
         compiled=True,
         passes=1.4,

@@ -103,8 +103,7 @@ def read(row: Row) -> StepRun:
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
         bucket_cap_mb=_bucket(row.get("other", ""), software, model),
-        compiled=software.compiled
-        or bool(re.search(r"torch\.compile\b|\bcompiled\b", words) and "no compile" not in words),
+        compiled=software.compiled or _compiled(words),
         framework=software,
     )
 
@@ -161,6 +160,11 @@ def _param_dtype(precision: str, software: Framework) -> str:
         return "bf16"
     half = "amp" in precision or "fp16" in precision
     return "fp16" if half and software.half_parameters else "fp32"
+
+
+def _compiled(words: str) -> bool:
+    said = re.sub(r"(no|before|without) (torch\.)?compile", "", words)
+    return re.search(r"torch\.compile\b|\bcompiled\b", said) is not None
 
 
 def _optimizer(row: Row, words: str, model: Model) -> str | None:
