@@ -3,6 +3,10 @@
 Each row is played: model and device priced by :mod:`clustersim.compute`, the strategy's Program run by the engine on
 the row's machine. ``anchor="single"`` scales compute so that the *measured* one-GPU row of the same source, model,
 batch and precision is met, which leaves only what data parallelism adds to be predicted.
+
+Known to be off, and not understood: BERT fine-tuning on several GPUs in Lambda's tables (up to half the measured time on
+8 A100, while Transformer-XL of the same machines is within 5 %), steps of MXNet, TensorFlow 2 and PaddlePaddle that
+double from one GPU to several, and ResNet-50 in half precision on two and four nodes with real images (20-30 %).
 """
 
 from __future__ import annotations
