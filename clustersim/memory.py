@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
+
 from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
+from clustersim.holding import Holding, always, piling_up
+from clustersim.holding import moments as moments_of
 from clustersim.model import Layer, Model
 from clustersim.program import DTYPE_BYTES
 from clustersim.units import format_bytes
+
+Floats = npt.NDArray[np.float64]
 
 CONTEXT_BYTES = 0.8 * 2**30
 """CUDA context with its libraries' kernels: 0.8 GiB."""
@@ -23,35 +30,51 @@ PRESSURE = 0.7
 """Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """Which states are divided among the data-parallel ranks, and whether gradients have buffers of their own."""
-
-    parameters: bool = False
-    gradients: bool = False
-    states: bool = False
-    buckets: bool = False
+REPLICATED = ("single", "ddp")
+"""Strategies that hold everything whole; others bring a :class:`clustersim.holding.Holding`."""
 
 
-SHARDINGS = {"single": Sharding(), "ddp": Sharding(buckets=True)}
-"""Strategies by name; a sharded one is a row."""
+@dataclass(frozen=True, eq=False)
+class Course:
+    """Memory over a step: bytes by part at each moment.
+
+    Parameters
+    ----------
+    moments : ``("fwd embedding", ..., "bwd embedding", "optimizer")``. parts : name -> (moments,) float [bytes].
+    """
+
+    moments: tuple[str, ...]
+    parts: dict[str, Floats]
+
+    @property
+    def total(self) -> Floats:
+        """(moments,) float [bytes], of the framework's allocator."""
+        whole: Floats = np.sum(list(self.parts.values()), axis=0)
+        return whole
+
+    @property
+    def peak(self) -> int:
+        """Index of the fullest moment."""
+        return int(np.argmax(self.total))
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one GPU.
+    """Bytes of one GPU; each part at its own largest.
 
     Parameters
     ----------
-    parameters : weights as the module holds them. weight_copies : autocast's 16-bit copies, kept until backward.
+    parameters : weights as the module holds them, whole or a shard. gathered : parameters borrowed while computing.
+    weight_copies : autocast's 16-bit copies, kept until backward.
     master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
-    buckets : DDP's buffers; zero where gradients are views of them.
+    buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
     activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
         gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
-    context : of the driver, outside the allocator.
+    context : of the driver, outside the allocator. course : all of it over a step.
     """
 
     parameters: float
+    gathered: float
     weight_copies: float
     master_weights: float
     gradients: float
@@ -60,13 +83,23 @@ class MemoryUse:
     activations: float
     logits: float
     optimizer_workspace: float
+    course: Course
     context: float = CONTEXT_BYTES
 
     @property
     def allocated(self) -> float:
-        """Peak of the framework's allocator [bytes]: the end of forward, or the optimizer step if that is higher."""
-        lasting = self.parameters + self.master_weights + self.gradients + self.optimizer_states + self.buckets
-        return lasting + max(self.weight_copies + self.activations + self.logits, self.optimizer_workspace)
+        """Peak of the framework's allocator [bytes]."""
+        return float(self.course.total[self.course.peak])
+
+    @property
+    def peak(self) -> str:
+        """The moment of the peak, such as ``"bwd layers.31"``."""
+        return self.course.moments[self.course.peak]
+
+    @property
+    def model_states(self) -> float:
+        """Parameters, gradients and optimizer states [bytes], as the ZeRO paper counts them (arXiv:1910.02054)."""
+        return self.parameters + self.master_weights + self.gradients + self.optimizer_states
 
     @property
     def total(self) -> float:
@@ -75,7 +108,7 @@ class MemoryUse:
 
     def parts(self) -> dict[str, float]:
         """Bytes by part, the largest first."""
-        values = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        values = {field.name: float(getattr(self, field.name)) for field in fields(self) if field.name != "course"}
         return dict(sorted(values.items(), key=lambda item: -item[1]))
 
     def fits(self, device: Device) -> Verdict:
@@ -132,17 +165,19 @@ def memory(
     optimizer_impl: str = "foreach",
     master_weights: bool = False,
     gradient_as_bucket_view: bool = False,
+    holding: Holding | None = None,
 ) -> MemoryUse:
-    """Bytes one GPU holds at the peak of a step.
+    """Bytes one GPU holds at the peak of a step, after the first.
 
     Parameters
     ----------
     micro_batch_size : samples in flight. dtype : of the GEMMs. param_dtype : of parameters and gradients; fp32 with a
         16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight.
-    strategy : a key of :data:`SHARDINGS`. world_size : data-parallel ranks that share what is sharded.
+    strategy : one of :data:`REPLICATED`. world_size : data-parallel ranks.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
     optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
     gradient_as_bucket_view : DDP's gradients live in its buckets.
+    holding : what a sharded strategy keeps, instead of ``strategy``, ``master_weights`` and the view.
 
     Raises
     ------
@@ -153,32 +188,56 @@ def memory(
     >>> memory(tiny, micro_batch_size=4, dtype="fp32", optimizer="sgd", optimizer_impl="fused").allocated
     8160.0
     """
-    _check(strategy, optimizer, activation_checkpointing, micro_batch_size, world_size)
-    n, sharding = model.parameters, SHARDINGS[strategy]
+    _check(strategy if holding is None else "single", optimizer, activation_checkpointing, micro_batch_size, world_size)
     half = dtype in {"fp16", "bf16", "fp8"}
     autocast = half and param_dtype == "fp32"
     size = DTYPE_BYTES[param_dtype]
-    of_states = n / (world_size if sharding.states else 1)
-    state_size = 4 if master_weights else size
-    gradients = float(size) * n / (world_size if sharding.gradients else 1)
+    if holding is None:
+        holding = _replicated(model, size, strategy, masters=master_weights and size < 4, view=gradient_as_bucket_view)
     activations, logits = _activations(model, micro_batch_size, activation_checkpointing, half=half, autocast=autocast)
-    return MemoryUse(
-        parameters=float(size) * n / (world_size if sharding.parameters else 1),
-        weight_copies=2.0 * n if autocast else 0.0,
-        master_weights=4.0 * of_states if master_weights and size < 4 else 0.0,
-        gradients=gradients,
-        optimizer_states=float(state_size) * STATES[optimizer] * of_states,
-        buckets=0.0 if gradient_as_bucket_view or not sharding.buckets else gradients,
-        activations=activations,
-        logits=logits,
-        # foreach Adam holds one list of denominators of the parameters' size.
-        optimizer_workspace=state_size * of_states if optimizer_impl == "foreach" and STATES[optimizer] == 2 else 0.0,
+    n = len(model.layers)
+    copies = np.array([2.0 * layer.parameters if autocast else 0.0 for layer in model.layers])
+    moments = np.arange(2 * n + 1)
+    # foreach Adam holds one list of denominators of the parameters' size.
+    foreach = optimizer_impl == "foreach" and STATES[optimizer] == 2
+    course = Course(
+        moments_of([layer.name for layer in model.layers]),
+        {
+            "parameters": always(holding.parameters, n),
+            "gathered": holding.gathered,
+            "weight_copies": _kept(copies),
+            "master_weights": always(holding.masters, n),
+            "gradients": holding.gradients,
+            "optimizer_states": always(float(holding.state_bytes) * STATES[optimizer] * holding.updated, n),
+            "buckets": holding.buffers,
+            "activations": activations,
+            "logits": logits,
+            "optimizer_workspace": np.where(moments == 2 * n, holding.state_bytes * holding.updated * foreach, 0.0),
+        },
+    )
+    return MemoryUse(**{name: float(column.max()) for name, column in course.parts.items()}, course=course)
+
+
+def _replicated(model: Model, size: int, strategy: str, *, masters: bool, view: bool) -> Holding:
+    """Everything whole on every rank. zero_grad frees gradients, but not DDP's buckets."""
+    n, count = model.parameters, len(model.layers)
+    whole = always(float(size) * n, count)
+    piling = piling_up(np.array([float(size) * layer.parameters for layer in model.layers]))
+    ddp = strategy == "ddp"
+    return Holding(
+        parameters=float(size) * n,
+        updated=n,
+        state_bytes=4 if masters else size,
+        masters=4.0 * n if masters else 0.0,
+        gradients=whole if ddp and view else piling,
+        gathered=always(0.0, count),
+        buffers=whole if ddp and not view else always(0.0, count),
     )
 
 
 def _check(strategy: str, optimizer: str | None, checkpointing: str, micro_batch_size: int, world_size: int) -> None:
-    if strategy not in SHARDINGS:
-        raise ScenarioError(f"unknown strategy {strategy!r} (at $.strategy.kind); {nearest(strategy, SHARDINGS)}")
+    if strategy not in REPLICATED:
+        raise ScenarioError(f"unknown strategy {strategy!r} (at $.strategy.kind); {nearest(strategy, REPLICATED)}")
     if optimizer not in STATES:
         known = [name for name in STATES if name]
         raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(str(optimizer), known)}")
@@ -190,27 +249,35 @@ def _check(strategy: str, optimizer: str | None, checkpointing: str, micro_batch
         raise ScenarioError(f"micro_batch_size {micro_batch_size} and world_size {world_size} must be at least 1")
 
 
-def _activations(model: Model, batch: int, checkpointing: str, *, half: bool, autocast: bool) -> tuple[float, float]:
-    """Bytes kept from forward to backward: of the layers, and of the head.
+def _kept(by_layer: Floats) -> Floats:
+    """What forward leaves behind for backward, which gives it back: bytes at every moment."""
+    ahead = np.cumsum(by_layer)
+    return np.concatenate([ahead, ahead[::-1], [0.0]])
+
+
+def _activations(model: Model, batch: int, checkpointing: str, *, half: bool, autocast: bool) -> tuple[Floats, Floats]:
+    """Bytes kept from forward to backward at every moment: of the layers, and of the head.
 
     Under checkpointing a block keeps its input (fp32 under autocast), and one block at a time is whole again. The loss
     holds logits, an fp32 copy and its log-softmax (10 bytes a logit in 16 bits), or logits, log-softmax and gradient in
     fp32 (12).
     """
-    element = 2.0 if half else 4.0
-    kept, head, largest = 0.0, 0.0, 0.0
-    for layer in model.layers:
+    element, n = 2.0 if half else 4.0, len(model.layers)
+    kept, head, again = np.zeros(n), np.zeros(n), np.zeros(n)
+    for i, layer in enumerate(model.layers):
         # Two norms of a block keep their fp32 input under autocast.
         whole = element * layer.activation_bytes + (4.0 * layer.boundary_bytes if autocast else 0.0)
         if layer.kind in {"head", "loss"}:
-            head += (5.0 if half else 6.0) * layer.activation_bytes
+            head[i] = (5.0 if half else 6.0) * layer.activation_bytes
         elif checkpointing != "none" and layer.kind == "block":
             boundary = layer.boundary_bytes * (4.0 if autocast else element)
-            kept += boundary + (element * _kept_outputs(layer) if checkpointing == "selective" else 0.0)
-            largest = max(largest, whole)
+            kept[i] = boundary + (element * _kept_outputs(layer) if checkpointing == "selective" else 0.0)
+            again[i] = whole
         else:
-            kept += whole if layer.kind == "block" else element * layer.activation_bytes
-    return batch * (kept + largest), batch * head
+            kept[i] = whole if layer.kind == "block" else element * layer.activation_bytes
+    alive = _kept(kept)
+    alive[n : 2 * n] += again[::-1]
+    return batch * alive, batch * _kept(head)
 
 
 def _kept_outputs(layer: Layer) -> float:

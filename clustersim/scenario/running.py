@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clustersim import fabrics, models
 from clustersim.compute import step_cost
 from clustersim.device import Device, device
-from clustersim.memory import MemoryUse, Verdict, memory
+from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
@@ -250,13 +250,15 @@ def _optimizer(scenario: Scenario) -> str | None:
 
 def _memory(scenario: Scenario, model: Model, mesh: Mesh) -> MemoryUse:
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    row = STRATEGIES[scenario.file.strategy["kind"]]
     return memory(
         model,
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
-        strategy=scenario.file.strategy["kind"],
+        strategy=row.name if row.name in REPLICATED else "single",
         world_size=mesh.world_size,
+        holding=row.holding(model, mesh, config) if row.holding else None,
         activation_checkpointing=spec.activation_checkpointing,
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,

@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
+from clustersim.holding import Holding
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Role
+from clustersim.timeline import Timeline
+from clustersim.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,12 +59,20 @@ class Strategy:
     config : the Struct of its knobs.
     build : ``(model, cost, mesh, config, steps, seed) -> Program``.
     world_size : the only world size it runs on, None for any.
+    place : ``(topology, mesh, config) -> Mesh`` gives it ranks beyond one per GPU, such as servers on CPUs.
+    launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
+    report : ``(program, timeline, topology, mesh, config) -> dict``: figures that only this strategy has.
+    holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; None where it keeps everything whole.
     """
 
     name: str
     config: type[StrategyConfig]
     build: Callable[[Model, StepCost, Mesh, Any, int, int], Program]
     world_size: int | None = None
+    place: Callable[[Topology, Mesh, Any], Mesh] | None = None
+    launch: str | None = None
+    report: Callable[[Program, Timeline, Topology, Mesh, Any], dict[str, Any]] | None = None
+    holding: Callable[[Model, Mesh, Any], Holding] | None = None
 
 
 @dataclass
@@ -136,18 +147,25 @@ def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
 
 def forward(ops: OpList, model: Model, cost: StepCost, after: tuple[int, ...] = ()) -> None:
     """One span per layer in forward order; ``after`` holds back the first."""
-    for i, layer in enumerate(model.layers):
-        bound, flops = cost.forward_bound[i], float(cost.forward_flops[i])
-        ops.compute(
-            f"fwd {layer.name}", float(cost.forward[i]), "forward", bound, flops=flops, after=after if not i else ()
-        )
+    for i in range(len(model.layers)):
+        forward_layer(ops, model, cost, i, after if not i else ())
 
 
-def backward_layer(ops: OpList, model: Model, cost: StepCost, i: int, share: float = 1.0, part: str = "") -> int:
+def forward_layer(ops: OpList, model: Model, cost: StepCost, i: int, after: tuple[int, ...] = ()) -> int:
+    """One layer's forward; returns the op's index."""
+    bound, flops = cost.forward_bound[i], float(cost.forward_flops[i])
+    return ops.compute(
+        f"fwd {model.layers[i].name}", float(cost.forward[i]), "forward", bound, flops=flops, after=after
+    )
+
+
+def backward_layer(
+    ops: OpList, model: Model, cost: StepCost, i: int, share: float = 1.0, part: str = "", after: tuple[int, ...] = ()
+) -> int:
     """A share of one layer's backward; returns the op's index."""
     seconds, flops = float(cost.backward[i]) * share, float(cost.backward_flops[i]) * share
     name = f"bwd {model.layers[i].name}{part}"
-    return ops.compute(name, seconds, "backward", cost.backward_bound[i], flops=flops)
+    return ops.compute(name, seconds, "backward", cost.backward_bound[i], flops=flops, after=after)
 
 
 def backward(ops: OpList, model: Model, cost: StepCost) -> None:

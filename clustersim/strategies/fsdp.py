@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Collective, Program
-from clustersim.strategies import base, sharded
+from clustersim.strategies import base, fsdp_memory, sharded
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, plan
 from clustersim.units import format_bytes
 
@@ -93,7 +93,7 @@ class _Rank:
             if self.config.forward_prefetch and s + 1 < len(order):
                 self._gather(order[s + 1][0], self.plan.shard)
             for i in layers:
-                self.kernel, after = self._forward_layer(i, after), ()
+                self.kernel, after = base.forward_layer(self.ops, self.model, self.cost, i, after), ()
             keeps = self.config.keeps_root if unit == 0 else self.config.keeps
             if last_segment[unit] == s and not keeps:
                 self._free(unit)
@@ -108,23 +108,13 @@ class _Rank:
             if following is not None and self.config.prefetch == "BACKWARD_PRE":
                 self._gather(following, self.plan.backward)
             for i in reversed(layers):
-                self.kernel, after = self._backward_layer(i, after), ()
+                self.kernel, after = base.backward_layer(self.ops, self.model, self.cost, i, after=after), ()
             if last_segment[unit] == s:
                 if sync or not self.config.keeps:
                     self._free(unit)
                 if following is not None and self.config.prefetch == "BACKWARD_POST":
                     self._gather(following, self.plan.backward, after=(self.kernel,))
                 self._gradient(unit, first, sync)
-
-    def _forward_layer(self, i: int, after: tuple[int, ...]) -> int:
-        cost, name = self.cost, f"fwd {self.model.layers[i].name}"
-        seconds, flops = float(cost.forward[i]), float(cost.forward_flops[i])
-        return self.ops.compute(name, seconds, "forward", cost.forward_bound[i], flops=flops, after=after)
-
-    def _backward_layer(self, i: int, after: tuple[int, ...]) -> int:
-        cost, name = self.cost, f"bwd {self.model.layers[i].name}"
-        seconds, flops = float(cost.backward[i]), float(cost.backward_flops[i])
-        return self.ops.compute(name, seconds, "backward", cost.backward_bound[i], flops=flops, after=after)
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -262,4 +252,4 @@ def _notes(mesh: Mesh, config: FSDPConfig, plan: Plan) -> tuple[str, ...]:
     )
 
 
-STRATEGY = base.Strategy("fsdp", FSDPConfig, build)
+STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding)
