@@ -4,9 +4,9 @@ Each row is played: model and device priced by :mod:`clustersim.compute`, the st
 the row's machine. ``anchor="single"`` scales compute so that the *measured* one-GPU row of the same source, model,
 batch and precision is met, which leaves only what data parallelism adds to be predicted.
 
-Known to be off, and not understood: BERT fine-tuning on several GPUs in Lambda's tables (up to half the measured time on
-8 A100, while Transformer-XL of the same machines is within 5 %), steps of MXNet, TensorFlow 2 and PaddlePaddle that
-double from one GPU to several, and ResNet-50 in half precision on two and four nodes with real images (20-30 %).
+Known to be off, and not understood: BERT fine-tuning on several GPUs in Lambda's tables (half the measured time on
+8 A100, where Transformer-XL on the same machine, anchored, is within 5 %); steps of MXNet, TensorFlow 2 and
+PaddlePaddle that double from one GPU to several; ResNet-50 in half precision on two and four nodes (20-30 % too fast).
 """
 
 from __future__ import annotations
