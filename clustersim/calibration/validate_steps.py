@@ -35,6 +35,7 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
     return score(
         rows,
         {
+            "case": lambda row: row["case_id"],
             "source": lambda row: row["case_id"].split("-")[0],
             "platform": lambda row: row.get("topology", ""),
             "strategy": lambda row: row["strategy"],

@@ -9,8 +9,12 @@ from typing import Any
 import click
 
 from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.errors import ClusterSimError, nearest
 
-markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table without cases and sources.")
+markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table, without cases.")
+by_option = click.option(
+    "--by", multiple=True, help="Only this part of the error, such as size_class or platform; may be repeated."
+)
 table_argument = click.argument("table", type=click.Path(path_type=Path))
 
 
@@ -21,33 +25,38 @@ def validate() -> None:
 
 @validate.command()
 @table_argument
+@by_option
 @markdown_option
 @json_option
-def nccl(table: Path, as_json: bool, markdown: bool) -> None:
+def nccl(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
     from clustersim.calibration.validate_nccl import validate_nccl
 
     with working(f"predicting {table}"):
         result = validate_nccl(table)
-    _show(result, as_json, markdown, f"nccl-tests: {table}")
+    _show(result, as_json, markdown, by, f"nccl-tests: {table}")
 
 
 @validate.command()
 @table_argument
 @click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
+@by_option
 @markdown_option
 @json_option
-def steps(table: Path, anchor: str | None, as_json: bool, markdown: bool) -> None:
+def steps(table: Path, anchor: str | None, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv."""
     from clustersim.calibration.validate_steps import validate_steps
 
     with working(f"predicting {table}"):
         result = validate_steps(table, anchor=anchor)
-    _show(result, as_json, markdown, f"training steps: {table}")
+    _show(result, as_json, markdown, by, f"training steps: {table}")
 
 
-def _show(result: dict[str, Any], as_json: bool, markdown: bool, title: str) -> None:
-    groups = {"": {"all": result["overall"]}, **result["by"]}
+def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
+    for name in by:
+        if name not in result["by"]:
+            raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, result['by'])}")
+    groups = {"": {"all": result["overall"]}, **{name: result["by"][name] for name in by or result["by"]}}
     if as_json:
         print_json(result)
         return
@@ -89,7 +98,7 @@ def _markdown(groups: Groups) -> Iterator[str]:
     yield f"| {' | '.join(headings)} |"
     yield "|---|---" + "|--:" * (len(HEADINGS) - 2) + "|"
     for dimension, parts in groups.items():
-        if dimension not in {"case", "source"}:
+        if dimension != "case":
             # A part without a prediction says nothing about accuracy; the count of skipped rows is in the first line.
             for value, numbers in parts.items():
                 if numbers["n_cases"]:
