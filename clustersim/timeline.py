@@ -7,7 +7,7 @@ ranks behave alike stays small at 16,384 GPUs. :meth:`Timeline.spans` expands ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -174,3 +174,22 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
     number = np.argsort(np.argsort(first))
     representatives: Ints = np.sort(first).astype(np.int64)
     return representatives, number[of]
+
+
+def first_ranks(timeline: Timeline, n: int) -> Timeline:
+    """The same run as its first ``n`` ranks saw it."""
+    if n >= timeline.world_size:
+        return timeline
+    sets = tuple(ranks[ranks < n] for ranks in timeline.rank_sets)
+    kept = np.array([len(ranks) > 0 for ranks in sets], dtype=bool)[timeline.row_set]
+    return replace(
+        timeline,
+        world_size=n,
+        rank_sets=sets,
+        row_op=timeline.row_op[kept],
+        row_set=timeline.row_set[kept],
+        row_ready=timeline.row_ready[kept],
+        row_start=timeline.row_start[kept],
+        row_end=timeline.row_end[kept],
+        rank_node=None if timeline.rank_node is None else timeline.rank_node[:n],
+    )

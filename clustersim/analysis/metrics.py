@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from clustersim.collectives.base import bus_factor
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, PHASES
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, first_ranks
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -23,6 +23,7 @@ def summary(
     model: Model,
     *,
     samples_per_step: float,
+    workers: int | None = None,
     peak_flops: float | None = None,
     peak: str = "",
     warmup_steps: int = 2,
@@ -33,6 +34,7 @@ def summary(
     Parameters
     ----------
     samples_per_step : of all ranks together: micro-batch x accumulation x data-parallel ranks.
+    workers : how many ranks, the first ones, the means are over; the others serve. None means all.
     peak_flops : float [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products. None
         leaves ``mfu`` and ``hfu`` None. peak : what it is, in words, passed through.
     warmup_steps : steps left out where the run is long enough: DDP's first has a single bucket and no overlap, and
@@ -69,7 +71,8 @@ def summary(
         row_start=timeline.row_start[rows],
         row_end=timeline.row_end[rows],
     )
-    world = timeline.world_size
+    run = first_ranks(run, timeline.world_size if workers is None else workers)
+    world = run.world_size
     per_rank = _per_rank(run, len(steady))
     mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
     phases = {phase: seconds / step_time for phase, seconds in _phases(run, len(steady)).items()}
@@ -96,6 +99,22 @@ def summary(
         "hottest_links": hottest_links(timeline.links, window["begin"], window["end"], n_links),
         "per_rank": per_rank,
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The steady state of a run: its ``steps`` (numbers from 0), and from when to when they ran [s]."""
+
+    steps: Ints
+    begin: float
+    end: float
+
+
+def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
+    """The window the figures of :func:`summary` are taken from. Raises :class:`ProgramError` for an empty timeline."""
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    found = _steady(timeline, steps, warmup_steps)
+    return Window(found["steps"], found["begin"], found["end"])
 
 
 def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clustersim import fabrics, models
 from clustersim.compute import step_cost
+from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, device
 from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
@@ -18,7 +19,7 @@ from clustersim.program import Program
 from clustersim.scenario.schema import version
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
-from clustersim.topology import Topology
+from clustersim.topology import GPU, Topology
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -60,11 +61,16 @@ class Prepared:
                 self.mesh,
                 backend=run.backend,
                 fidelity=run.fidelity,
-                launch=run.launch,
+                launch=STRATEGIES[self.scenario.file.strategy["kind"]].launch or run.launch,
                 nccl_version=version(run.nccl_version),
                 progress=progress,
             )
         return Result(self, timeline)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs take part; a rank on a CPU is none."""
+        return sum(self.topology.vertex_kinds[vertex] == GPU for vertex in self.mesh.gpus.tolist())
 
     def describe(self, rank: int = 0) -> str:
         """The Program of one rank as text, under the facts it follows from."""
@@ -125,10 +131,19 @@ class Result:
         return summary(
             self.timeline,
             p.model,
-            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.world_size,
+            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.workers,
+            workers=p.mesh.workers,
             peak_flops=p.device.peak[runs_as],
             peak=f"dense {runs_as} of {p.device.name}",
         )
+
+    @cached_property
+    def of_strategy(self) -> dict[str, Any]:
+        """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
+        p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
+        if row.report is None:
+            return {}
+        return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
@@ -138,7 +153,7 @@ class Result:
             "changes": dict(self.scenario.changes),
             "topology": p.topology.name,
             "nodes": p.mesh.n_nodes,
-            "gpus": p.mesh.world_size,
+            "gpus": p.gpus,
             "device": p.device.name,
             "model": p.model.name,
             "parameters": p.model.parameters,
@@ -156,6 +171,7 @@ class Result:
                 "by": self.memory.parts(),
                 "message": str(self.verdict),
             },
+            "of_strategy": self.of_strategy,
             "notes": list(self.notes),
         }
 
@@ -163,12 +179,15 @@ class Result:
 def prepare(scenario: Scenario) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`."""
     topology, mesh = _machine(scenario)
+    row = STRATEGIES[scenario.file.strategy["kind"]]
+    if row.place:
+        with scenario.at("$.strategy"):
+            mesh = row.place(topology, mesh, scenario.config)
     model = _model(scenario)
     gpu, cost, notes = _cost(scenario, topology, mesh, model)
     file, config = scenario.file, scenario.config
     with scenario.at("$.strategy"):
         use = _memory(scenario, model, mesh)
-    row = STRATEGIES[file.strategy["kind"]]
     with scenario.at("$.strategy"):
         program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
         program.check()
@@ -218,13 +237,13 @@ def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> t
     for name in names:
         with scenario.at("$.cluster.topology"):
             gpu = device(name)
-        priced.append((gpu, _priced(scenario, model, gpu)))
+        priced.append((gpu, _priced(scenario, topology, model, gpu)))
     gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
     notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
     return gpu, cost, notes if len(priced) > 1 else ()
 
 
-def _priced(scenario: Scenario, model: Model, gpu: Device) -> StepCost:
+def _priced(scenario: Scenario, topology: Topology, model: Model, gpu: Device) -> StepCost:
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.run.optimizer"):
         cost = step_cost(
@@ -240,6 +259,8 @@ def _priced(scenario: Scenario, model: Model, gpu: Device) -> StepCost:
             state_dtype=config.state_dtype,
             implementation="compiled" if spec.implementation == "fused" else "eager",
         )
+    # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
+    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     return cost if run.jitter is None else replace(cost, jitter=run.jitter)
 
 

@@ -1,0 +1,123 @@
+"""The words of distributed training, each as ops a timeline shows: push, pull, scatter, reduce, wait, map-reduce...
+
+*Push* is started by the sender: the receiver has its receive posted and waits. *Pull* is started by the receiver: a
+small request travels first, then the data. Collectives keep their torch.distributed names. *Wait* makes a stream stand
+still until other ops have ended; a *barrier* makes every member stand still until all have come.
+
+Every function appends to an :class:`~clustersim.strategies.base.OpList` and returns the index others may wait on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.mesh import Ints
+from clustersim.program import COMM_STREAM, COMPUTE_STREAM, Collective, Compute, Recv, Send
+from clustersim.strategies import base
+
+Floats = npt.NDArray[np.float64]
+
+REQUEST_BYTES = 64.0
+"""A pull's request: a key and a header."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of talk between two kinds of ranks, as one side sees it.
+
+    Parameters
+    ----------
+    peer : (n_ranks,) int, the global rank each rank of the role talks to; -1 for ranks that do not.
+    stream : of the data; ``tag`` : tells parallel talks of one pair apart.
+    """
+
+    peer: Ints
+    stream: str
+    tag: str = ""
+
+
+def push(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+    """The sender's side of a push: ``what`` is like ``"layers.3 worker 2 -> server"``."""
+    return ops.add(Send(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
+
+
+def take(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+    """The receiver's side of a push: a receive that was posted long before."""
+    return ops.add(Recv(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
+
+
+def pull(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+    """The receiver's side of a pull: a request, sent once ``after`` has ended, and the data it brings."""
+    tag = f"pull{link.tag}"
+    name, stream = f"pull request {what}", f"{link.stream} request"
+    asked = ops.add(Send(name, REQUEST_BYTES, link.peer, stream, after, f"{tag} request", step=ops.step))
+    return ops.add(Recv(f"pull {what}", nbytes, link.peer, link.stream, (asked,), tag, step=ops.step))
+
+
+def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+    """The sender's side of a pull: the data leaves once it was asked for and ``after`` has ended."""
+    tag = f"pull{link.tag}"
+    name, stream = f"pull request {what}", f"{link.stream} request"
+    asked = ops.add(Recv(name, REQUEST_BYTES, link.peer, stream, (), f"{tag} request", step=ops.step))
+    return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, (asked, *after), tag, step=ops.step))
+
+
+def collective(
+    ops: base.OpList,
+    kind: str,
+    what: str,
+    nbytes: float,
+    groups: Ints,
+    after: tuple[int, ...] = (),
+    *,
+    root: int = 0,
+    dtype: str = "fp32",
+    stream: str = COMM_STREAM,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    communicator: str = "world",
+) -> int:
+    """One of :data:`clustersim.program.COLLECTIVES`; ``nbytes`` is the full tensor, ``root`` a position in a group."""
+    return ops.add(
+        Collective(
+            f"{kind} {what}".strip(), kind, nbytes, groups, stream, after, dtype, root=root, algorithm=algorithm,
+            protocol=protocol, communicator=communicator, step=ops.step,
+        )
+    )  # fmt: skip
+
+
+def barrier(ops: base.OpList, groups: Ints, after: tuple[int, ...] = (), *, stream: str = COMM_STREAM) -> int:
+    """Everybody waits for everybody."""
+    return collective(ops, "barrier", "", 0.0, groups, after, stream=stream)
+
+
+def wait(ops: base.OpList, what: str, after: tuple[int, ...], *, stream: str = COMPUTE_STREAM) -> int:
+    """A stream stands still until these ops have ended: no work of its own, the gap before it is the wait."""
+    return ops.add(Compute(f"wait {what}", 0.0, stream, after, "other", "communication", step=ops.step))
+
+
+def map_reduce(
+    ops: base.OpList,
+    what: str,
+    seconds: float | Floats,
+    nbytes: float,
+    groups: Ints,
+    reduce_seconds: float,
+    after: tuple[int, ...] = (),
+) -> int:
+    """Map on every rank, then reduce at the first of its group, which waits for every map.
+
+    Parameters
+    ----------
+    seconds : of a map, one number or one per rank of the role. nbytes : all results of a group together.
+    reduce_seconds : of combining them, spent at the root; the others only hand over.
+    """
+    mapped = ops.add(Compute(f"map {what}", seconds, COMPUTE_STREAM, after, "other", "compute", step=ops.step))
+    handed = collective(ops, "gather", f"{what} for reduce", nbytes, groups, (mapped,))
+    roots = np.zeros(int(groups.max()) + 1)
+    roots[groups[:, 0]] = reduce_seconds
+    spent = roots[np.sort(groups.ravel())]
+    return ops.add(Compute(f"reduce {what}", spent, COMPUTE_STREAM, (handed,), "other", "memory", step=ops.step))

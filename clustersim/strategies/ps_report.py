@@ -1,0 +1,138 @@
+"""What only a run with parameter servers shows: staleness, each worker's pace, the servers' load."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.mesh import Ints, Mesh
+from clustersim.program import Program, Role, Send, Serve
+from clustersim.timeline import LinkUse, Timeline
+from clustersim.topology import Topology
+
+Floats = npt.NDArray[np.float64]
+
+
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> dict[str, Any]:
+    """Figures of a run.
+
+    Returns a dict: ``staleness`` (steps -> how many reads were that stale), ``staleness_mean`` and ``_max``;
+    ``samples_per_s_by_worker``; per server ``servers``: ``busy`` share of its own work, ``bytes_in`` and ``bytes_out``
+    a step, and the use of its busiest link in each direction.
+    """
+    seen = staleness(program, timeline)
+    values, counts = np.unique(seen, return_counts=True)
+    return {
+        "staleness": {int(v): int(n) for v, n in zip(values, counts, strict=True)},
+        "staleness_mean": float(seen.mean()) if len(seen) else 0.0,
+        "staleness_max": int(seen.max(initial=0)),
+        "samples_per_s_by_worker": _throughput(program, timeline, config).tolist(),
+        "servers": [_server(role, s, program, timeline, topology, mesh) for s, role in enumerate(_serving(program))],
+    }
+
+
+def _serving(program: Program) -> list[Role]:
+    return [role for role in program.roles if any(isinstance(op, Serve) for op in role.ops)]
+
+
+def _first(program: Program, role: Role) -> int:
+    """Row of a role's first op in the timeline's ops: roles one after another, in order."""
+    before = program.roles[: next(k for k, other in enumerate(program.roles) if other is role)]
+    return sum(len(other.ops) for other in before)
+
+
+def _rows(timeline: Timeline) -> dict[int, int]:
+    """Row of each op that one rank does."""
+    return dict(zip(timeline.row_op.tolist(), range(len(timeline.row_op)), strict=True))
+
+
+def what_and_whose(name: str) -> tuple[str, int] | None:
+    """The layer and the worker an op's name speaks of.
+
+    >>> what_and_whose("apply layers.3 worker 12")
+    ('layers.3', 12)
+    """
+    found = re.match(r"\w+ (\S+) worker (\d+)", name)
+    return (found.group(1), int(found.group(2))) if found else None
+
+
+def staleness(program: Program, timeline: Timeline) -> Ints:
+    """(reads,) int: of every read of a worker after its first step, how many steps the slowest worker's gradients were
+    behind what a synchronous run would have read.
+
+    A worker that begins step t has itself finished t steps. If at the moment a layer leaves the server the slowest
+    worker has had c steps of it applied, the layer is ``max(0, t - c)`` stale (the clock of stale synchronous
+    parallel); a read is as stale as its stalest layer.
+    """
+    rows, found = _rows(timeline), []
+    for role in _serving(program):
+        first, n_steps = _first(program, role), 1 + max(op.step for op in role.ops)
+        applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
+        reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
+        for i, op in enumerate(role.ops):
+            known = what_and_whose(op.name)
+            if known is None or first + i not in rows:
+                continue
+            (layer, worker), row = known, rows[first + i]
+            if isinstance(op, Serve):
+                ends = applied.setdefault(layer, {}).setdefault(worker, np.full(n_steps, np.inf))
+                ends[op.step] = timeline.row_end[row]
+            elif isinstance(op, Send) and op.step:
+                reads.setdefault((worker, op.step), []).append((layer, float(timeline.row_start[row])))
+        table = {layer: np.maximum.accumulate(list(of.values()), axis=1) for layer, of in applied.items()}
+        for (_, step), layers in reads.items():
+            slowest = min(int((table[layer] <= moment).sum(axis=1).min()) for layer, moment in layers)
+            found.append(max(0, step - slowest))
+    return np.array(found, dtype=np.int64)
+
+
+def _throughput(program: Program, timeline: Timeline, config: Any) -> Floats:
+    """(workers' GPUs,) samples/s over each one's own steps, the first left out where there are several."""
+    spans = timeline.spans()
+    phase = np.array([op.phase == "backward" for op in timeline.ops])
+    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    back = phase[spans["op"]]
+    rank, of, end = spans["rank"][back], step[spans["op"][back]], spans["end"][back]
+    n_steps = int(step.max()) + 1
+    samples = config.micro_batch_size * config.gradient_accumulation_steps
+    finished = np.zeros((timeline.world_size, n_steps))
+    np.maximum.at(finished, (rank, of), end)
+    finished = finished[np.unique(rank)]
+    skip = min(1, n_steps - 1)
+    begin = finished[:, skip - 1] if skip else np.zeros(len(finished))
+    rate: Floats = samples * (n_steps - skip) / (finished[:, -1] - begin)
+    return rate
+
+
+def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> dict[str, Any]:
+    first, rows, makespan = _first(program, role), _rows(timeline), timeline.makespan
+    busy = sum(
+        float(timeline.row_end[rows[first + i]] - timeline.row_start[rows[first + i]])
+        for i, op in enumerate(role.ops)
+        if isinstance(op, Serve) and first + i in rows
+    )
+    steps = 1 + max(op.step for op in role.ops)
+    taken = sum(op.nbytes for op in role.ops if op.name.startswith("push ") and " worker " in op.name)
+    given = sum(
+        op.nbytes for op in role.ops if op.name.startswith("pull ") and isinstance(op, Send) and "worker" in op.name
+    )
+    vertex = int(mesh.gpus[role.ranks[0]])
+    use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else {}
+    return {
+        "rank": int(role.ranks[0]),
+        "vertex": topology.vertex_names[vertex],
+        "busy": busy / makespan,
+        "bytes_in": taken / steps,
+        "bytes_out": given / steps,
+        **use,
+    }
+
+
+def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> dict[str, float]:
+    """Share of line rate of the busiest link into and out of a vertex."""
+    share = use.bytes_per_link() / (topology.link_bandwidth * seconds)
+    into, out = share[topology.link_dst == vertex], share[topology.link_src == vertex]
+    return {"link_use_in": float(into.max(initial=0.0)), "link_use_out": float(out.max(initial=0.0))}

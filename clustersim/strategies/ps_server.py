@@ -1,0 +1,160 @@
+"""What a parameter server does: take gradients, add them up or apply them at once, answer pulls.
+
+A server cannot know who comes first, so its own work is :class:`~clustersim.program.Serve`: in order of arrival.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clustersim.model import Model, StepCost
+from clustersim.program import Serve
+from clustersim.strategies import base
+from clustersim.strategies.primitives import Link, answer, take, wait
+from clustersim.strategies.ps_worker import pull_order
+from clustersim.strategies.server_layout import Layout
+
+SERVER_STREAM = "server"
+ACCUMULATE_PASSES = 3.0
+"""Memory traffic of adding a gradient to a sum, in tensors: two reads and a write."""
+
+
+class Server:
+    """A synchronous server: gradients of all workers are added up as they come, then used once.
+
+    Parameters
+    ----------
+    ops : to append to. s : which server. rate : [bytes/s] of its memory.
+    updates : it runs the optimizer too; else it hands back the sum. by_layer : a layer may be pulled as soon as it is
+        done; else all of them when the last one is.
+    own : the worker on the same rank, or -1; its gradients need no transfer.
+    """
+
+    def __init__(
+        self,
+        ops: base.OpList,
+        model: Model,
+        cost: StepCost,
+        layout: Layout,
+        s: int,
+        element: int,
+        *,
+        updates: bool = True,
+        by_layer: bool = False,
+        own: int = -1,
+    ) -> None:
+        self.ops, self.model, self.cost, self.layout, self.s, self.element = ops, model, cost, layout, s, element
+        self.updates, self.by_layer, self.own = updates, by_layer, own
+        self.kept = [i for i in range(len(model.layers)) if layout.numel[i, s]]
+        memory = cost.host_bandwidth if layout.on_cpu else cost.grad_copy_bandwidth
+        self.rate = memory / float(layout.neighbours[s])
+        self.done: dict[int, tuple[int, ...]] = {}
+        leaders = layout.leaders.tolist()
+        self.links = [
+            (Link(np.array([rank]), f"push {w}"), Link(np.array([rank]), f"pull {w}")) for w, rank in enumerate(leaders)
+        ]
+
+    def fresh(self, w: int) -> dict[int, tuple[int, ...]]:
+        """What worker ``w`` may read: per layer, the ops that must have ended."""
+        if self.by_layer or not self.done:
+            return self.done
+        every = wait(self.ops, "for every update", tuple(i for ends in self.done.values() for i in ends),
+                     stream=f"wait {w}")  # fmt: skip
+        return dict.fromkeys(self.kept, (every,))
+
+    def answer(self) -> dict[int, tuple[int, ...]]:
+        """Answer everybody's pulls of this step; returns what the worker on this very rank waits for."""
+        for w, (_, link) in enumerate(self.links):
+            if w == self.own:
+                continue
+            fresh = self.fresh(w)
+            for i in pull_order(self.kept, self.by_layer and bool(self.done)):
+                name = f"{self.model.layers[i].name} worker {w} <- {self.layout.server_name(self.s)}"
+                answer(self.ops, name, self._bytes(i), link, fresh.get(i, ()))
+        return self.fresh(self.own) if self.own >= 0 else {}
+
+    def collect(self, own: dict[int, tuple[int, ...]]) -> None:
+        """Take everybody's gradients of this step; ``own`` : when those of the worker on this rank are there."""
+        came: dict[int, list[tuple[int, tuple[int, ...]]]] = {i: [] for i in self.kept}
+        for w, (link, _) in enumerate(self.links):
+            for i in reversed(self.kept):
+                if w == self.own:
+                    came[i].append((w, own[i]))
+                    continue
+                name = f"{self.model.layers[i].name} worker {w} -> {self.layout.server_name(self.s)}"
+                came[i].append((w, (take(self.ops, name, self._bytes(i), link),)))
+        self.use(came)
+
+    def use(self, came: dict[int, list[tuple[int, tuple[int, ...]]]]) -> None:
+        """Add up what came of each layer, then update it."""
+        for i in reversed(self.kept):
+            name, summed = self.model.layers[i].name, []
+            for w, after in came[i]:
+                summed.append(
+                    self._serve(f"accumulate {name} worker {w}", self.accumulate_seconds(i), "gradient", after)
+                )
+            if self.updates:
+                self.done[i] = (self._serve(f"update {name}", self.update_seconds(i), "optimizer", tuple(summed)),)
+            else:
+                self.done[i] = tuple(summed)
+
+    def accumulate_seconds(self, i: int) -> float:
+        """Adding one gradient of a layer to the sum."""
+        return ACCUMULATE_PASSES * self._bytes(i) / self.rate
+
+    def update_seconds(self, i: int) -> float:
+        """The optimizer on what this server keeps of a layer: a fused pass through its memory."""
+        share = float(self.layout.numel[i, self.s]) / self.model.parameters
+        return self.cost.optimizer_traffic * share / self.rate
+
+    def _bytes(self, i: int) -> float:
+        return float(self.layout.numel[i, self.s] * self.element)
+
+    def _serve(self, name: str, seconds: float, phase: str, after: tuple[int, ...]) -> int:
+        nbytes = seconds * self.rate
+        return self.ops.add(
+            Serve(name, seconds, SERVER_STREAM, after, phase, "memory", 0.0, nbytes, step=self.ops.step)
+        )
+
+
+class AsyncServer(Server):
+    """An asynchronous server: every gradient is applied when it comes, and a worker reads what there is.
+
+    With a bound (stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server", NIPS 2013) a worker that is about to begin step t waits until the gradients of step
+    ``t - 1 - staleness`` of *all* workers have been applied. Bound 0 is bulk synchronous. Who is applied when is the
+    run's to decide; who must have been applied before a read is known beforehand, so it is a list of ``after``.
+    """
+
+    def __init__(self, *args: object, staleness: int | None, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.staleness = staleness
+        self.applied: list[list[tuple[int, ...]]] = []  # [step][worker]: its apply ops
+        self.clocks: dict[int, int] = {}
+
+    def fresh(self, w: int) -> dict[int, tuple[int, ...]]:
+        """Its own gradients, and of everybody what the bound asks for."""
+        step = len(self.applied)
+        if not step:
+            return {}
+        after = list(self.applied[-1][w])
+        if self.staleness is not None and step - 1 - self.staleness >= 0:
+            after.append(self._clock(step - 1 - self.staleness))
+        ready = wait(self.ops, f"for the turn of worker {w}", tuple(after), stream=f"wait {w}")
+        return dict.fromkeys(self.kept, (ready,))
+
+    def _clock(self, step: int) -> int:
+        """One op that ends when all workers' gradients of a step have been applied."""
+        if step not in self.clocks:
+            everybody = tuple(i for mine in self.applied[step] for i in mine)
+            self.clocks[step] = wait(self.ops, f"for step {step} of every worker", everybody, stream="clock")
+        return self.clocks[step]
+
+    def use(self, came: dict[int, list[tuple[int, tuple[int, ...]]]]) -> None:
+        """Apply each gradient on arrival."""
+        mine: list[list[int]] = [[] for _ in self.links]
+        for i in reversed(self.kept):
+            for w, after in came[i]:
+                name = f"apply {self.model.layers[i].name} worker {w}"
+                mine[w].append(self._serve(name, self.update_seconds(i), "optimizer", after))
+        self.applied.append([tuple(ends) for ends in mine])

@@ -1,0 +1,116 @@
+"""What a worker of a parameter server does: pull, forward, backward, push."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clustersim.mesh import Ints
+from clustersim.model import Model, StepCost
+from clustersim.strategies import base
+from clustersim.strategies.primitives import Link, collective, pull, push, wait
+from clustersim.strategies.server_layout import Layout
+
+
+def pull_order(layers: Sequence[int], as_pushed: bool) -> Sequence[int]:
+    """In which order layers are pulled; both ends of a connection must agree."""
+    return layers[::-1] if as_pushed else layers
+
+
+class Worker:
+    """The op list of workers that all do the same.
+
+    Parameters
+    ----------
+    ops : to append to. ranks : (n,) int, of the role. element : bytes of one element on the wire.
+    by_layer : a layer may be asked for as soon as its own push has ended; else after the last push.
+    serves : the server that sits on this very rank, or -1: what it keeps needs no transfer.
+    """
+
+    def __init__(
+        self,
+        ops: base.OpList,
+        model: Model,
+        cost: StepCost,
+        layout: Layout,
+        ranks: Ints,
+        element: int,
+        by_layer: bool = False,
+        serves: int = -1,
+    ) -> None:
+        self.ops, self.model, self.cost, self.layout, self.element = ops, model, cost, layout, element
+        self.by_layer, self.serves = by_layer, serves
+        self.talks = np.isin(ranks, layout.leaders)
+        self.links = [self._link(s) for s in range(len(layout.servers))]
+        self.pushed: dict[int, tuple[int, ...]] = {}
+        self.at_home: dict[int, tuple[int, ...]] = {}
+
+    def _link(self, s: int) -> tuple[Link, Link]:
+        peer = np.where(self.talks, self.layout.servers[s], -1)
+        return Link(peer, f"push {self.layout.server_name(s)}"), Link(peer, f"pull {self.layout.server_name(s)}")
+
+    def fetch(self, local: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Pull every layer, in the order forward needs them (``by_layer``: in the order their pushes end); what each
+        layer's use must wait for.
+
+        ``local`` : what is to wait for where this rank's own server keeps a part.
+        """
+        got: dict[int, tuple[int, ...]] = {}
+        every = tuple(i for ends in self.pushed.values() for i in ends)
+        for i in pull_order(range(len(self.model.layers)), self.by_layer and bool(self.pushed)):
+            waits = list(local.get(i, ()))
+            for s in np.flatnonzero(self.layout.numel[i]).tolist():
+                if s == self.serves:
+                    continue
+                after = self.pushed.get(i, ()) if self.by_layer else every
+                name = f"{self.model.layers[i].name} <- {self.layout.server_name(s)}"
+                nbytes = float(self.layout.numel[i, s] * self.element)
+                waits.append(pull(self.ops, name, nbytes, self.links[s][1], after))
+            got[i] = self._spread(i, "broadcast", tuple(waits))
+        return got
+
+    def compute(self, ready: dict[int, tuple[int, ...]], passes: int) -> None:
+        """Forward, each layer once its parameters are there; backward, and a push of each gradient once it is final.
+
+        All passes but the last only add up gradients in the worker's own memory.
+        """
+        for number in range(passes):
+            for i in range(len(self.model.layers)):
+                base.forward_layer(self.ops, self.model, self.cost, i, () if number else ready.get(i, ()))
+            if number < passes - 1:
+                base.backward(self.ops, self.model, self.cost)
+        self.pushed, self.at_home = {}, {}
+        for i in reversed(range(len(self.model.layers))):
+            done = base.backward_layer(self.ops, self.model, self.cost, i)
+            if passes > 1:
+                traffic = 3.0 * (passes - 1) * float(self.layout.numel[i].sum()) * self.element
+                seconds, name = base.gradient_pass(traffic, self.cost), f"accumulate {self.model.layers[i].name}"
+                done = self.ops.compute(name, seconds, "gradient", nbytes=traffic)
+            self._push(i, done)
+
+    def _push(self, i: int, done: int) -> None:
+        after = self._spread(i, "reduce", (done,))
+        ends = []
+        for s in np.flatnonzero(self.layout.numel[i]).tolist():
+            if s == self.serves:
+                self.at_home[i] = after
+                continue
+            name = f"{self.model.layers[i].name} -> {self.layout.server_name(s)}"
+            ends.append(push(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][0], after))
+        if ends:
+            self.pushed[i] = tuple(ends)
+
+    def _spread(self, i: int, kind: str, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Within a worker of several GPUs: parameters to all of them, gradients to the first."""
+        nbytes = float(self.layout.numel[i].sum() * self.element)
+        if self.layout.workers.shape[1] == 1 or not nbytes:
+            return after
+        name = f"{self.model.layers[i].name} inside a worker"
+        return (collective(self.ops, kind, name, nbytes, self.layout.workers, after, stream=f"{kind} inside",
+                           communicator=f"{kind} inside"),)  # fmt: skip
+
+    def update(self, ready: dict[int, tuple[int, ...]]) -> None:
+        """The worker's own optimizer step, where the server only adds up gradients."""
+        got = wait(self.ops, "for aggregated gradients", tuple(dict.fromkeys(i for w in ready.values() for i in w)))
+        self.ops.compute("optimizer", self.cost.optimizer, "optimizer", after=(got,))
