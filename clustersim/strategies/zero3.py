@@ -1,0 +1,226 @@
+"""DeepSpeed's ZeRO-3: parameters, gradients and optimizer states shared out; parameters are gathered module by module.
+
+What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinator.py):
+
+* Each sub-module (a linear layer, not a block) is gathered before it runs, and the next ones ahead of time, in forward
+  and again in backward: see :mod:`clustersim.strategies.zero_trace`. The first pass only records the order. The host
+  lets three gathers be outstanding, which bounds how far it runs ahead.
+* Gradients are copied into a bucket; when the next one would overflow it, the bucket is reduce-scattered, in every
+  micro-step, beside backward (``overlap_comm``, here the default). It is the same communicator as for the gathers, so a
+  long reduce_scatter holds up the next all_gather.
+* After the step, persistent (small) parameters are gathered once for all.
+* ZeRO++: ``zero_quantized_weights`` gathers int8 and dequantises; ``zero_hpz_partition_size`` gathers backward's
+  parameters from a second copy inside a few ranks; ``zero_quantized_gradients`` sends int4 gradients by all_to_all
+  inside nodes, then between them, in place of the reduce_scatter.
+* ``offload_param``: shards come over PCIe before they are gathered. ``offload_optimizer`` as in stages 1 and 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clustersim.mesh import Ints, Mesh
+from clustersim.model import Model, StepCost
+from clustersim.program import COMPUTE_STREAM, Collective
+from clustersim.strategies import base, sharded
+from clustersim.strategies.zero_config import ZeroConfig, elements
+from clustersim.strategies.zero_step import finite_norm, update
+from clustersim.strategies.zero_trace import Module, Visit, modules, persistent, visits
+from clustersim.units import format_bytes
+
+OUTSTANDING = 3
+"""Gathers the host issues ahead of the kernels that use them (__max_ongoing_fetch_events)."""
+INT4, INT8 = 0.5, 1.0
+
+
+def play(
+    ops: base.OpList,
+    model: Model,
+    cost: StepCost,
+    mesh: Mesh,
+    config: ZeroConfig,
+    steps: int,
+    host: sharded.Host,
+) -> None:
+    """Write the op list of ``steps`` iterations; see the module's docstring."""
+    block = config.zero_optimization
+    found = modules(model, block)
+    recording, recorded = visits(found, block, recorded=False), visits(found, block)
+    world = mesh.world_group()
+    near = sharded.shard_groups(
+        mesh, block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size"
+    )
+    rank = _Rank(ops, model, cost, config, found, world, near if near.shape[1] > 1 else world, mesh, host)
+    for step in range(steps):
+        base.begin_step(ops, cost, step)
+        for micro_step in range(config.gradient_accumulation_steps):
+            rank.micro_step(recorded if step or micro_step else recording)
+        rank.step()
+
+
+@dataclass
+class _Rank:
+    """One rank's ZeRO-3 engine while a Program is written.
+
+    Parameters
+    ----------
+    gathered : module -> op its kernel waits for. kernels : the last ones, which bound how far the host is ahead.
+    filled : elements in the gradient bucket. reduced, home : reductions and copies to the host of this step.
+    after_step : what gathers wait for at a step's begin.
+    """
+
+    ops: base.OpList
+    model: Model
+    cost: StepCost
+    config: ZeroConfig
+    modules: tuple[Module, ...]
+    world: Ints
+    near: Ints
+    mesh: Mesh
+    host: sharded.Host
+    gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kernels: list[int] = field(default_factory=list)
+    filled: int = 0
+    wait: tuple[int, ...] = ()
+    reduced: list[int] = field(default_factory=list)
+    home: list[int] = field(default_factory=list)
+    after_step: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that share."""
+        return self.mesh.world_size
+
+    def micro_step(self, plan: tuple[Visit, ...]) -> None:
+        """Forward and backward as the coordinator lets them run."""
+        if not self.kernels and self.ops.ops:
+            self.after_step = (*self.after_step, len(self.ops.ops) - 1)
+        for k, visit in enumerate(plan):
+            forward = k < len(self.modules)
+            groups = self.world if forward else self.near
+            if visit.fetch:
+                self._gather((visit.module,), groups)
+            after = (*self.gathered.pop(visit.module, ()), *self.wait)
+            if visit.prefetch:
+                # What is gathered across the turn from forward to backward is gathered for backward.
+                turning = k + 1 >= len(self.modules)
+                self._gather(visit.prefetch, self.near if turning else groups)
+            self.wait = ()
+            self._run(self.modules[visit.module], forward, after)
+        self._reduce()
+        self.gathered.clear()
+
+    def _run(self, module: Module, forward: bool, after: tuple[int, ...]) -> None:
+        cost, i, name = self.cost, module.layer, module.name
+        if self.config.zero_optimization.zero_quantized_weights and after and module.numel:
+            traffic = module.numel * (INT8 + 2.0)
+            self.ops.compute(f"dequantise {name}", base.gradient_pass(traffic, cost), "gradient", after=after)
+        seconds, flops = (
+            (cost.forward[i], cost.forward_flops[i]) if forward else (cost.backward[i], cost.backward_flops[i])
+        )
+        bound, phase = (cost.forward_bound[i], "forward") if forward else (cost.backward_bound[i], "backward")
+        label = f"{'fwd' if forward else 'bwd'} {name}"
+        seconds, flops = float(seconds) * module.share, float(flops) * module.share
+        self.kernels.append(self.ops.compute(label, seconds, phase, bound, flops=flops, after=after))
+        if not forward:
+            for tensor in reversed(module.gradients):
+                self._add(tensor.numel)
+
+    # --- parameters --------------------------------------------------------------------------------------------------
+
+    def _gather(self, which: tuple[int, ...], groups: Ints) -> None:
+        """One coalesced all_gather of several modules."""
+        block = self.config.zero_optimization
+        dtype: str = self.config.param_dtype
+        numel = sum(self.modules[m].numel for m in which)
+        first = self.modules[which[0]].name
+        name = first if len(which) == 1 else f"{first} and {len(which) - 1} more"
+        after = (*self.after_step, *self.kernels[-OUTSTANDING : 1 - OUTSTANDING])
+        self.after_step = ()
+        if self.config.offloads_parameters:
+            share = sharded.nbytes(numel, dtype) / self.ranks
+            after = (self.host.copy(self.ops, f"h2d {name}", share, sharded.H2D_STREAM, after),)
+        if groups.shape[1] > 1:
+            size, dtype = (
+                (numel * INT8, "uint8") if block.zero_quantized_weights else (sharded.nbytes(numel, dtype), dtype)
+            )
+            communicator = "world" if groups is self.world else "hpz"
+            op = Collective(
+                f"all_gather {name}", "all_gather", float(size), groups, after=after, dtype=dtype,
+                communicator=communicator, step=self.ops.step,
+            )  # fmt: skip
+            after = (self.ops.add(op),)
+        for m in which:
+            self.gathered[m] = after
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def _add(self, numel: int) -> None:
+        if self.filled and self.filled + numel > elements(self.config.zero_optimization.reduce_bucket_size):
+            self._reduce()
+        self.filled += numel
+
+    def _reduce(self) -> None:
+        """Copy, average and reduce-scatter the bucket."""
+        block, numel = self.config.zero_optimization, self.filled
+        if not numel:
+            return
+        self.filled, k = 0, len(self.reduced)
+        nbytes = sharded.nbytes(numel, self.config.param_dtype)
+        traffic = (4.0 if self.ranks > 1 else 2.0) * nbytes
+        sent = self.ops.compute(
+            f"fill bucket {k}", base.gradient_pass(traffic, self.cost), "gradient", after=self.wait, nbytes=traffic
+        )
+        self.wait = ()
+        for kind, size, groups, dtype, communicator in self._reduction(numel, nbytes):
+            op = Collective(
+                f"{kind} bucket {k}", kind, size, groups, after=(sent,), dtype=dtype, communicator=communicator,
+                step=self.ops.step,
+            )  # fmt: skip
+            sent = self.ops.add(op)
+        self.reduced.append(sent)
+        if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
+            self.wait = (sent,)
+        if self.config.offloads_optimizer:
+            copied = self.host.copy(self.ops, f"d2h bucket {k}", nbytes / self.ranks, sharded.D2H_STREAM, (sent,))
+            self.home.append(copied)
+
+    def _reduction(self, numel: int, nbytes: float) -> list[tuple[str, float, Ints, str, str]]:
+        """(kind, bytes, groups, element type, communicator) of what reduces a bucket, in order."""
+        if self.ranks == 1:
+            return []
+        if not self.config.zero_optimization.zero_quantized_gradients:
+            return [("reduce_scatter", nbytes, self.world, self.config.param_dtype, "world")]
+        inside = sharded.shard_groups(self.mesh, self.mesh.nproc_per_node, "$.cluster.gpus_per_node")
+        hops = [("all_to_all", numel * INT4, inside, "uint8", "node")]
+        if self.mesh.n_nodes > 1:
+            hops.append(("all_to_all", numel * INT4 / self.mesh.nproc_per_node, inside.T.copy(), "uint8", "rail"))
+        return hops
+
+    def step(self) -> None:
+        """Norm, Adam on this rank's part, and persistent parameters to everybody."""
+        config, numel = self.config, self.model.parameters / self.ranks
+        after = tuple(self.home[-1:] or self.reduced[-1:])
+        after = finite_norm(self.ops, self.cost, config, self.world, numel, after)
+        updated = update(self.ops, self.cost, config, self.host, numel, self.ranks, after)
+        self.reduced, self.home, self.kernels, self.after_step = [], [], [], (updated,)
+        small = persistent(self.model, config.zero_optimization)
+        if small and self.ranks > 1:
+            nbytes = sharded.nbytes(small, config.param_dtype)
+            op = Collective(
+                "all_gather persistent", "all_gather", nbytes, self.world, after=(updated,), dtype=config.param_dtype,
+                step=self.ops.step,
+            )  # fmt: skip
+            self.wait = (self.ops.add(op),)
+
+
+def notes(model: Model, mesh: Mesh, config: ZeroConfig) -> tuple[str, ...]:
+    """What the coordinator does, in words."""
+    block = config.zero_optimization
+    plan = visits(modules(model, block), block)
+    live = format_bytes(sharded.nbytes(max(visit.live for visit in plan), config.param_dtype))
+    calls = sum(visit.fetch + bool(visit.prefetch) for visit in plan)
+    return (
+        f"zero3: {mesh.world_size} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
+        *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if config.offloads_optimizer else ()),
+    )
