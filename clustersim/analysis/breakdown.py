@@ -1,0 +1,93 @@
+"""Where the time went: every instant of every GPU in exactly one state, so that shares add up to 100 %.
+
+* *Exposed communication* is time in which a GPU runs no kernel because a transfer is running (Megatron-LM's and
+  PyTorch HTA's "non-overlapped communication"; HTA counts a wait for a peer as communication too, since a trace shows
+  one NCCL kernel for both: here it is a *stall* of its own). Communication beside a kernel is *hidden* and costs only
+  what the kernel loses to it; it is counted beside the states, not among them.
+* *Bubble* is time a GPU is idle by the schedule's structure: a pipeline stage whose neighbours have nothing for it
+  yet, or a rank whose own list is over. The *bubble fraction* is bubble time over the whole step (GPipe, Huang et al.
+  2019, where p stages and m micro-batches give (p-1)/(m+p-1); Megatron-LM, Narayanan et al. 2021, divides by the ideal
+  time without bubbles, (p-1)/m, which is this fraction f as f/(1-f)).
+* A *stall* is any other wait for a peer: ranks that run one op list can be apart only because one is slower, or is
+  itself held; :func:`clustersim.analysis.stalls.stalls` says which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.pieces import BUBBLE, EXPOSED, STATES, Pieces, pieces
+from clustersim.timeline import Timeline
+
+
+def breakdown(
+    timeline: Timeline,
+    *,
+    begin: float | None = None,
+    end: float | None = None,
+    warmup_steps: int = 2,
+    cut: Pieces | None = None,
+) -> dict[str, Any]:
+    """Seconds and shares of each state, per rank, in the steady state or from ``begin`` to ``end`` [s].
+
+    Parameters
+    ----------
+    warmup_steps : as in :func:`clustersim.analysis.metrics.summary`; not used where ``begin`` or ``end`` is given.
+    cut : the partition, where the caller has it already.
+
+    Returns
+    -------
+    dict of ``states`` (k,) str; ``rank`` (w,) int; ``seconds`` (w, k) float [s per step]; ``shares`` (w, k) float, 1 in
+    every row's sum; ``mean`` (k,) float, shares averaged over ranks; ``hidden_communication_s`` and
+    ``communication_s`` (w,) float [s per step], a transfer runs beside a kernel, and at all; ``bubble_fraction`` and
+    ``exposed_fraction`` (w,) float; ``step_time_s`` float; ``begin``, ``end`` float [s]; ``steps`` int.
+    """
+    if cut is None:
+        cut, n_steps = steady_pieces(timeline, begin, end, warmup_steps)
+    else:
+        n_steps = steps_between(timeline, cut.begin, cut.end)
+    length, n, k = max(cut.end - cut.begin, 0.0), len(cut.ranks), len(STATES)
+    of_class = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k).reshape(n, k)
+    hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
+    whole = of_class.sum(axis=1, keepdims=True)
+    share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)
+    shares, seconds = share[cut.class_of], (of_class / n_steps)[cut.class_of]
+    return {
+        "states": np.array(STATES),
+        "rank": np.arange(timeline.world_size),
+        "seconds": seconds,
+        "shares": shares,
+        "mean": shares.mean(axis=0),
+        "hidden_communication_s": (hidden / n_steps)[cut.class_of],
+        "communication_s": ((hidden + of_class[:, EXPOSED]) / n_steps)[cut.class_of],
+        "bubble_fraction": shares[:, BUBBLE],
+        "exposed_fraction": shares[:, EXPOSED],
+        "step_time_s": length / n_steps,
+        "begin": cut.begin,
+        "end": cut.end,
+        "steps": n_steps,
+    }
+
+
+def steady_pieces(
+    timeline: Timeline, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
+) -> tuple[Pieces, int]:
+    """The partition of the steady state (or of the window given), and how many steps it holds."""
+    if begin is None and end is None:
+        window = steady_window(timeline, warmup_steps)
+        return pieces(timeline, window.begin, window.end), len(window.steps)
+    cut = pieces(timeline, begin, end)
+    return cut, steps_between(timeline, cut.begin, cut.end)
+
+
+def steps_between(timeline: Timeline, begin: float, end: float) -> int:
+    """How many steps end inside a window, at least 1."""
+    if not len(timeline.row_op):
+        return 1
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)[timeline.row_op]
+    last = np.full(int(steps.max()) + 1, -np.inf)
+    np.maximum.at(last, steps, timeline.row_end)
+    return max(1, int(((last > begin) & (last <= end * (1 + 1e-12))).sum()))

@@ -1,0 +1,80 @@
+"""Steps whose gradient communication begins late: the network is idle beside backward, and busy after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.pieces import Pieces
+from clustersim.timeline import Timeline
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
+
+
+@dataclass(frozen=True)
+class LateStart:
+    """One step's late start.
+
+    Parameters
+    ----------
+    idle : float [s], from the end of the first backward op to the first gradient transfer, transfers in between left
+        out. op : that transfer. rank : whose times these are. begin, end : float [s], the idle stretch.
+    backward : float [s], from the first backward op's begin to the last one's end.
+    """
+
+    idle: float
+    op: int
+    rank: int
+    begin: float
+    end: float
+    backward: float
+
+
+def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
+    """Per step of the window: how long the network could have carried gradients but had none, on a typical rank."""
+    ops, rank = timeline.ops, _typical(timeline)
+    spans = timeline.spans([rank])
+    inside = (spans["end"] > cut.begin) & (spans["ready"] < cut.end)
+    of = spans["op"]
+    step = np.array([op.step for op in ops], dtype=np.int64)[of]
+    backward = np.array([op.phase == "backward" for op in ops], dtype=bool)[of] & inside
+    talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[of] & inside
+    reduces = np.array([op.kind in _REDUCES for op in ops], dtype=bool)[of] & talks
+    found = {}
+    for s in np.unique(step[inside]).tolist():
+        back, sent = np.flatnonzero(backward & (step == s)), np.flatnonzero(reduces & (step == s))
+        if not len(back):
+            continue
+        sent = sent[spans["ready"][sent] >= spans["start"][back[0]]]
+        if not len(sent):
+            continue
+        first = int(sent[np.argmin(spans["ready"][sent])])
+        begin, end = float(spans["end"][back[0]]), float(spans["ready"][first])
+        busy = _covered(spans["start"][talks], spans["end"][talks], begin, end)
+        length = float(spans["end"][back[-1]] - spans["start"][back[0]])
+        found[s] = LateStart(max(0.0, end - begin - busy), int(of[first]), rank, begin, end, length)
+    return found
+
+
+def _typical(timeline: Timeline) -> int:
+    """A rank that runs backward ops; of those the first."""
+    backward = np.array([op.phase == "backward" for op in timeline.ops], dtype=bool)
+    rows = np.flatnonzero(backward[timeline.row_op])
+    return int(timeline.rank_sets[int(timeline.row_set[rows[0]])][0]) if len(rows) else 0
+
+
+def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:
+    """Seconds of [begin, stop] in which at least one of these intervals is open."""
+    order = np.argsort(start, kind="stable")
+    total, reached = 0.0, begin
+    for low, high in zip(start[order].tolist(), end[order].tolist(), strict=True):
+        low, high = max(low, reached), min(high, stop)
+        if high > low:
+            total += high - low
+        reached = max(reached, high)
+    return total

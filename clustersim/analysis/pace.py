@@ -1,0 +1,73 @@
+"""How fast each rank computes, against the others that run the same ops."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.timeline import Timeline
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+SLOW = 0.03
+"""A rank is slow where its kernels take this much longer than its role's median."""
+OUTLIER = 5.0
+"""The slowest of a few thousand normal draws is some four standard deviations away; what is further is no accident."""
+FEW = 4
+"""Of fewer ranks than this the spread says nothing."""
+
+
+def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
+    """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
+    compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
+    # A little slack: the first op of a step begins at the very end of the step before.
+    slack = 1e-9 * max(timeline.makespan, 1e-30)
+    rows = np.flatnonzero(
+        compute[timeline.row_op] & (timeline.row_start >= begin - slack) & (timeline.row_start < end - slack)
+    )
+    of_set = np.bincount(
+        timeline.row_set[rows],
+        weights=timeline.row_end[rows] - timeline.row_start[rows],
+        minlength=len(timeline.rank_sets),
+    )
+    seconds = np.zeros(timeline.world_size)
+    for ranks, value in zip(timeline.rank_sets, of_set.tolist(), strict=True):
+        if value:
+            seconds[ranks] += value
+    return seconds
+
+
+def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
+    """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
+    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    used = np.zeros((timeline.world_size, max(len(names), 1)), dtype=bool)
+    for code in np.unique(timeline.row_set * len(names) + number[timeline.row_op]).tolist():
+        used[timeline.rank_sets[code // len(names)], code % len(names)] = True
+    _, of = np.unique(used, axis=0, return_inverse=True)
+    return np.asarray(of, dtype=np.int64).ravel()
+
+
+def pace_ratios(timeline: Timeline) -> Floats:
+    """(world_size,) float: each rank's kernel time in the whole run over the median of its role; 1 without any."""
+    seconds = kernel_seconds(timeline)
+    role, ratio = roles(timeline), np.ones(timeline.world_size)
+    for r in np.unique(role).tolist():
+        mine = role == r
+        median = float(np.median(seconds[mine]))
+        if median > 0:
+            ratio[mine] = seconds[mine] / median
+    return ratio
+
+
+def slow_ranks(timeline: Timeline, ratio: Floats) -> npt.NDArray[np.bool_]:
+    """(world_size,) bool: ranks :data:`SLOW` behind the median and further from it than the spread of the others
+    explains (:data:`OUTLIER` robust standard deviations, 1.4826 times the median deviation)."""
+    role, slow = roles(timeline), np.zeros(timeline.world_size, dtype=np.bool_)
+    for r in np.unique(role).tolist():
+        mine = np.flatnonzero(role == r)
+        spread = 1.4826 * float(np.median(np.abs(ratio[mine] - 1))) if len(mine) >= FEW else 0.0
+        slow[mine] = ratio[mine] - 1 > max(SLOW, OUTLIER * spread)
+    return slow

@@ -1,0 +1,211 @@
+"""Every instant of every rank, in one state: the partition that breakdown, stalls and the report are sums of.
+
+A rank's streams may all be busy at once, so a rule says which of them an instant belongs to, in this order:
+
+1. a kernel on the compute stream (or, where a measured run names its streams otherwise, any kernel);
+2. a kernel on another stream of the device, such as a communication hook's cast;
+3. a transfer that is running: nothing computes, so it is *exposed*;
+4. a transfer that waits for a peer to arrive: a *stall*, or a *bubble* where the schedule itself is the reason;
+5. the host: copies to and from it, its own work, loading input;
+6. work that is ready and queues for a server;
+7. nothing. In a simulated run a rank without any open op has finished early (a bubble); on a real machine its queue is
+   empty because the host has not launched anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.program import COMPUTE_STREAM
+from clustersim.timeline import OpInfo, Timeline, alike
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+STATES = (
+    "compute-bound",
+    "memory-bound",
+    "launch-bound",
+    "optimizer",
+    "exposed communication",
+    "stall",
+    "bubble",
+    "host",
+)
+"""What an instant of a rank can be."""
+
+COMPUTE, MEMORY, LAUNCH, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
+_OF_BOUND = {"memory": MEMORY, "launch": LAUNCH, "host": HOST}
+_HOST_PHASES = frozenset({"memcpy", "input"})
+
+KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
+"""Why an instant has its state: the rules above, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A partition of ``[begin, end]`` for one rank of each class of ranks that behave alike.
+
+    Parameters
+    ----------
+    begin, end : float [s], the window.
+    ranks : (c,) int, the representatives. class_of : (world_size,) int, index into ``ranks``.
+    owner : (n,) int, index into ``ranks``. start, stop : (n,) float [s]; sorted by owner, then start.
+    state : (n,) int, index into :data:`STATES`. why : (n,) int, the rule that gave it.
+    op : (n,) int, the op the instant belongs to; -1 for none.
+    beside : (n,) int, a transfer that runs hidden beside a kernel; -1 for none.
+    """
+
+    begin: float
+    end: float
+    ranks: Ints
+    class_of: Ints
+    owner: Ints
+    start: Floats
+    stop: Floats
+    state: Ints
+    why: Ints
+    op: Ints
+    beside: Ints
+
+    @property
+    def seconds(self) -> Floats:
+        """(n,) float [s], length of each piece."""
+        length: Floats = self.stop - self.start
+        return length
+
+    @property
+    def weight(self) -> Floats:
+        """(c,) float, how many ranks each representative stands for."""
+        return np.bincount(self.class_of, minlength=len(self.ranks)).astype(np.float64)
+
+
+def pieces(timeline: Timeline, begin: float | None = None, end: float | None = None) -> Pieces:
+    """The partition of a timeline, or of the window from ``begin`` to ``end`` [s]."""
+    t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
+    ranks, class_of = alike(timeline)
+    spans = _spans(timeline, ranks, t0, t1)
+    scale = 2.0 * max(t1 - t0, 1e-30)  # one float orders by rank, then by time
+    owner, key = _cuts(spans, len(ranks), t1 - t0, scale)
+    left = key[:-1][owner[1:] == owner[:-1]]
+    right = key[1:][owner[1:] == owner[:-1]]
+    who = owner[:-1][owner[1:] == owner[:-1]]
+    why, op, beside = _holders(timeline, spans, who, left, scale)
+    shift = t0 - who * scale
+    return Pieces(
+        t0, t1, ranks, class_of, who, left + shift, right + shift, _states(timeline, why, op), why, op, beside
+    )
+
+
+def is_server(op: OpInfo) -> bool:
+    """Whether an op belongs to a parameter server."""
+    return "server" in op.role
+
+
+def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> dict[str, npt.NDArray[Any]]:
+    """Spans that touch the window as columns owner, op, ready, start, end; times from ``t0`` on."""
+    inside = (timeline.row_end > t0) & (timeline.row_ready < t1)
+    sizes = np.array([len(s) for s in timeline.rank_sets], dtype=np.int64)
+    chosen = np.full(timeline.world_size, -1, dtype=np.int64)
+    chosen[ranks] = np.arange(len(ranks))
+    members = chosen[np.concatenate([*timeline.rank_sets, np.zeros(0, dtype=np.int64)])]
+    kept = members >= 0
+    sizes = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[kept], minlength=len(sizes))
+    members = members[kept]
+    rows = np.flatnonzero(inside)
+    repeat = sizes[timeline.row_set[rows]]
+    first = (np.cumsum(sizes) - sizes)[timeline.row_set[rows]]
+    within = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    columns = {"owner": members[np.repeat(first, repeat) + within], "op": np.repeat(timeline.row_op[rows], repeat)}
+    for name in ("ready", "start", "end"):
+        column: Floats = getattr(timeline, f"row_{name}")[rows]
+        columns[name] = np.repeat(np.clip(column - t0, 0.0, t1 - t0), repeat)
+    order = np.lexsort((columns["op"], columns["start"], columns["owner"]))
+    return {name: column[order] for name, column in columns.items()}
+
+
+def _cuts(spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float) -> tuple[Ints, Floats]:
+    """Where any span of a rank begins or ends, as (owner, key), sorted and unique; the window's edges among them."""
+    base = np.arange(n) * scale
+    offset = spans["owner"] * scale
+    marks = [base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))]
+    key = np.unique(np.concatenate(marks))
+    return (key / scale + 1e-9).astype(np.int64), key
+
+
+def _holders(
+    timeline: Timeline, spans: dict[str, npt.NDArray[Any]], who: Ints, left: Floats, scale: float
+) -> tuple[Ints, Ints, Ints]:
+    """Per piece the rule, its op, and the transfer hidden beside it."""
+    ops = timeline.ops
+    names = list(dict.fromkeys(op.stream for op in ops))
+    stream = np.array([names.index(op.stream) for op in ops], dtype=np.int64)
+    running, waiting = _rules(ops)
+    why, op = np.full(len(left), NOTHING, dtype=np.int64), np.full(len(left), -1, dtype=np.int64)
+    beside = np.full(len(left), -1, dtype=np.int64)
+    for s in range(len(names)):
+        here = np.flatnonzero(stream[spans["op"]] == s)
+        if not len(here):
+            continue
+        owner, of = spans["owner"][here], spans["op"][here]
+        ready, start, end = (spans[name][here] + owner * scale for name in ("ready", "start", "end"))
+        # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends.
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+        ready = np.minimum(np.maximum(ready, before), start)
+        at = np.searchsorted(ready, left, side="right") - 1
+        valid = (at >= 0) & (owner[at] == who) & (left < end[at])
+        rule = np.where(left < start[at], waiting[of[at]], running[of[at]])
+        rule = np.where(valid, rule, NOTHING)
+        beside = np.where((rule == TRANSFER) & (beside < 0), of[at], beside)
+        better = rule < why
+        why, op = np.where(better, rule, why), np.where(better, of[at], op)
+    return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
+
+
+def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
+    """Per op the rule of an instant it runs in, and of one it waits in."""
+    usual = any(op.stream == COMPUTE_STREAM for op in ops)
+    running, waiting = np.zeros(len(ops), dtype=np.int64), np.zeros(len(ops), dtype=np.int64)
+    for i, op in enumerate(ops):
+        if op.kind != "compute":
+            running[i], waiting[i] = TRANSFER, PEER
+            continue
+        on_host = op.bound == "host" or op.phase in _HOST_PHASES
+        main = op.stream == COMPUTE_STREAM or not (usual or on_host)
+        running[i] = KERNEL if main else HOST_WORK if on_host else SIDE_KERNEL
+        waiting[i] = QUEUED
+    return running, waiting
+
+
+def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
+    """State of each piece from its rule and op."""
+    ops = timeline.ops
+    kernel = np.array([_kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
+    peer = np.array([BUBBLE if by_structure(timeline, o) else STALL for o in ops] + [BUBBLE], dtype=np.int64)
+    nothing = BUBBLE if timeline.source == "simulated" else HOST
+    return np.select(
+        [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
+        [kernel[op], EXPOSED, peer[op], HOST, STALL],
+        nothing,
+    )
+
+
+def _kernel_state(op: OpInfo) -> int:
+    if op.bound == "host" or op.phase in _HOST_PHASES:
+        return HOST
+    return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)
+
+
+def by_structure(timeline: Timeline, op: OpInfo) -> bool:
+    """Whether a wait at this op is the schedule's own: its peer runs another op list (a pipeline's other stage), or
+    hands work on point to point. Ranks of one op list that meet in a collective differ only in pace; and a server that
+    is not ready is a stall."""
+    meets = op.detail.get("meets", ())
+    if is_server(op) or any(is_server(timeline.ops[other]) for other in meets):
+        return False
+    return bool(meets) or op.kind in {"send", "recv"}

@@ -1,0 +1,240 @@
+"""Causes in plain words, with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.analysis.stalls import Causes, Charge
+
+
+def sentence(found: Causes, charge: Charge) -> str:
+    """One cause as a sentence: what, where, by how much, and what it costs."""
+    said = _WORDS.get(charge.cause, _unknown)(found, charge)
+    return f"{said} Cost: {_cost(found, charge)}."
+
+
+def _cost(found: Causes, charge: Charge) -> str:
+    world = found.timeline.world_size
+    per_step = charge.seconds / (world * found.steps)
+    length = (found.cut.end - found.cut.begin) / found.steps
+    share = per_step / length if length > 0 else 0.0
+    return f"{format_time(per_step)} of every {format_time(length)} step ({share:.1%}), mean over {_ranks(world)}"
+
+
+def _ranks(n: int) -> str:
+    return "1 GPU" if n == 1 else f"{n:,} GPUs"
+
+
+def _op(found: Causes, op: int) -> str:
+    return f"'{found.timeline.ops[op].name}'" if op >= 0 else "nothing"
+
+
+def _link(found: Causes, link: int) -> str:
+    use = found.timeline.links
+    return use.link_names[link] if use is not None and link >= 0 else "a link"
+
+
+def _exposed(found: Causes, charge: Charge) -> str:
+    return f"rank {charge.rank} waits {format_time(charge.worst)} for {_op(found, charge.op)} alone"
+
+
+def _narrow(found: Causes, charge: Charge) -> str:
+    use, op = found.timeline.links, charge.holder_op if charge.holder_op in found.facts else charge.op
+    fact = found.facts.get(op)
+    if use is None or fact is None or charge.link < 0:
+        return _unknown(found, charge)
+    bandwidth = float(use.link_bandwidth[charge.link])
+    text = f"The link {_link(found, charge.link)} ({format_bytes(bandwidth)}/s) holds the transfers: "
+    text += f"it lets {format_bytes(fact.alone)}/s of payload through"
+    other, allowed = fact.runner_up
+    if other >= 0 and np.isfinite(allowed):
+        text += f", where the next narrowest, {_link(found, other)}, would let {allowed / fact.alone:.1f} times as much"
+    return f"{text}; {_exposed(found, charge)}."
+
+
+def _shared(found: Causes, charge: Charge) -> str:
+    op = charge.holder_op if charge.holder_op in found.facts else charge.op
+    fact = found.facts[op]
+    others = sharers(found, op, charge.link)
+    whom = " with " + ", ".join(f"'{name}'" for name in others[:3]) if others else " with other groups of the same op"
+    return (
+        f"The link {_link(found, charge.link)} is shared{whom}: {_op(found, op)} gets {format_bytes(fact.rate)}/s of "
+        f"payload where alone it would get {format_bytes(min(fact.alone, fact.ceiling))}/s; {_exposed(found, charge)}."
+    )
+
+
+def sharers(found: Causes, op: int, link: int) -> list[str]:
+    """Names of other ops that used a link while an op's transfers ran, the longest beside it first."""
+    use = found.timeline.links
+    if use is None or link < 0:
+        return []
+    crossing = np.array([bool((links == link).any()) for links, _ in use.loads], dtype=bool)
+    of = use.transfer_op[use.segment_transfer]
+    mine = of == op
+    if not mine.any():
+        return []
+    begin, end = float(use.segment_start[mine].min()), float(use.segment_end[mine].max())
+    beside = np.minimum(use.segment_end, end) - np.maximum(use.segment_start, begin)
+    others = ~mine & crossing[use.transfer_load[use.segment_transfer]] & (beside > 0)
+    seconds = np.bincount(of[others], weights=beside[others], minlength=len(found.timeline.ops))
+    order = np.argsort(-seconds, kind="stable")
+    return [found.timeline.ops[i].name for i in order.tolist() if seconds[i] > 0]
+
+
+def _kernels(found: Causes, charge: Charge) -> str:
+    fact = found.facts[charge.holder_op if charge.holder_op in found.facts else charge.op]
+    return (
+        f"Communication kernels, not links, limit {_op(found, charge.op)}: they sustain {format_bytes(fact.ceiling)}/s "
+        f"of payload where the links would let {format_bytes(fact.alone)}/s through; {_exposed(found, charge)}."
+    )
+
+
+def _latency(found: Causes, charge: Charge) -> str:
+    timeline = found.timeline
+    op = charge.op if charge.op in found.facts else charge.holder_op
+    fact, info = found.facts[op], timeline.ops[op]
+    text = f"Collectives like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
+    text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
+    if np.isfinite(fact.alone) and fact.latency > 0:
+        text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
+    alike = sum(
+        1
+        for i, other in enumerate(timeline.ops)
+        if other.step == info.step and i in found.facts and found.facts[i].limit == "latency"
+    )
+    queued = queue_seconds(found, op)
+    text += f". A step has {alike} of them" + (", one behind the other on the communicator" if alike > 1 else "")
+    if queued > 0:
+        text += f" (this one queued for {format_time(queued)})"
+    return text + f"; {_exposed(found, charge)}."
+
+
+def queue_seconds(found: Causes, op: int) -> float:
+    """Seconds an op was kept from starting by the op before it on its stream, on the first rank that runs it."""
+    timeline = found.timeline
+    rows = np.flatnonzero(timeline.row_op == op)
+    if not len(rows):
+        return 0.0
+    rank = int(timeline.rank_sets[int(timeline.row_set[rows[0]])][0])
+    spans = timeline.spans([rank])
+    ends = dict(zip(spans["op"].tolist(), spans["end"].tolist(), strict=True))
+    needs = [ends[i] for i in timeline.ops[op].after if i in ends]
+    return max(0.0, float(timeline.row_ready[rows[0]]) - max(needs)) if needs else 0.0
+
+
+def _late_start(found: Causes, charge: Charge) -> str:
+    info = found.timeline.ops[charge.op]
+    fact = found.late[info.step]
+    part = fact.idle / fact.backward if fact.backward > 0 else 0.0
+    return (
+        f"Communication starts late: {_op(found, charge.op)} ({format_bytes(info.nbytes)}) is the first to send "
+        f"gradients, {format_time(fact.idle)} ({part:.0%} of backward) after the first of them were made, while the "
+        f"network was idle; {format_time(charge.worst)} of what is exposed after backward could have been hidden there."
+    )
+
+
+def _slow(found: Causes, charge: Charge) -> str:
+    ratio = float(found.pace[charge.holder_rank])
+    return (
+        f"Rank {charge.holder_rank} is slow: its kernels take {ratio:.2f} times the median of its peers, and "
+        f"{len(charge.ranks)} ranks wait for it, longest rank {charge.rank} at {_op(found, charge.op)}, "
+        f"{format_time(charge.worst)} while rank {charge.holder_rank} was still in {_op(found, charge.holder_op)}."
+    )
+
+
+def _jitter(found: Causes, charge: Charge) -> str:
+    spread = float(np.ptp(found.pace))
+    return (
+        f"Ranks differ from step to step, none is always slow (means within {spread:.1%}): everybody waits for the "
+        f"last, longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"
+        + (f" for rank {charge.holder_rank}." if charge.holder_rank >= 0 else ".")
+    )
+
+
+def _server(found: Causes, charge: Charge) -> str:
+    timeline = found.timeline
+    fact = found.facts.get(charge.op)
+    meets = timeline.ops[charge.op].detail.get("meets", ())
+    clients = len(charge.ranks)
+    text = f"The parameter server holds {clients} ranks: rank {charge.rank} spends {format_time(charge.worst)} in "
+    text += f"{_op(found, charge.op)}"
+    if charge.holder_op >= 0:
+        text += f" while the server is busy with {_op(found, charge.holder_op)}"
+    elif meets:
+        text += f" with the server's {_op(found, int(meets[0]))}"
+    if fact is not None and fact.link >= 0:
+        text += f", {format_bytes(fact.rate)}/s over {_link(found, fact.link)}"
+        if fact.limit == "shared link":
+            text += f", shared by all of them (alone: {format_bytes(min(fact.alone, fact.ceiling))}/s)"
+    return text + "."
+
+
+def _schedule(found: Causes, charge: Charge) -> str:
+    return (
+        f"Bubble: by the schedule itself {len(charge.ranks)} ranks have nothing to do for a while, longest rank "
+        f"{charge.rank}, {format_time(charge.worst)}"
+        + (f" before {_op(found, charge.op)}." if charge.op >= 0 else " at the end of its list.")
+    )
+
+
+def _late_launch(found: Causes, charge: Charge) -> str:
+    return (
+        f"Ranks reach collectives at different times because their hosts launch late: rank {charge.rank} waits "
+        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, whose GPU was idle."
+    )
+
+
+def _host_copies(found: Causes, charge: Charge) -> str:
+    return (
+        f"Copies between host and GPU hold the GPU: rank {charge.rank} waits {format_time(charge.worst)} for "
+        f"{_op(found, charge.holder_op if charge.holder_op >= 0 else charge.op)}."
+    )
+
+
+def _host(found: Causes, charge: Charge) -> str:
+    return f"The GPU waits for the host: {_op(found, charge.op)}, {format_time(charge.worst)} on rank {charge.rank}."
+
+
+def _idle(found: Causes, charge: Charge) -> str:
+    return (
+        f"Launch-bound: GPUs have nothing queued, since the host launches kernels more slowly than they run; on rank "
+        f"{charge.rank} for {format_time(charge.worst)} in all."
+    )
+
+
+def _launch(found: Causes, charge: Charge) -> str:
+    length = found.cut.end - found.cut.begin
+    share = charge.worst / length if length > 0 else 0.0
+    return (
+        f"Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to launch "
+        f"them, such as {_op(found, charge.op)}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU "
+        "would not."
+    )
+
+
+def _unknown(found: Causes, charge: Charge) -> str:
+    return f"Communication is exposed: {_exposed(found, charge)}; what limits it is not known."
+
+
+_WORDS: dict[str, Callable[[Causes, Charge], str]] = {
+    "link": _narrow,
+    "shared link": _shared,
+    "kernels": _kernels,
+    "latency": _latency,
+    "late start": _late_start,
+    "slow rank": _slow,
+    "jitter": _jitter,
+    "parameter server": _server,
+    "schedule": _schedule,
+    "late launch": _late_launch,
+    "host copies": _host_copies,
+    "host": _host,
+    "idle device": _idle,
+    "launch": _launch,
+}

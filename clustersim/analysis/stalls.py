@@ -1,0 +1,295 @@
+"""Why a GPU did not do useful work: every such instant charged to one cause, the causes that cost most first.
+
+An instant of a rank that is not useful compute is charged to
+
+* ``link``, ``shared link``, ``kernels``, ``latency``: a transfer runs and nothing computes beside it; which of them is
+  what holds that transfer (:mod:`clustersim.analysis.transfers`).
+* ``late start``: as above, but the network had been idle in this step's backward for as long before the first gradients
+  came: had they come as they were made, that much of what is exposed could have been hidden.
+* ``slow rank``, ``jitter``: it waits for a peer that still computes. A rank whose kernels take longer than its role's
+  median over the whole window is slow; otherwise paces differ from step to step.
+* ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
+  structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
+* ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.
+* ``launch``: kernels run that are shorter than the time the host takes to launch them.
+
+A wait for a rank that itself waits is followed to the end of the chain (:mod:`clustersim.analysis.chase`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clustersim.analysis.breakdown import steady_pieces
+from clustersim.analysis.chase import Chase, Held
+from clustersim.analysis.late_start import late_starts
+from clustersim.analysis.pace import Floats, pace_ratios, slow_ranks
+from clustersim.analysis.pieces import (
+    EXPOSED,
+    HOST,
+    HOST_WORK,
+    KERNEL,
+    LAUNCH,
+    NOTHING,
+    PEER,
+    QUEUED,
+    SIDE_KERNEL,
+    TRANSFER,
+    Pieces,
+    by_structure,
+    is_server,
+)  # fmt: skip
+from clustersim.analysis.transfers import Facts, sort_of, transfer_facts
+from clustersim.timeline import Timeline
+
+CAUSES = (
+    "link", "shared link", "kernels", "latency", "late start", "slow rank", "jitter", "parameter server", "schedule",
+    "late launch", "host copies", "host", "idle device", "launch", "unknown",
+)  # fmt: skip
+"""Every cause."""
+
+MAX_CHASES = 2000
+"""Waits that are followed, the costliest first; what is left is charged as they were."""
+
+
+@dataclass
+class Charge:
+    """What one cause has cost so far [s, of all ranks together], and its costliest piece."""
+
+    cause: str
+    subject: str
+    seconds: float = 0.0
+    count: int = 0
+    worst: float = 0.0
+    op: int = -1
+    rank: int = -1
+    holder_rank: int = -1
+    holder_op: int = -1
+    link: int = -1
+    begin: float = 0.0
+    end: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """All charges of a window, costliest first, with what explains them.
+
+    ``steps`` in the window; ``facts`` per transferring op; ``pace`` (world_size,) kernels' time over the role's median;
+    ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.analysis.late_start`).
+    """
+
+    timeline: Timeline
+    cut: Pieces
+    steps: int
+    charges: list[Charge]
+    facts: dict[int, Facts]
+    pace: Floats
+    late: dict[int, Any]
+
+
+def causes(
+    timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
+) -> Causes:
+    """Charge every instant of the steady state (or the window given) that is no useful compute to its cause."""
+    cut, steps = steady_pieces(timeline, begin, end, warmup_steps)
+    facts, pace = transfer_facts(timeline), pace_ratios(timeline)
+    book = _Book(timeline, cut, facts, pace)
+    book.charge_all()
+    late = late_starts(timeline, cut)
+    book.move_late_starts(late)
+    charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
+    return Causes(timeline, cut, steps, charges, facts, pace, late)
+
+
+def stalls(
+    timeline: Timeline,
+    *,
+    begin: float | None = None,
+    end: float | None = None,
+    warmup_steps: int = 2,
+    top: int | None = 10,
+    found: Causes | None = None,
+) -> dict[str, Any]:
+    """The causes that cost most, worst first, as columns.
+
+    Returns
+    -------
+    dict of columns ``cause`` (one of :data:`CAUSES`), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
+    per step, mean over ranks], ``share`` float of the step, ``count`` of pieces, ``ranks`` how many ranks it touches;
+    of the costliest piece ``op``, ``op_name``, ``rank``, ``worst_s`` [s], ``worst_begin``, ``worst_end`` [s],
+    ``holder_rank``, ``holder_op`` (-1: none), ``link`` (id, -1: none), ``link_name``; and ``text``, the sentence.
+    """
+    from clustersim.analysis.sentences import sentence
+
+    found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
+    world, steps = timeline.world_size, found.steps
+    length = (found.cut.end - found.cut.begin) / steps
+    chosen = [c for c in found.charges if c.seconds > 0][:top]
+    cost = np.array([c.seconds / (world * steps) for c in chosen])
+    names = timeline.links.link_names if timeline.links is not None else ()
+    columns: dict[str, Any] = {
+        name: np.array([getattr(c, source) for c in chosen])
+        for name, source in (
+            ("cause", "cause"), ("subject", "subject"), ("count", "count"), ("op", "op"), ("rank", "rank"),
+            ("worst_s", "worst"), ("worst_begin", "begin"), ("worst_end", "end"), ("holder_rank", "holder_rank"),
+            ("holder_op", "holder_op"), ("link", "link"),
+        )
+    }  # fmt: skip
+    return columns | {
+        "cost_s": cost,
+        "share": cost / length if length > 0 else cost,
+        "ranks": np.array([len(c.ranks) for c in chosen]),
+        "op_name": np.array([timeline.ops[c.op].name if c.op >= 0 else "" for c in chosen]),
+        "link_name": np.array([names[c.link] if c.link >= 0 else "" for c in chosen]),
+        "text": np.array([sentence(found, c) for c in chosen]),
+    }
+
+
+class _Book:
+    """The charges while they are made."""
+
+    def __init__(self, timeline: Timeline, cut: Pieces, facts: dict[int, Facts], pace: Floats) -> None:
+        self.timeline, self.cut, self.facts = timeline, cut, facts
+        self.slow = slow_ranks(timeline, pace)
+        self.charges: dict[tuple[str, str], Charge] = {}
+        self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+        self.weight = cut.weight
+        self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
+
+    def charge_all(self) -> None:
+        """Every piece, gathered by op and rank class first."""
+        cut = self.cut
+        host_kernel = (cut.why <= SIDE_KERNEL) & ((cut.state == HOST) | (cut.state == LAUNCH))
+        idle = host_kernel | (cut.why > SIDE_KERNEL)
+        who = np.flatnonzero(idle)
+        key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
+        groups, inverse = np.unique(key, return_inverse=True)
+        seconds = np.bincount(inverse, weights=cut.seconds[who], minlength=len(groups))
+        order = np.argsort(inverse, kind="stable")
+        ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
+        first = who[order[ptr]]
+        last = who[order[np.append(ptr[1:], len(order)) - 1]]
+        waits: list[tuple[float, int, int]] = []
+        for g in range(len(groups)):
+            piece = int(first[g])
+            if cut.why[piece] in (PEER, QUEUED):
+                waits.append((float(seconds[g]), piece, int(last[g])))
+            else:
+                self._plain(piece, int(last[g]), float(seconds[g]))
+        self._waits(waits)
+
+    def _plain(self, piece: int, last: int, seconds: float) -> None:
+        why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
+        if why == TRANSFER:
+            cause, subject, link = self.of_transfer(op)
+            self.add(cause, subject, piece, last, seconds, link=link)
+            return
+        ops = self.timeline.ops
+        if why == NOTHING:
+            idle = "schedule" if self.timeline.source == "simulated" else "idle device"
+            self.add(idle, "end of the list" if idle == "schedule" else "nothing queued", piece, last, seconds)
+        elif why == HOST_WORK:
+            self.add(
+                "host copies" if ops[op].phase == "memcpy" else "host", sort_of(ops[op].name), piece, last, seconds
+            )
+        elif self.cut.state[piece] == LAUNCH:
+            self.add("launch", "kernels", piece, last, seconds)
+        else:
+            self.add("host", sort_of(ops[op].name), piece, last, seconds)
+
+    def of_transfer(self, op: int) -> tuple[str, str, int]:
+        """(cause, subject, link) of an exposed transfer."""
+        info, facts = self.timeline.ops[op], self.facts[op]
+        if self._serves(op):
+            return "parameter server", "server", facts.link
+        if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
+            return facts.limit, sort_of(self.timeline.links.link_names[facts.link]), facts.link
+        return facts.limit, sort_of(info.name), -1
+
+    def _serves(self, op: int) -> bool:
+        info = self.timeline.ops[op]
+        return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
+
+    def _waits(self, waits: list[tuple[float, int, int]]) -> None:
+        """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
+        chase, cut = Chase(self.timeline, self.cut), self.cut
+        meetings: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+        for seconds, piece, last in waits:
+            op = int(cut.op[piece])
+            group = int(chase.group_of(op)[cut.ranks[cut.owner[piece]]])
+            meetings.setdefault((op, group), []).append((seconds, piece, last))
+        ranked = sorted(meetings.values(), key=lambda m: -sum(w[0] * self.weight[cut.owner[w[1]]] for w in m))
+        for n, members in enumerate(ranked):
+            _, piece, last = max(members, key=lambda w: w[0])
+            op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
+            held = None
+            if n < MAX_CHASES and cut.why[piece] == PEER:
+                held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
+            cause, subject, holder, holder_op, link = self.of_wait(op, held)
+            for seconds, one, end in members:
+                self.add(cause, subject, one, end, seconds, holder, holder_op, link)
+
+    def of_wait(self, op: int, held: Held | None) -> tuple[str, str, int, int, int]:
+        """(cause, subject, holding rank, its op, link) of a wait at an op."""
+        name = sort_of(self.timeline.ops[op].name)
+        if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
+            return "parameter server", "server", held.rank if held else -1, held.op if held else -1, -1
+        if held is None:
+            return "jitter", "ranks", -1, -1, -1
+        slow = held.rank >= 0 and bool(self.slow[held.rank])
+        if held.why in (KERNEL, SIDE_KERNEL) and slow:
+            return "slow rank", f"rank {held.rank}", held.rank, held.op, -1
+        if by_structure(self.timeline, self.timeline.ops[op]):
+            return "schedule", name, held.rank, held.op, -1
+        if held.why == TRANSFER and held.op in self.facts:
+            cause, subject, link = self.of_transfer(held.op)
+            return cause, subject, held.rank, held.op, link
+        if held.why == HOST_WORK:
+            return "host copies", name, held.rank, held.op, -1
+        if held.why == NOTHING and self.timeline.source != "simulated":
+            return "late launch", "peers", held.rank, held.op, -1
+        return "jitter", "ranks", held.rank, held.op, -1
+
+    def add(
+        self, cause: str, subject: str, piece: int, last: int, seconds: float,
+        holder: int = -1, holder_op: int = -1, link: int = -1,
+    ) -> None:  # fmt: skip
+        """Charge ``seconds`` of each rank of the piece's class."""
+        cut, key = self.cut, (cause, subject)
+        charge = self.charges.setdefault(key, Charge(cause, subject))
+        owner, op = int(cut.owner[piece]), int(cut.op[piece])
+        total = seconds * float(self.weight[owner])
+        charge.seconds += total
+        charge.count += 1
+        charge.ranks.update(self._class_ranks[owner])
+        if cut.state[piece] == EXPOSED:
+            step = self.exposed[self.timeline.ops[op].step]
+            step[key] = step.get(key, 0.0) + total
+        if seconds > charge.worst:
+            charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
+            charge.holder_rank, charge.holder_op, charge.link = holder, holder_op, link
+            charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
+
+    def move_late_starts(self, late: dict[int, Any]) -> None:
+        """Charge to each step's late start what it exposes, out of what its transfers were charged with."""
+        world = self.timeline.world_size
+        for step, fact in late.items():
+            booked = self.exposed.get(step, {})
+            total = sum(booked.values())
+            moved = min(total, fact.idle * world)
+            if not total or moved <= 0:
+                continue
+            for key, seconds in booked.items():
+                self.charges[key].seconds -= seconds * moved / total
+            charge = self.charges.setdefault(("late start", "backward"), Charge("late start", "backward"))
+            charge.seconds += moved
+            charge.count += 1
+            charge.ranks.update(range(world))
+            if moved / world > charge.worst:
+                charge.worst, charge.op, charge.rank = moved / world, fact.op, fact.rank
+                charge.begin, charge.end = fact.begin, fact.end
