@@ -179,6 +179,19 @@ def gradient_pass(traffic: float, cost: StepCost) -> float:
     return traffic / cost.grad_copy_bandwidth if traffic else 0.0
 
 
+def sample_bytes(model: Model) -> float:
+    """Bytes of one input sample: fp32 pixels of an image, int64 tokens of a sequence and their labels."""
+    if model.seq_len:
+        return 16.0 * model.seq_len
+    return 4.0 * model.layers[0].boundary_bytes
+
+
+def output_elements(model: Model) -> float:
+    """Elements of the model's output for one sample (logits): what its last matrix product writes."""
+    products = [kernel for layer in model.layers for kernel in layer.kernels if kernel.kind == "gemm" and kernel.m]
+    return float(products[-1].m * products[-1].n) if products else 0.0
+
+
 def program(ops: OpList, mesh: Mesh, cost: StepCost, notes: tuple[str, ...]) -> Program:
     """The Program in which every rank runs the same op list."""
     worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops))
