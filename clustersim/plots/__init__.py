@@ -6,7 +6,28 @@ One file a picture; each takes a Timeline, a Topology or a table and returns a m
 
 from __future__ import annotations
 
+from clustersim.plots.animation import ring_animation, ring_run
+from clustersim.plots.curves import scaling
+from clustersim.plots.footprint import footprint, memory_over_time
+from clustersim.plots.heat import link_heat
+from clustersim.plots.machine import link_loads, loaded_topology
+from clustersim.plots.shares import breakdown
 from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.timeline import gantt, representatives
 
-__all__ = ["alt_text", "gantt", "palette", "representatives", "save"]
+__all__ = [
+    "alt_text",
+    "breakdown",
+    "footprint",
+    "gantt",
+    "link_heat",
+    "link_loads",
+    "loaded_topology",
+    "memory_over_time",
+    "palette",
+    "representatives",
+    "ring_animation",
+    "ring_run",
+    "save",
+    "scaling",
+]

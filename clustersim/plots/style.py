@@ -37,9 +37,8 @@ INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
 WIDTH = 10.0
 """Inches of a figure: 90 dots an inch fill a README's column, and 9 points are read at ease there."""
 
-LOAD_STOPS = ("#E3E6E9", "#BBD3E4", "#7FB3D5", "#E69F00", "#D55E00", "#8A2B00")
-"""Link load from none to line rate: grey and blue are calm, orange and red are near the limit; lightness falls all the
-way, so that the order survives in grey."""
+LOAD_STOPS = ("#E1E4E8", "#FBE3A0", "#F2B134", "#DD6B12", "#A82A10", "#5C0A14")
+"""Link load from none, grey, to the most; lightness falls all the way, so the order survives in print."""
 
 
 def load_map() -> Colormap:

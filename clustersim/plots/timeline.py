@@ -81,7 +81,6 @@ def gantt(
         _finish(canvas, rows[i])
         canvases.append(canvas)
     if zoom:
-        figure.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr]
         _mark(canvases[0], zoom, rows[0][-1].y)
     _legend(figure, canvases)
     return titled(figure, title, _alt(timeline, remarks, *windows[0]))
@@ -165,7 +164,13 @@ class _Canvas:
     def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
         self.used.add(what)
         boxes = np.column_stack([starts, ends - starts]) * self.scale
-        style: dict[str, Any] = {"fc": palette[what], "ec": "white", "linewidth": edge, "snap": False, "antialiased": edge > 0}
+        style: dict[str, Any] = {
+            "fc": palette[what],
+            "ec": "white",
+            "linewidth": edge,
+            "snap": False,
+            "antialiased": edge > 0,
+        }
         if what == "stall":
             style |= {"fc": "white", "ec": palette["stall"], "hatch": "//////"}
         self.axes.broken_barh(boxes.tolist(), (y, height), **style)

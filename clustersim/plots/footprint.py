@@ -1,0 +1,134 @@
+"""What fills a GPU's memory: at the peak, and moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.plots.style import INK, byte_unit, new_figure, palette, plain_axes, series, titled
+from clustersim.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+
+def footprint(parts: Mapping[str, float], capacity: float | None = None, title: str | None = None) -> Figure:
+    """One GPU's memory at its peak, as a bar of what holds it, against what the GPU has.
+
+    Parameters
+    ----------
+    parts : bytes by what holds them, as :meth:`clustersim.memory.MemoryUse.parts` gives them. capacity : [bytes].
+    """
+    held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
+    if not held:
+        raise ProgramError("nothing to draw: nothing holds memory")
+    total = sum(held.values())
+    scale, unit = byte_unit(max(total, capacity or 0.0))
+    figure = new_figure(1.9 if title else 1.6)
+    axes = figure.add_subplot()
+    left = 0.0
+    for i, (name, nbytes) in enumerate(held.items()):
+        width = nbytes / scale
+        colour = series[i % len(series)]
+        axes.barh(
+            0, width, left=left, height=0.7, color=colour, ec="white", lw=0.8, label=f"{name} {format_bytes(nbytes)}"
+        )
+        left += width
+    if capacity:
+        _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=True)
+    plain_axes(axes)
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, 0.75)
+    axes.set_xlim(0, max(total, capacity or 0.0) / scale * 1.02)
+    axes.set_xlabel(f"memory [{unit}]", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=min(len(held), 4), frameon=False, fontsize=8.5, handlelength=1.2)
+    said = ", ".join(f"{name} {format_bytes(n)}" for name, n in held.items())
+    return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}")
+
+
+def memory_over_time(
+    moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None
+) -> Figure:
+    """One GPU's memory through a step, stacked by what holds it, against what the GPU has.
+
+    Parameters
+    ----------
+    moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
+    """
+    held = {
+        name.replace("_", " "): np.asarray(n, dtype=np.float64)
+        for name, n in parts.items()
+        if np.any(np.asarray(n) > 0)
+    }
+    if not held or not len(moments):
+        raise ProgramError("nothing to draw: nothing holds memory")
+    total = np.sum(list(held.values()), axis=0)
+    scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
+    figure = new_figure(3.4)
+    axes = figure.add_subplot()
+    edges = np.arange(len(moments) + 1)
+    below = np.zeros(len(moments))
+    for i, (name, nbytes) in enumerate(held.items()):
+        top = below + nbytes / scale
+        axes.fill_between(
+            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", fc=series[i % len(series)],
+            ec="white", lw=0.5, label=name,
+        )  # fmt: skip
+        below = top
+    peak = int(np.argmax(total))
+    if capacity:
+        _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
+    axes.annotate(
+        f"peak {format_bytes(float(total[peak]))} at {moments[peak]}", (peak + 0.5, below[peak]), xytext=(0, 5),
+        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK, parse_math=False,
+    )  # fmt: skip
+    plain_axes(axes, ("bottom", "left"))
+    _moment_ticks(axes, moments)
+    axes.set_xlim(0, len(moments))
+    axes.set_ylim(0, max(float(total.max()) * 1.12, (capacity or 0.0) * 1.06) / scale)
+    axes.set_ylabel(f"memory [{unit}]", fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=8.5, handlelength=1.2)
+    alt = f"Memory of one GPU over {len(moments)} moments of a step; peak at {moments[peak]}."
+    return titled(figure, title, alt + _room(float(total.max()), capacity))
+
+
+def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
+    """Phases below the axis: each begins where the first word of the moments changes."""
+    words = [m.split(" ")[0] for m in moments]
+    starts = [i for i, w in enumerate(words) if i == 0 or words[i - 1] != w]
+    ends = [*starts[1:], len(words)]
+    names = {"fwd": "forward", "bwd": "backward"}
+    axes.set_xticks(starts, [""] * len(starts))
+    for start, end in zip(starts, ends, strict=True):
+        axes.text(
+            (start + end) / 2, -0.04, names.get(words[start], words[start]), transform=axes.get_xaxis_transform(),
+            ha="center" if end - start > 1 else "right", va="top", fontsize=9, color=INK, parse_math=False,
+        )  # fmt: skip
+
+
+def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
+    style: dict[str, Any] = {"color": palette["stall"], "lw": 1.6, "ls": (0, (4, 2))}
+    if vertical:
+        axes.axvline(at, 0.0, 0.86, **style)
+        axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=palette["stall"])
+    else:
+        axes.axhline(at, **style)
+        axes.text(
+            0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=palette["stall"],
+            transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
+
+
+def _room(total: float, capacity: float | None) -> str:
+    if not capacity:
+        return ""
+    spare = capacity - total
+    return f" {format_bytes(abs(spare))} {'to spare' if spare >= 0 else 'too much'} of {format_bytes(capacity)}."

@@ -1,0 +1,73 @@
+"""How busy each link was, moment by moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.plots.style import INK, QUIET, load_map, new_figure, plain_axes, time_unit, titled
+from clustersim.timeline import LinkUse
+from clustersim.traces.base import busiest_links
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+MAX_LINKS, BINS = 24, 360
+
+
+def link_heat(
+    use: LinkUse, window: tuple[float, float] | None = None, title: str | None = None, n_links: int = MAX_LINKS
+) -> Figure:
+    """Utilisation of the busiest links over time: a row per link, dark where it runs at its line rate.
+
+    Parameters
+    ----------
+    window : (begin, end) [s]; None is until the last byte. n_links : how many rows, the busiest of each sort first.
+
+    Raises :class:`ProgramError` where nothing was sent.
+    """
+    begin, end = window or (0.0, float(use.segment_end.max(initial=0.0)))
+    links = busiest_links(use, n_links) if len(use.segment_start) and end > begin else []
+    if not links:
+        raise ProgramError("nothing to draw: no link carried anything")
+    links.sort(key=lambda i: -float(use.link_bandwidth[i]))
+    level = np.array([binned(*use.series(i), begin, end) / use.link_bandwidth[i] for i in links])
+    figure = new_figure(0.21 * len(links) + (1.65 if title else 1.35))
+    axes = figure.add_subplot()
+    scale, unit = time_unit(end - begin)
+    image = axes.imshow(
+        level, aspect="auto", cmap=load_map(), vmin=0.0, vmax=1.0, interpolation="nearest",
+        extent=(begin * scale, end * scale, len(links) - 0.5, -0.5),
+    )  # fmt: skip
+    for row in range(1, len(links)):
+        axes.axhline(row - 0.5, color="white", lw=1.6)
+    plain_axes(axes)
+    names = [use.link_names[i] for i in links]
+    axes.set_yticks(range(len(links)), names, fontsize=8, parse_math=False)
+    axes.set_xlabel(f"time [{unit}]", fontsize=9)
+    from matplotlib.ticker import PercentFormatter
+
+    bar = figure.colorbar(image, ax=axes, location="right", fraction=0.025, aspect=30, pad=0.01)
+    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    bar.ax.tick_params(labelsize=8, color=QUIET, labelcolor=INK)
+    bar.outline.set_visible(False)
+    bar.set_label("share of the line rate", fontsize=8.5, color=INK)
+    peak, mean = level.max(axis=1), level.mean(axis=1)
+    said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
+    return titled(figure, title, f"Utilisation of {len(links)} links over time. {said}.")
+
+
+def binned(times: Floats, rates: Floats, begin: float, end: float, bins: int = BINS) -> Floats:
+    """(bins,) mean rate of a piecewise-constant series in equal parts of [begin, end]; 0 outside of it."""
+    if not len(rates):
+        return np.zeros(bins)
+    edges = np.linspace(begin, end, bins + 1)
+    moved = np.concatenate([[0.0], np.cumsum(rates * np.diff(times))])
+    at = np.interp(edges, times, moved)
+    mean: npt.NDArray[np.float64] = np.diff(at) / ((end - begin) / bins)
+    return mean

@@ -1,0 +1,264 @@
+"""The machine with its links coloured by load: every part of a small one, a summary of a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TopologyError
+from clustersim.plots import layout
+from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
+from clustersim.plots.style import FAINT, INK, QUIET, WIDTH, load_map, new_figure, titled
+from clustersim.timeline import LinkUse
+from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, SWITCH, Topology
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+MAX_COLUMNS = 32
+"""GPUs side by side that are still readable; a larger machine is summarised."""
+SCALES = (0.1, 0.25, 0.5, 1.0)
+"""Ends of the colour scale: the first that holds the busiest link."""
+
+_BOX = {
+    GPU: ("#24292F", "white", 0.74),
+    CPU: ("#57606A", "white", 0.9),
+    NIC: ("#57606A", "white", 0.66),
+    PCIE_SWITCH: ("#8C959F", "white", 0.9),
+    NVSWITCH: ("#57606A", "white", 0.9),
+    SWITCH: ("#24292F", "white", 0.9),
+}
+_WORDS = {GPU: "GPUs", CPU: "CPUs", NIC: "NICs", PCIE_SWITCH: "PCIe switches", NVSWITCH: "NVSwitches"}
+
+
+def link_loads(topology: Topology, use: LinkUse, window: tuple[float, float] | None = None) -> Floats:
+    """(L,) mean share of each link's line rate over a window [s]; None is until the last byte.
+
+    Raises :class:`TopologyError` when the links are another machine's.
+    """
+    if len(use.link_bandwidth) != topology.n_links:
+        raise TopologyError(f"{topology.name} has {topology.n_links} links, the run {len(use.link_bandwidth)}")
+    from dataclasses import replace
+
+    begin, end = window or (0.0, float(use.segment_end.max(initial=0.0)))
+    inside = replace(
+        use, segment_start=np.clip(use.segment_start, begin, end), segment_end=np.clip(use.segment_end, begin, end)
+    )
+    room = topology.link_bandwidth * max(end - begin, 1e-30)
+    share: Floats = np.divide(inside.bytes_per_link(), room, out=np.zeros(len(room)), where=room > 0)
+    return share
+
+
+def loaded_topology(topology: Topology, loads: Floats, title: str | None = None) -> Figure:
+    """The machine as it is built, links coloured by load, the busier direction of each.
+
+    Parameters
+    ----------
+    loads : (L,) share of each link's line rate that is used, 0 to 1, as :func:`link_loads` gives it.
+
+    Up to :data:`MAX_COLUMNS` GPUs are all drawn; of a larger machine the network, every node as a cell of its busiest
+    link, and the busiest node in full.
+    """
+    columns = len(topology.gpus)
+    canvas = Canvas(topology, np.asarray(loads), _scale_end(loads))
+    if columns <= MAX_COLUMNS or topology.n_nodes == 1:
+        places, boxes = _whole(topology)
+    else:
+        from clustersim.plots.summary import summarised
+
+        return summarised(canvas, title)
+    height = max(y for _, y in places.values()) + 1.0
+    figure = new_figure(0.62 * height + 0.9)
+    canvas.axes = figure.add_subplot()
+    for box in boxes:
+        canvas.frame(*box)
+    canvas.links(places)
+    canvas.vertices(places)
+    canvas.row_names(places)
+    canvas.finish(figure)
+    return titled(figure, title, alt_of(topology, canvas.loads))
+
+
+def _whole(topology: Topology) -> tuple[Places, list[tuple[float, float, float, float, str]]]:
+    """Places of everything, and a frame for each node: x, y, width, height, name."""
+    places: Places = {}
+    boxes = []
+    at = 0.0
+    for node in range(topology.n_nodes):
+        mine = layout.place_node(topology, node)
+        columns = max((x for x, _ in mine.values()), default=0.0) - min((x for x, _ in mine.values()), default=0.0)
+        low = min((y for _, y in mine.values()), default=0.0)
+        high = max((y for _, y in mine.values()), default=0.0)
+        shift = at - min((x for x, _ in mine.values()), default=0.0)
+        places |= {v: (x + shift, y) for v, (x, y) in mine.items()}
+        boxes.append((at - 0.7, low - 0.85, columns + 1.4, high - low + 1.3, f"node {node}"))
+        at += columns + 2.1
+    width = at - 2.1
+    places |= _spread_row(layout.shared_switches(topology), -1.1, width)
+    for i, tier in enumerate(layout.tiers(topology)):
+        places |= _spread_row(_by_below(topology, tier, places), FIRST_TIER + i * TIER, width)
+    return places, boxes
+
+
+def _by_below(topology: Topology, tier: list[int], places: Places) -> list[int]:
+    """Switches in the order of what hangs below them."""
+    near = layout.neighbours(topology, [*tier, *places])
+    x = {v: [places[w][0] for w in near[v] if w in places] for v in tier}
+    return sorted(tier, key=lambda v: (round(float(np.mean(x[v])), 6) if x[v] else 0.0, v))
+
+
+def _spread_row(row: Sequence[int], y: float, width: float) -> Places:
+    return {v: ((i + 0.5) * (width + 1) / len(row) - 0.5, y) for i, v in enumerate(row)}
+
+
+def _scale_end(loads: Floats) -> float:
+    busiest = float(np.max(loads, initial=0.0))
+    return next((end for end in SCALES if busiest <= end * 1.0001), 1.0)
+
+
+@dataclass
+class Canvas:
+    """Axes, and what is drawn on them."""
+
+    topology: Topology
+    loads: Floats
+    end: float
+    axes: Axes = field(default=None)  # type: ignore[assignment]
+
+    def colours(self, loads: Floats) -> npt.NDArray[Any]:
+        """(n, 4) colours of loads."""
+        return np.asarray(load_map()(np.clip(loads / self.end, 0.0, 1.0)))
+
+    def frame(self, x: float, y: float, width: float, height: float, name: str) -> None:
+        """A node's outline, with its name inside at the bottom left."""
+        from matplotlib.patches import FancyBboxPatch
+
+        self.axes.add_patch(
+            FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.18", fc="#F6F8FA", ec=FAINT)
+        )
+        self.axes.text(x + 0.2, y + 0.1, name, fontsize=9, color=QUIET, va="bottom", ha="left", parse_math=False)
+
+    def links(self, places: Places, most: int | None = None) -> None:
+        """Every cable whose ends have a place, or the ``most`` busiest of them; the busiest on top."""
+        from matplotlib.collections import LineCollection
+
+        ends, loads, rates = cables(self.topology, self.loads, places)
+        order = np.argsort(loads, kind="stable")[-most if most else None :]
+        widths = 0.7 + 2.4 * np.sqrt(rates / rates.max(initial=1e-30)) * (0.35 + 0.65 * (loads > 0.002))
+        widths *= min(1.0, (150 / max(len(order), 1)) ** 0.5)
+        lines = [_bent(places[a], places[b]) for a, b in ends]
+        self.axes.add_collection(
+            LineCollection(
+                [lines[i] for i in order.tolist()],
+                colors=self.colours(loads[order]),
+                linewidths=widths[order],
+                capstyle="round",
+                zorder=2,
+            )
+        )
+
+    def vertices(self, places: Places, width: float = 1.0) -> None:
+        """A box for each, with its number; ``width`` scales the boxes."""
+        from matplotlib.patches import FancyBboxPatch
+
+        columns = max(x for x, _ in places.values()) + 1
+        size = float(np.clip(190.0 / columns, 5.0, 8.5))
+        for v, (x, y) in places.items():
+            face, ink, broad = _BOX[self.topology.vertex_kinds[v]]
+            broad, height = broad * width, 0.42
+            box = FancyBboxPatch(
+                (x - broad / 2, y - height / 2), broad, height, boxstyle="round,pad=0,rounding_size=0.1",
+                fc=face, ec="white", lw=1.2, zorder=3,
+            )  # fmt: skip
+            self.axes.add_patch(box)
+            self.axes.text(
+                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline", fontsize=size,
+                color=ink, zorder=4, parse_math=False,
+            )  # fmt: skip
+
+    def row_names(self, places: Places, left: float | None = None) -> None:
+        """What each row holds, left of it."""
+        rows = {y: self.topology.vertex_kinds[v] for v, (_, y) in places.items()}
+        left = min(x for x, _ in places.values()) - 0.95 if left is None else left
+        tiers = sorted(y for y, kind in rows.items() if kind == SWITCH and y >= FIRST_TIER)
+        for y, kind in rows.items():
+            name = tier_name(tiers.index(y), len(tiers)) if y in tiers else _WORDS.get(kind, kind)
+            self.axes.text(left, y, name, ha="right", va="center_baseline", fontsize=9, color=INK)
+
+    def finish(self, figure: Figure) -> None:
+        """No axes, and a colour bar."""
+        self.axes.set_axis_off()
+        low, high = self.axes.dataLim.intervalx
+        # Names of rows stand left of everything: 1.2 inches of a figure.
+        self.axes.set_xlim(low - (high - low) * 1.15 / (WIDTH - 1.3), high + 0.01 * (high - low))
+        colour_bar(figure, self.axes, self.end)
+
+
+def colour_bar(figure: Figure, axes: Axes, end: float) -> None:
+    """The scale of loads, below."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import PercentFormatter
+
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(0.0, end), load_map()), ax=axes, location="bottom", fraction=0.04, aspect=50, pad=0.02
+    )
+    bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    bar.ax.tick_params(labelsize=8.5, color=QUIET, labelcolor=INK)
+    bar.outline.set_visible(False)
+    bar.set_label("share of the line rate used, mean over the time shown, busier direction", fontsize=8.5, color=INK)
+
+
+def cables(topology: Topology, loads: Floats, places: Places) -> tuple[list[tuple[int, int]], Floats, Floats]:
+    """Both directions of each link as one: ends, the busier direction's load, the wider one's bandwidth [bytes/s]."""
+    placed = np.zeros(len(topology.vertex_names), dtype=bool)
+    placed[list(places)] = True
+    keep = np.flatnonzero(placed[topology.link_src] & placed[topology.link_dst])
+    low = np.minimum(topology.link_src, topology.link_dst)[keep]
+    high = np.maximum(topology.link_src, topology.link_dst)[keep]
+    pairs, which = np.unique(np.column_stack([low, high]), axis=0, return_inverse=True)
+    load, rate = np.zeros(len(pairs)), np.zeros(len(pairs))
+    np.maximum.at(load, which.reshape(-1), loads[keep])
+    np.maximum.at(rate, which.reshape(-1), topology.link_bandwidth[keep])
+    return [(a, b) for a, b in pairs.tolist()], load, rate
+
+
+def _bent(a: tuple[float, float], b: tuple[float, float]) -> npt.NDArray[Any]:
+    """A straight line, or an arc between two of one row, which would otherwise run through those between."""
+    if a[1] != b[1]:
+        return np.array([a, b])
+    t = np.linspace(0.0, 1.0, 17)
+    depth = min(0.18 + 0.11 * abs(b[0] - a[0]), 0.85) * (-1.0 if a[1] <= ROWS[GPU] else 1.0)
+    return np.column_stack([a[0] + (b[0] - a[0]) * t, a[1] + depth * 4 * t * (1 - t)])
+
+
+def number_of(name: str) -> str:
+    """``node0/gpu3`` -> ``3``; a name without a number stays."""
+    last = name.rsplit("/", 1)[-1]
+    digits = last.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-")
+    return digits or last
+
+
+def tier_name(i: int, n: int) -> str:
+    """What switches of the i-th of n tiers are called."""
+    if n == 1:
+        return "switches"
+    return ("leaf switches", "spine switches", "core switches")[min(i, 2)]
+
+
+def alt_of(topology: Topology, loads: Floats) -> str:
+    """The picture in words."""
+    start = (
+        f"{topology.name}: {topology.n_nodes} node(s) with {len(topology.gpus)} GPUs in all, links coloured by load."
+    )
+    if not len(loads) or loads.max() <= 0:
+        return f"{start} No link carries anything."
+    top = int(np.argmax(loads))
+    return f"{start} The busiest is {topology.link_name(top)} at {loads[top]:.1%} of its line rate."

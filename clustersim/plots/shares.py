@@ -1,0 +1,141 @@
+"""Where the time went: a bar for each group of ranks, its parts adding up to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.plots.style import INK, new_figure, palette, plain_axes, series, time_unit, titled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+STATE_STYLE: dict[str, tuple[str, str]] = {
+    "compute-bound": (palette["forward"], ""),
+    "memory-bound": (palette["gradient"], ""),
+    "launch-bound": (palette["input"], ""),
+    "optimizer": (palette["optimizer"], ""),
+    "exposed communication": (palette["communication"], ""),
+    "stall": (palette["stall"], "//////"),
+    "bubble": ("#C9CED3", "......"),
+    "host": (palette["other"], ""),
+}
+"""Colour and hatch of each state of :func:`clustersim.analysis.breakdown.breakdown`."""
+
+MAX_GROUPS = 12
+LEAST = 0.002
+"""Share of the longest bar below which a state is not drawn: under two pixels."""
+
+
+def breakdown(
+    table: Mapping[str, Any], title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None
+) -> Figure:
+    """Seconds of a step in each state, a bar for each group of ranks.
+
+    Parameters
+    ----------
+    table : of :func:`clustersim.analysis.breakdown.breakdown`: ``states`` (k,), ``rank`` (w,), ``seconds`` (w, k) [s].
+    groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
+
+    Raises :class:`ProgramError` for a table without ranks.
+    """
+    seconds = np.asarray(table["seconds"], dtype=np.float64)
+    if not seconds.size:
+        raise ProgramError("nothing to draw: the breakdown has no ranks")
+    chosen = rank_groups(seconds) if groups is None else {n: np.asarray(r, dtype=np.int64) for n, r in groups.items()}
+    bars = {name: seconds[np.isin(table["rank"], ranks)].mean(axis=0) for name, ranks in chosen.items()}
+    states = [str(s) for s in table["states"]]
+    figure = new_figure(0.34 * len(bars) + (1.35 if title else 1.0))
+    axes = figure.add_subplot()
+    _stack(axes, bars, states)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(states), frameon=False, fontsize=8.5,
+        handlelength=1.4, columnspacing=1.2,
+    )  # fmt: skip
+    return titled(figure, title, alt(states, bars))
+
+
+def rank_groups(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
+    """All ranks, then ranks whose times are alike to a tenth of a percent of the step, the most stalled last."""
+    w = len(seconds)
+    everyone = {f"all {w} ranks" if w > 1 else "rank 0": np.arange(w)}
+    step = seconds.sum(axis=1).max()
+    _, which = np.unique(np.round(seconds / (step or 1.0), 3), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    if which.max() == 0 or which.max() + 1 > MAX_GROUPS:
+        return everyone if which.max() == 0 else everyone | _extremes(seconds)
+    first = [int(np.argmax(which == k)) for k in range(which.max() + 1)]
+    for k in sorted(range(len(first)), key=first.__getitem__):
+        members = np.flatnonzero(which == k)
+        everyone[_named(members)] = members
+    return everyone
+
+
+def _extremes(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
+    """Where every rank differs: the one that computes longest, the middle, and shortest."""
+    order = np.argsort(seconds[:, :4].sum(axis=1), kind="stable")
+    picked = {"slowest": order[-1], "median": order[len(order) // 2], "fastest": order[0]}
+    return {f"rank {int(r)} ({name})": np.array([r]) for name, r in picked.items()}
+
+
+def _named(members: npt.NDArray[np.int64]) -> str:
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    if members[-1] - members[0] == len(members) - 1:
+        return f"ranks {members[0]}-{members[-1]}"
+    return f"{len(members)} ranks, as {members[0]}"
+
+
+def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
+    longest = max(float(bar.sum()) for bar in bars.values())
+    scale, unit = time_unit(longest)
+    y = np.arange(len(bars))[::-1]
+    left = np.zeros(len(bars))
+    for k, state in enumerate(states):
+        width = np.array([bar[k] for bar in bars.values()]) * scale
+        if width.max() < LEAST * longest * scale:
+            continue
+        face, hatch = STATE_STYLE.get(state, (series[k % len(series)], ""))
+        style: dict[str, Any] = {"color": face, "edgecolor": "white", "linewidth": 0.6}
+        if hatch:
+            style |= {"color": "white" if state == "stall" else face, "hatch": hatch}
+            style["edgecolor"] = palette["stall"] if state == "stall" else "white"
+            style["linewidth"] = 0.0
+        axes.barh(y, width, left=left, height=0.72, label=state, **style)
+        _percentages(
+            axes, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale, longest * scale, state
+        )
+        left += width
+    plain_axes(axes)
+    axes.set_yticks(y, list(bars), fontsize=9, parse_math=False)
+    axes.set_xlim(0, longest * scale)
+    axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
+
+
+def _percentages(axes: Axes, y: Any, left: Floats, width: Floats, whole: Floats, longest: float, state: str) -> None:
+    """Shares, where there is room for them."""
+    dark = state in {"compute-bound", "host"}
+    for at, start, size, total in zip(y, left, width, whole, strict=True):
+        if size > 0.045 * longest:
+            box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"stall", "bubble"} else None
+            axes.text(
+                start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,
+                color="white" if dark else INK, bbox=box,
+            )  # fmt: skip
+
+
+def alt(states: list[str], bars: Mapping[str, Floats]) -> str:
+    """The bars in words."""
+    parts = []
+    for name, bar in bars.items():
+        total = float(bar.sum()) or 1.0
+        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
+        parts.append(f"{name}: {said}")
+    return "Where the time of a step goes. " + "; ".join(parts) + "."
