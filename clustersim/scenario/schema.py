@@ -68,7 +68,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seq_len : tokens per sample; the config's own maximum when absent.
     dtype : of the GEMMs; fp16 and bf16 mean autocast over fp32 parameters, as ``torch.autocast``.
     attention : ``eager`` (scores written to memory), ``flash`` (fused, by the kernel PyTorch would pick), or a kernel
-        of this name: ``efficient``, ``fa1``, ``fa2``, ``fa3``, ``cudnn``.
+        of this name: ``efficient``, ``fa1``, ``triton``, ``fa2``, ``fa3``, ``cudnn``.
     implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU) or ``fused`` (torch.compile).
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
@@ -79,7 +79,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     name: str | None = None
     seq_len: Positive | None = None
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
-    attention: Literal["eager", "flash", "efficient", "fa1", "fa2", "fa3", "cudnn"] | None = None
+    attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"] | None = None
     implementation: Literal["eager", "flash", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     options: dict[str, Any] = {}
