@@ -1,0 +1,165 @@
+"""Where the network is busy: utilisation of each link over time, its peaks, and who used it.
+
+Links that take the same part in every transfer (rails of a symmetric machine) have the same history, so it is computed
+once for each distinct *part* and shared: a thousand GPUs have a hundred thousand links and a few dozen histories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.transfers import sort_of
+from clustersim.timeline import LinkUse, Timeline
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+USERS = 3
+"""How many users of a link are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Links by the part they take in transfers.
+
+    Parameters
+    ----------
+    of : (links,) int, the part of each link; -1 for a link nothing crosses.
+    loads : (parts,) lists of loads that cross it. weights : their bytes on the link per byte of payload.
+    """
+
+    of: Ints
+    loads: list[Ints]
+    weights: list[Floats]
+
+
+def parts(use: LinkUse) -> Parts:
+    """Group links by (load, weight) pairs."""
+    mark = np.zeros(len(use.link_bandwidth), dtype=np.uint64)
+    draw = np.random.default_rng(0)
+    for links, weights in use.loads:
+        token = draw.integers(1, 2**63, dtype=np.uint64)
+        mark[links] += token * np.asarray(weights, dtype=np.float64).view(np.uint64) + token
+    values, first, of = np.unique(mark, return_index=True, return_inverse=True)
+    number = np.cumsum(values != 0) - 1
+    column = np.where(values[of] != 0, number[of], -1).astype(np.int64)
+    loads: list[list[int]] = [[] for _ in range(int((values != 0).sum()))]
+    weights_of: list[list[float]] = [[] for _ in loads]
+    example = {int(link): int(number[i]) for i, link in enumerate(first.tolist()) if values[i] != 0}
+    for i, (links, weights) in enumerate(use.loads):
+        for at in np.flatnonzero(np.isin(links, np.array(list(example), dtype=np.int64))).tolist():
+            loads[example[int(links[at])]].append(i)
+            weights_of[example[int(links[at])]].append(float(weights[at]))
+    return Parts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
+
+
+def hotspots(
+    timeline: Timeline,
+    *,
+    begin: float | None = None,
+    end: float | None = None,
+    warmup_steps: int = 2,
+    bins: int = 200,
+    top: int = 10,
+) -> dict[str, Any]:
+    """The busiest links of the steady state (or of a window [s]), busiest first; ties by link id.
+
+    Utilisation is capacity used over line rate, protocol overhead included.
+
+    Returns
+    -------
+    dict of columns for the ``top`` links: ``link`` id, ``name``, ``kind``, ``bandwidth`` [bytes/s], ``bytes``,
+    ``utilisation`` (mean over the window), ``peak`` and ``peak_time`` [s] (the highest instant), ``users`` (n, 3) names
+    of the sorts of op that used it most and ``user_share`` (n, 3), of its bytes; ``alike``, how many links have the
+    same history; ``heat`` (n, bins), mean utilisation in each bin; ``times`` (bins + 1,) [s]; and for all links of the
+    machine ``all_utilisation`` (links,) float and ``all_peak`` (links,) float. Empty where a timeline has no links.
+    """
+    use = timeline.links
+    if use is None or not len(use.segment_start):
+        return _empty(0 if use is None else len(use.link_bandwidth))
+    if begin is None and end is None:
+        window = steady_window(timeline, warmup_steps)
+        begin, end = window.begin, window.end
+    begin, end = begin or 0.0, timeline.makespan if end is None else end
+    found = parts(use)
+    times = np.linspace(begin, end, bins + 1)
+    history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
+    carried = np.array([h[0] for h in history] + [0.0])[found.of]
+    peak = np.array([h[1] for h in history] + [0.0])[found.of]
+    utilisation = carried / (use.link_bandwidth * max(end - begin, 1e-30))
+    order = np.argsort(-utilisation, kind="stable")[:top]
+    order = order[carried[order] > 0]
+    counts = np.bincount(found.of + 1, minlength=len(history) + 1)
+    users = [_users(timeline, use, found, int(found.of[i]), begin, end) for i in order.tolist()]
+    return {
+        "link": order,
+        "name": np.array([use.link_names[i] for i in order.tolist()]),
+        "kind": np.array([use.link_kinds[i] if len(use.link_kinds) else "" for i in order.tolist()]),
+        "bandwidth": use.link_bandwidth[order],
+        "bytes": carried[order],
+        "utilisation": utilisation[order],
+        "peak": peak[order] / use.link_bandwidth[order],
+        "peak_time": np.array([history[int(found.of[i])][2] for i in order.tolist()]),
+        "users": np.array([names for names, _ in users]).reshape(-1, USERS),
+        "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
+        "alike": counts[found.of[order] + 1],
+        "heat": np.array([history[int(found.of[i])][3] for i in order.tolist()]).reshape(-1, bins)
+        / use.link_bandwidth[order][:, None],
+        "times": times,
+        "all_utilisation": utilisation,
+        "all_peak": peak / use.link_bandwidth,
+    }
+
+
+def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, float, Floats]:
+    """Of one part in a window: bytes, highest rate [bytes/s], when, and mean rate in each bin [bytes/s]."""
+    weight = np.zeros(len(use.loads))
+    weight[loads] = weights
+    share = weight[use.transfer_load][use.segment_transfer]
+    start, end = np.clip(use.segment_start, times[0], times[-1]), np.clip(use.segment_end, times[0], times[-1])
+    used = (share > 0) & (end > start)
+    rate, start, end = use.segment_rate[used] * share[used], start[used], end[used]
+    if not len(rate):
+        return 0.0, 0.0, float(times[0]), np.zeros(len(times) - 1)
+    moments = np.unique(np.concatenate([times, start, end]))
+    change = np.zeros(len(moments))
+    np.add.at(change, np.searchsorted(moments, start), rate)
+    np.add.at(change, np.searchsorted(moments, end), -rate)
+    level = np.maximum(np.cumsum(change)[:-1], 0.0)
+    moved = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
+    per_bin = np.diff(moved[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
+    top = int(np.argmax(level))
+    return float(moved[-1]), float(level[top]), float(moments[top]), per_bin
+
+
+def _users(
+    timeline: Timeline, use: LinkUse, found: Parts, part: int, begin: float, end: float
+) -> tuple[list[str], list[float]]:
+    """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
+    weight = np.zeros(len(use.loads))
+    weight[found.loads[part]] = found.weights[part]
+    length = np.clip(use.segment_end, begin, end) - np.clip(use.segment_start, begin, end)
+    nbytes = use.segment_rate * length * weight[use.transfer_load][use.segment_transfer]
+    per_op = np.bincount(use.transfer_op[use.segment_transfer], weights=nbytes, minlength=len(timeline.ops))
+    per_sort: dict[str, float] = {}
+    for op in np.flatnonzero(per_op > 0).tolist():
+        name = sort_of(timeline.ops[op].name)
+        per_sort[name] = per_sort.get(name, 0.0) + float(per_op[op])
+    total = sum(per_sort.values())
+    best = sorted(per_sort.items(), key=lambda item: (-item[1], item[0]))[:USERS]
+    best += [("", 0.0)] * (USERS - len(best))
+    return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]
+
+
+def _empty(n_links: int) -> dict[str, Any]:
+    text, numbers = np.zeros(0, dtype=str), np.zeros(0)
+    columns: dict[str, Any] = dict.fromkeys(("bandwidth", "bytes", "utilisation", "peak", "peak_time"), numbers)
+    columns |= {"link": np.zeros(0, dtype=np.int64), "name": text, "kind": text, "alike": np.zeros(0, dtype=np.int64)}
+    columns |= {"users": text.reshape(0, USERS), "user_share": np.zeros((0, USERS))}
+    columns |= {"heat": np.zeros((0, 0)), "times": numbers}
+    return columns | {"all_utilisation": np.zeros(n_links), "all_peak": np.zeros(n_links)}
