@@ -1,0 +1,181 @@
+"""A run as one file, whole: its Timeline and the machine it ran on, to look at again without running it.
+
+A zip of numpy columns and one JSON member for the words (``run.npz``). Nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TraceError
+from clustersim.timeline import LinkUse, OpInfo, Timeline
+from clustersim.topology import NodeType, Topology
+from clustersim.traces.base import replace_file
+
+VERSION = 1
+"""Of the file's layout."""
+
+Array = npt.NDArray[Any]
+_ROWS = ("row_op", "row_set", "row_ready", "row_start", "row_end")
+_USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
+_LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
+
+
+def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None) -> None:
+    """Write a run. ``topology`` is the machine of its links. Raises :class:`TraceError` where it cannot be written."""
+    arrays: dict[str, Array] = {name: getattr(timeline, name) for name in _ROWS}
+    arrays |= _ragged("set", timeline.rank_sets)
+    if timeline.rank_node is not None:
+        arrays["rank_node"] = timeline.rank_node
+    words: dict[str, Any] = {
+        "version": VERSION,
+        "world_size": timeline.world_size,
+        "source": timeline.source,
+        "stats": timeline.stats,
+        "ops": [_op_words(op, arrays) for op in timeline.ops],
+    }
+    if timeline.links is not None:
+        words["links"] = _link_words(timeline.links, topology, arrays)
+    if topology is not None:
+        words["topology"] = _topology_words(topology, arrays)
+    import msgspec
+
+    arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
+    data = io.BytesIO()
+    np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
+    replace_file(Path(path), data.getvalue())
+
+
+def load_run(path: str | Path) -> tuple[Timeline, Topology | None]:
+    """Read what :func:`save_run` wrote. Raises :class:`TraceError` for a file that is missing or something else."""
+    import msgspec
+
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: data[name] for name in data.files}
+        words = msgspec.json.decode(arrays["words"].tobytes())
+        if words["version"] != VERSION:
+            raise TraceError(
+                f"{path}: written by another version of clustersim (layout {words['version']}); run it again"
+            )
+        topology = _topology(words["topology"], arrays) if "topology" in words else None
+        return _timeline(words, arrays, topology), topology
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError) as error:
+        raise TraceError(f"{path}: not a run that clustersim saved ({type(error).__name__})") from None
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _ragged(name: str, parts: tuple[Array, ...]) -> dict[str, Array]:
+    """Arrays of different lengths as one, and where each begins."""
+    ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    return {f"{name}_ptr": ptr, f"{name}_items": np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)}
+
+
+def _parts(name: str, arrays: dict[str, Array]) -> tuple[Array, ...]:
+    ptr = arrays[f"{name}_ptr"]
+    return tuple(np.split(arrays[f"{name}_items"], ptr[1:-1])) if len(ptr) > 1 else ()
+
+
+def _op_words(op: OpInfo, arrays: dict[str, Array]) -> dict[str, Any]:
+    """An op's fields; arrays among its details go beside the other columns, equal ones once."""
+    words = {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
+    words["detail"] = {key: _kept(value, arrays) for key, value in op.detail.items()}
+    return words
+
+
+def _kept(value: Any, arrays: dict[str, Array]) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    import hashlib
+
+    name = "detail_" + hashlib.sha256(str((value.dtype.str, value.shape)).encode() + value.tobytes()).hexdigest()[:24]
+    arrays[name] = value
+    return {"$array": name}
+
+
+def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> dict[str, Any]:
+    arrays |= {name: getattr(use, name) for name in _USE}
+    arrays |= _ragged("load_links", tuple(links for links, _ in use.loads))
+    arrays |= _ragged("load_weights", tuple(weights for _, weights in use.loads))
+    arrays["use_bandwidth"] = use.link_bandwidth
+    # The machine's own links need no names of their own.
+    named = topology is None or topology.n_links != len(use.link_bandwidth)
+    return {"names": list(use.link_names) if named else None, "kinds": list(use.link_kinds) if named else None}
+
+
+def _topology_words(topology: Topology, arrays: dict[str, Array]) -> dict[str, Any]:
+    arrays |= {f"topology_{name}": getattr(topology, name) for name in _LINKS}
+    types = list(dict.fromkeys(id(t) for t in topology.node_types))
+    by_id = {id(t): t for t in topology.node_types}
+    return {
+        **{name: getattr(topology, name) for name in ("name", "vertex_names", "fabric", "routing")},
+        "vertex_kinds": topology.vertex_kinds,
+        "link_kinds": topology.link_kinds,
+        "node_types": [
+            dataclasses.asdict(dataclasses.replace(by_id[t], sources=dict(by_id[t].sources))) for t in types
+        ],
+        "node_type_of": [types.index(id(t)) for t in topology.node_types],
+    }
+
+
+def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
+    types = [NodeType(**fields) for fields in words["node_types"]]
+    return Topology(
+        name=words["name"],
+        vertex_names=tuple(words["vertex_names"]),
+        vertex_kinds=tuple(words["vertex_kinds"]),
+        link_kinds=tuple(words["link_kinds"]),
+        node_types=tuple(types[i] for i in words["node_type_of"]),
+        fabric=words["fabric"],
+        routing=words["routing"],
+        **{name: arrays[f"topology_{name}"] for name in _LINKS},
+    )
+
+
+def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+    return Timeline(
+        world_size=words["world_size"],
+        ops=tuple(_op(fields, arrays) for fields in words["ops"]),
+        rank_sets=_parts("set", arrays),
+        links=_links(words["links"], arrays, topology) if "links" in words else None,
+        source=words["source"],
+        rank_node=arrays.get("rank_node"),
+        stats=words["stats"],
+        **{name: arrays[name] for name in _ROWS},
+    )
+
+
+def _op(fields: dict[str, Any], arrays: dict[str, Array]) -> OpInfo:
+    detail = {
+        key: arrays[value["$array"]] if isinstance(value, dict) and "$array" in value else value
+        for key, value in fields["detail"].items()
+    }
+    return OpInfo(**{**fields, "after": tuple(fields["after"]), "detail": detail})
+
+
+def _links(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
+    names, kinds = words["names"], words["kinds"]
+    if names is None:
+        if topology is None:
+            raise ValueError("links without names")
+        names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
+    loads = zip(_parts("load_links", arrays), _parts("load_weights", arrays), strict=True)
+    return LinkUse(
+        **{name: arrays[name] for name in _USE},
+        loads=tuple(loads),
+        link_names=names,
+        link_bandwidth=arrays["use_bandwidth"],
+        link_kinds=kinds,
+    )
