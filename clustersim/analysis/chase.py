@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.pieces import HOST_WORK, KERNEL, NOTHING, PEER, SIDE_KERNEL, TRANSFER, Pieces
+from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Pieces
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -29,14 +29,13 @@ class Held:
     last: int
 
 
-class Chase:
-    """Follows waits through one timeline; rows and pieces are indexed once."""
+class Meetings:
+    """Who met whom, by op, rank and moment; rows are indexed once, op by op when asked for."""
 
-    def __init__(self, timeline: Timeline, cut: Pieces) -> None:
-        self.timeline, self.cut = timeline, cut
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
         self._order = np.argsort(timeline.row_op, kind="stable")
         self._ptr = np.searchsorted(timeline.row_op[self._order], np.arange(len(timeline.ops) + 1))
-        self._pieces = np.searchsorted(cut.owner, np.arange(len(cut.ranks) + 1))
         self._columns: dict[int, tuple[Ints, Ints]] = {}
         self._group_of: dict[int, Ints] = {}
 
@@ -54,13 +53,13 @@ class Chase:
 
     def row(self, op: int, rank: int, moment: float) -> int:
         """The row of an op on a rank that is open at a moment [s]; -1 for none."""
-        ranks, rows = self._members(op)
+        ranks, rows = self.members(op)
         low, high = np.searchsorted(ranks, [rank, rank + 1]).tolist()
         mine = rows[low:high]
         open_then = mine[self.timeline.row_end[mine] >= moment]
         return int(open_then[0]) if len(open_then) else int(mine[-1]) if len(mine) else -1
 
-    def _members(self, op: int) -> tuple[Ints, Ints]:
+    def members(self, op: int) -> tuple[Ints, Ints]:
         """An op's rows, one entry per rank and row, sorted by rank, then time."""
         if op not in self._columns:
             t = self.timeline
@@ -81,7 +80,7 @@ class Chase:
         t = self.timeline
         allowed = self._partners(op, rank)
         for other in (op, *(int(o) for o in t.ops[op].detail.get("meets", ()))):
-            ranks, rows = self._members(other)
+            ranks, rows = self.members(other)
             if not len(rows):
                 continue
             fits = allowed[ranks] & np.isclose(t.row_start[rows], t.row_start[own], rtol=1e-12, atol=1e-12)
@@ -105,6 +104,15 @@ class Chase:
         column = self.group_of(op)
         same: npt.NDArray[np.bool_] = column == column[rank]
         return same
+
+
+class Chase(Meetings):
+    """Follows waits through one timeline, with what every rank was doing."""
+
+    def __init__(self, timeline: Timeline, cut: Pieces) -> None:
+        super().__init__(timeline)
+        self.cut = cut
+        self._pieces = np.searchsorted(cut.owner, np.arange(len(cut.ranks) + 1))
 
     def activity(self, rank: int, begin: float, end: float) -> tuple[int, int]:
         """(rule, op) that took most of a rank's time between two moments [s]."""
@@ -135,7 +143,3 @@ class Chase:
                 return Held(late, doing, why, first)
             op, rank = doing, late
         return Held(rank, op, PEER, first)
-
-
-HELD_BY = {KERNEL: "slow rank", TRANSFER: "transfer", HOST_WORK: "host copies", NOTHING: "late launch"}
-"""What a held rank was busy with, as the first word of a cause."""

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis import intervals
 from clustersim.collectives.base import bus_factor
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, PHASES
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, first_ranks
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, first_ranks, of_ops
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -62,15 +63,7 @@ def summary(
     window = _steady(timeline, steps, warmup_steps)
     steady: Ints = window["steps"]
     step_time = (window["end"] - window["begin"]) / len(steady)
-    rows = np.isin(steps[timeline.row_op], steady)
-    run = replace(
-        timeline,
-        row_op=timeline.row_op[rows],
-        row_set=timeline.row_set[rows],
-        row_ready=timeline.row_ready[rows],
-        row_start=timeline.row_start[rows],
-        row_end=timeline.row_end[rows],
-    )
+    run = of_ops(timeline, np.isin(steps, steady))
     run = first_ranks(run, timeline.world_size if workers is None else workers)
     world = run.world_size
     per_rank = _per_rank(run, len(steady))
@@ -119,12 +112,13 @@ def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
 
 def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any]:
     """Which steps count, and the window they fill."""
-    if not len(timeline.row_op):
+    ops = timeline.per_op()
+    played = ops["ranks"] > 0
+    if not played.any():
         raise ProgramError("the timeline is empty: there is no step to measure")
-    of_row = steps[timeline.row_op]
-    known = np.unique(of_row)
-    end = np.array([timeline.row_end[of_row == step].max() for step in known])
-    begin = float(timeline.row_ready[of_row == known[0]].min())
+    known = np.unique(steps[played])
+    end = np.array([ops["end"][played & (steps == step)].max() for step in known])
+    begin = float(ops["ready"][played & (steps == known[0])].min())
     skip = min(warmup_steps, len(known) - 1)
     return {
         "steps": known[skip:],
@@ -136,8 +130,7 @@ def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any
 
 def _per_gpu(run: Timeline, of_op: Floats) -> float:
     """Mean over ranks of what their ops add up to; ``of_op`` is (n_ops,), per rank that does the op."""
-    sizes = np.array([len(s) for s in run.rank_sets], dtype=np.float64)
-    return float((of_op[run.row_op] * sizes[run.row_set]).sum() / run.world_size)
+    return float((of_op * run.per_op()["ranks"]).sum() / run.world_size)
 
 
 def _sent(op: OpInfo, world: int) -> float:
@@ -159,20 +152,44 @@ def _phases(run: Timeline, n_steps: int) -> dict[str, float]:
     """Seconds per step of the compute stream by phase, mean over ranks."""
     number = {phase: i for i, phase in enumerate(PHASES)}
     phase = np.array([number.get(op.phase, number["other"]) for op in run.ops], dtype=np.int64)
-    sizes = np.array([len(s) for s in run.rank_sets], dtype=np.float64)
-    seconds = (run.row_end - run.row_start) * sizes[run.row_set] * _is_compute(run)[run.row_op]
-    total = np.bincount(phase[run.row_op], weights=seconds, minlength=len(PHASES)) / (run.world_size * n_steps)
+    seconds = run.per_op()["seconds"] * _is_compute(run)
+    total = np.bincount(phase, weights=seconds, minlength=len(PHASES)) / (run.world_size * n_steps)
     return {name: float(total[i]) for name, i in number.items() if total[i] > 0}
 
 
 def _per_rank(run: Timeline, n_steps: int) -> dict[str, npt.NDArray[Any]]:
     """Seconds per step of each rank, by what its streams do; computed for one rank of each class of equals."""
-    representatives, class_of = alike(run)
-    busy = occupancy(run, representatives)
+    busy = occupancy_of_all(run) if run.blocks else None
+    class_of = np.arange(run.world_size)
+    if busy is None:
+        representatives, class_of = alike(run)
+        busy = occupancy(run, representatives)
     columns: dict[str, npt.NDArray[Any]] = {"rank": np.arange(run.world_size)}
     for name, seconds in busy.items():
         columns[name] = (seconds / n_steps)[class_of]
     return columns
+
+
+def occupancy_of_all(run: Timeline) -> dict[str, Floats] | None:
+    """As :func:`occupancy`, of every rank, for runs in which most ranks differ; None where streams are too many."""
+    computing, n = _is_compute(run), run.world_size
+    compute = intervals.per_stream(run, np.flatnonzero(computing).tolist(), "start")
+    talking = [i for i, op in enumerate(run.ops) if op.kind != "compute"]
+    transfer = intervals.per_stream(run, talking, "start")
+    active = intervals.per_stream(run, talking, "ready")
+    if compute is None or transfer is None or active is None:
+        return None
+    if len(compute) > 1 or len(active) > intervals.MOST_STREAMS:
+        return None
+    kernels = next(iter(compute.values()), [])
+    busy, apart = (intervals.union(list(streams.values()), None, n) for streams in (active, transfer))
+    beside = intervals.union(list(active.values()), kernels, n)
+    return {
+        "compute_s": intervals.total(kernels, n),
+        "communication_s": apart,
+        "peer_wait_s": np.maximum(busy - apart, 0.0),
+        "exposed_communication_s": np.maximum(busy - beside, 0.0),
+    }
 
 
 def occupancy(run: Timeline, ranks: Ints) -> dict[str, Floats]:

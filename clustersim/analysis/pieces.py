@@ -185,7 +185,7 @@ def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
 def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
     """State of each piece from its rule and op."""
     ops = timeline.ops
-    kernel = np.array([_kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
+    kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
     peer = np.array([BUBBLE if by_structure(timeline, o) else STALL for o in ops] + [BUBBLE], dtype=np.int64)
     nothing = BUBBLE if timeline.source == "simulated" else HOST
     return np.select(
@@ -195,7 +195,7 @@ def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
     )
 
 
-def _kernel_state(op: OpInfo) -> int:
+def kernel_state(op: OpInfo) -> int:
     if op.bound == "host" or op.phase in _HOST_PHASES:
         return HOST
     return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)

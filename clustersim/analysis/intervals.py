@@ -1,0 +1,145 @@
+"""Time that ranks spend in states, by algebra on intervals that are arrays over ranks.
+
+One stream does one thing at a time, so its spans are disjoint and in order on every rank, and an op's span on all ranks
+is one pair of arrays. The overlap of two streams is the sum of the overlaps of their ops, and of those only neighbours
+in time matter: a few numpy calls per op, however many ranks differ. Unions of streams follow by inclusion and
+exclusion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.timeline import Timeline
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+MOST_STREAMS = 4
+"""Streams of one role whose union is taken by inclusion and exclusion, which doubles with each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """From ``start`` to ``end`` [s], numbers or arrays over ranks; empty where ``end <= start``.
+
+    No rank is inside it before ``first`` or after ``last`` [s].
+    """
+
+    start: Floats
+    end: Floats
+    first: float
+    last: float
+
+
+Intervals: TypeAlias = list[Interval]
+"""Disjoint on every rank, in order of ``first``; ``last`` in order too."""
+
+
+def interval(start: Floats, end: Floats) -> Interval:
+    """Arrays over ranks (one element: all of them), with their extremes."""
+    return Interval(start, end, float(start.min()), float(end.max()))
+
+
+def overlap(one: Intervals, other: Intervals) -> Intervals:
+    """Where both are: disjoint again, empty ones left out."""
+    found: Intervals = []
+    begin = 0
+    for a in one:
+        while begin < len(other) and other[begin].last <= a.first:
+            begin += 1
+        for b in other[begin:]:
+            if b.first >= a.last:
+                break
+            start, end = np.maximum(a.start, b.start), np.minimum(a.end, b.end)
+            both = end > start
+            if both.any():
+                found.append(Interval(start, end, float(start[both].min()), float(end[both].max())))
+    return _in_order(found)
+
+
+def _in_order(intervals: Intervals) -> Intervals:
+    """Sorted by first; ``last`` made to grow, which only makes it a looser bound."""
+    latest, ordered = -np.inf, []
+    for item in sorted(intervals, key=lambda i: i.first):
+        latest = max(latest, item.last)
+        ordered.append(Interval(item.start, item.end, item.first, latest))
+    return ordered
+
+
+def total(intervals: Intervals, n: int) -> Floats:
+    """(n,) length of disjoint intervals per rank [s]."""
+    length = np.zeros(n)
+    for item in intervals:
+        length += np.maximum(item.end - item.start, 0.0)
+    return length
+
+
+def union(streams: list[Intervals], within: Intervals | None, n: int) -> Floats:
+    """(n,) time any of the streams is busy [s], where ``within`` is busy too if it is given."""
+    length = np.zeros(n)
+    for count in range(1, len(streams) + 1):
+        for chosen in combinations(streams, count):
+            both = chosen[0] if within is None else overlap(chosen[0], within)
+            for stream in chosen[1:]:
+                both = overlap(both, stream)
+            length += (1.0 if count % 2 else -1.0) * total(both, n)
+    return length
+
+
+def per_stream(run: Timeline, ops: list[int], begin: str) -> dict[str, Intervals] | None:
+    """Intervals from ``begin`` (``"ready"`` or ``"start"``) to the end of some ops, by stream; ranks are 0 to world - 1.
+
+    None where a stream's spans overlap on some rank, which only measured runs do.
+    """
+    whole = _whole(run, set(ops), begin)
+    streams: dict[str, Intervals] = {}
+    for op in ops:
+        if op in whole:
+            streams.setdefault(run.ops[op].stream, []).append(whole[op])
+    for stream, intervals in streams.items():
+        ordered = _in_order(intervals)
+        if not _disjoint(ordered, run.world_size):
+            return None
+        streams[stream] = ordered
+    return streams
+
+
+def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
+    """Every op's interval on all ranks; ranks without it have an empty one at 0."""
+    n = run.world_size
+    sets, op_of, set_of, ready, start, end = run._rows()
+    left = ready if begin == "ready" else start
+    found: dict[int, Interval] = {}
+    parts: dict[int, list[tuple[Ints, Floats, Floats]]] = {}
+    for row in range(len(op_of)):
+        if (op := int(op_of[row])) in ops:
+            parts.setdefault(op, []).append((sets[set_of[row]], left[row : row + 1], end[row : row + 1]))
+    for block in run.blocks:
+        if block.op in ops:
+            times = (block.ready if begin == "ready" else block.start), block.end
+            parts.setdefault(block.op, []).append((block.ranks, *times))
+    for op, mine in parts.items():
+        if len(mine) == 1 and len(mine[0][0]) == n:
+            found[op] = interval(*mine[0][1:])
+            continue
+        starts, ends = np.zeros(n), np.zeros(n)
+        for ranks, first, last in mine:
+            starts[ranks], ends[ranks] = first, last
+        found[op] = Interval(starts, ends, min(float(p[1].min()) for p in mine), max(float(p[2].max()) for p in mine))
+    return found
+
+
+def _disjoint(intervals: Intervals, n: int) -> bool:
+    busy_until = np.full(n, -np.inf)
+    for item in intervals:
+        some = item.end > item.start
+        if np.any(some & (item.start < busy_until)):
+            return False
+        busy_until = np.where(some, item.end, busy_until)
+    return True
