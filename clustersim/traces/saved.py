@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,11 @@ def _op_words(op: OpInfo, arrays: dict[str, Array]) -> dict[str, Any]:
 
 
 def _kept(value: Any, arrays: dict[str, Array]) -> Any:
+    """What JSON cannot hold, infinity and arrays, as an object that :func:`_restored` knows."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, tuple | list):
+        return [_kept(item, arrays) for item in value]
     if not isinstance(value, np.ndarray):
         return value
     import hashlib
@@ -158,11 +164,14 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
 
 
 def _op(fields: dict[str, Any], arrays: dict[str, Array]) -> OpInfo:
-    detail = {
-        key: arrays[value["$array"]] if isinstance(value, dict) and "$array" in value else value
-        for key, value in fields["detail"].items()
-    }
+    detail = {key: _restored(value, arrays) for key, value in fields["detail"].items()}
     return OpInfo(**{**fields, "after": tuple(fields["after"]), "detail": detail})
+
+
+def _restored(value: Any, arrays: dict[str, Array]) -> Any:
+    if isinstance(value, dict):
+        return arrays[value["$array"]] if "$array" in value else float(value["$float"])
+    return tuple(_restored(item, arrays) for item in value) if isinstance(value, list) else value
 
 
 def _links(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
