@@ -1,17 +1,21 @@
 """What happened, simulated or measured: spans on streams, and what crossed which link.
 
 A row of the span table stands for one op on a *set* of ranks that did it at exactly the same time, so that a run whose
-ranks behave alike stays small at 16,384 GPUs. :meth:`Timeline.spans` expands rows for the ranks asked for.
+ranks behave alike stays small at 16,384 GPUs. Where they do not, ops are kept as :class:`~clustersim.blocks.Block`
+columns, and become rows only when somebody asks for rows. :meth:`Timeline.spans` expands either for the ranks asked
+for, :meth:`Timeline.per_op` sums over ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from clustersim.blocks import Block, Columns, RankSets, joined
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -127,35 +131,120 @@ class Timeline:
     source: str = "simulated"
     rank_node: Ints | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = field(default=(), init=False, repr=False)
+    """Ops whose ranks differ, while nobody has asked for rows; see :meth:`of_blocks`."""
+
+    @classmethod
+    def of_blocks(
+        cls,
+        world_size: int,
+        ops: tuple[OpInfo, ...],
+        rank_sets: tuple[Ints, ...],
+        rows: Columns,
+        blocks: tuple[Block, ...],
+        **rest: Any,
+    ) -> Timeline:
+        """A Timeline of rows and blocks; the ``row_`` columns and ``rank_sets`` hold both, and are made when asked for.
+
+        A copy by ``dataclasses.replace`` has rows only. ``rest``: the other fields.
+        """
+        timeline = cls(world_size, ops, rank_sets, *rows, **rest)
+        if blocks:
+            known = vars(timeline)
+            known["blocks"] = blocks
+            known["_narrow"] = tuple(known.pop(name) for name in _ROWS)
+        return timeline
+
+    if not TYPE_CHECKING:  # a fallback that answers everything would hide misspelt names from mypy
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _ROWS or "_narrow" not in vars(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            sets, *rows = vars(self)["_narrow"]
+            book = RankSets(self.world_size, sets)
+            made = joined([tuple(rows), *(book.rows(block) for block in self.blocks)])
+            vars(self).update(zip(_ROWS, (tuple(book.sets), *made), strict=True))
+            return vars(self)[name]
+
+    def _rows(self) -> tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats]:
+        """Rank sets and rows of everything outside :attr:`blocks`."""
+        if "_narrow" in vars(self):
+            narrow: tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats] = vars(self)["_narrow"]
+            return narrow
+        return self.rank_sets, self.row_op, self.row_set, self.row_ready, self.row_start, self.row_end
 
     @property
     def makespan(self) -> float:
         """Seconds from 0 to the end of the last span."""
-        return float(self.row_end.max()) if len(self.row_end) else 0.0
+        ends = [self._rows()[5], *(block.end for block in self.blocks)]
+        return max((float(end.max()) for end in ends if len(end)), default=0.0)
+
+    def per_op(self) -> dict[str, npt.NDArray[Any]]:
+        """What each op came to over its ranks, a column element per op, without expanding anything.
+
+        ``ranks`` (n_ops,) int, how many did it; ``seconds`` [s], from start to end, summed over them; ``ready``, the
+        first moment any could have begun (inf where nobody did it); ``end`` [s], when the last was done (-inf).
+        """
+        n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of] if len(sets) else np.zeros(0, dtype=np.int64)
+        ranks = np.bincount(op, weights=sizes, minlength=n).astype(np.int64)
+        seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
+        first, last = np.full(n, np.inf), np.full(n, -np.inf)
+        np.minimum.at(first, op, ready)
+        np.maximum.at(last, op, end)
+        for block in self.blocks:
+            ranks[block.op] += len(block.ranks)
+            seconds[block.op] += block.seconds
+            first[block.op] = min(first[block.op], float(block.ready.min()))
+            last[block.op] = max(last[block.op], float(block.end.max()))
+        return {"ranks": ranks, "seconds": seconds, "ready": first, "end": last}
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.
 
         ``ranks`` None means all of them. The dict goes straight into ``pandas.DataFrame``.
         """
-        sizes = np.array([len(s) for s in self.rank_sets], dtype=np.int64)
-        members = np.concatenate(self.rank_sets) if self.rank_sets else np.array([], dtype=np.int64)
-        if ranks is not None:
-            wanted = np.isin(members, np.asarray(sorted(set(ranks)), dtype=np.int64))
-            owner = np.repeat(np.arange(len(sizes)), sizes)[wanted]
-            members, sizes = members[wanted], np.bincount(owner, minlength=len(sizes))
-        repeat = sizes[self.row_set]
-        # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
-        inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        wanted = None if ranks is None else np.asarray(sorted(set(ranks)), dtype=np.int64)
+        parts = [self._row_spans(wanted), *_block_spans(self.blocks, wanted)]
         columns = {
-            "rank": members[np.repeat((np.cumsum(sizes) - sizes)[self.row_set], repeat) + inside],
-            "op": np.repeat(self.row_op, repeat),
-            "ready": np.repeat(self.row_ready, repeat),
-            "start": np.repeat(self.row_start, repeat),
-            "end": np.repeat(self.row_end, repeat),
+            name: np.concatenate([part[i] for part in parts])
+            for i, name in enumerate(("rank", "op", "ready", "start", "end"))
         }
         order = np.lexsort((columns["op"], columns["start"], columns["rank"]))
         return {name: column[order] for name, column in columns.items()}
+
+    def _row_spans(self, wanted: Ints | None) -> Columns:
+        """Rank, op, ready, start and end of each span of the rows."""
+        sets, op, of, ready, start, end = self._rows()
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)
+        members = np.concatenate(sets) if sets else np.array([], dtype=np.int64)
+        if wanted is not None:
+            kept = np.isin(members, wanted)
+            owner = np.repeat(np.arange(len(sizes)), sizes)[kept]
+            members, sizes = members[kept], np.bincount(owner, minlength=len(sizes))
+        repeat = sizes[of]
+        # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
+        inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        rank = members[np.repeat((np.cumsum(sizes) - sizes)[of], repeat) + inside]
+        ready, start, end = (np.repeat(column, repeat) for column in (ready, start, end))
+        return rank, np.repeat(op, repeat), ready, start, end
+
+
+_ROWS = ("rank_sets", "row_op", "row_set", "row_ready", "row_start", "row_end")
+
+
+def _block_spans(blocks: tuple[Block, ...], wanted: Ints | None) -> list[Columns]:
+    """Rank, op, ready, start and end of each span of the blocks."""
+    places: dict[int, Ints] = {}
+    spans = []
+    for block in blocks:
+        ranks, at = block.ranks, places.get(id(block.ranks))
+        if at is None:
+            at = np.arange(len(ranks)) if wanted is None else np.flatnonzero(np.isin(ranks, wanted))
+            places[id(ranks)] = at
+        ready, start, end = (column[at] if len(column) > 1 else np.repeat(column, len(at)) for column in block.times)
+        spans.append((ranks[at], np.full(len(at), block.op, dtype=np.int64), ready, start, end))
+    return spans
 
 
 def alike(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -164,32 +253,53 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
     Whatever is computed per rank needs only the representatives, so a run whose ranks behave alike costs the same to
     analyse at 8 ranks and at 16,384. Classes are numbered by their lowest rank, which represents them.
     """
-    used = np.unique(timeline.row_set)
+    sets, _, of, *_ = timeline._rows()
+    rng = np.random.default_rng(0)
     # Two ranks are alike when they are in the same sets: compare sums of one random 63-bit number per set.
-    mark = np.random.default_rng(0).integers(2**63, size=len(timeline.rank_sets))
-    signature = np.zeros(timeline.world_size, dtype=np.int64)
-    for s in used.tolist():
-        signature[timeline.rank_sets[s]] ^= mark[s]
-    _, first, of = np.unique(signature, return_index=True, return_inverse=True)
+    mark = rng.integers(2**63, size=len(sets), dtype=np.uint64)
+    signature = np.zeros(timeline.world_size, dtype=np.uint64)
+    for s in np.unique(of).tolist():
+        signature[sets[s]] += mark[s]
+    for block in timeline.blocks:  # and where each has its own times, when those are the same bits
+        for column in block.times:
+            bits = column.view(np.uint64)
+            odd = rng.integers(2**63, size=2, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+            signature[block.ranks] += (bits ^ (bits >> np.uint64(31))) * odd[0] + odd[1]
+    _, first, of_rank = np.unique(signature, return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))
     representatives: Ints = np.sort(first).astype(np.int64)
-    return representatives, number[of]
+    return representatives, number[of_rank]
 
 
 def first_ranks(timeline: Timeline, n: int) -> Timeline:
     """The same run as its first ``n`` ranks saw it."""
     if n >= timeline.world_size:
         return timeline
-    sets = tuple(ranks[ranks < n] for ranks in timeline.rank_sets)
-    kept = np.array([len(ranks) > 0 for ranks in sets], dtype=bool)[timeline.row_set]
-    return replace(
-        timeline,
-        world_size=n,
-        rank_sets=sets,
-        row_op=timeline.row_op[kept],
-        row_set=timeline.row_set[kept],
-        row_ready=timeline.row_ready[kept],
-        row_start=timeline.row_start[kept],
-        row_end=timeline.row_end[kept],
-        rank_node=None if timeline.rank_node is None else timeline.rank_node[:n],
-    )
+    sets, *rows = timeline._rows()
+    sets = tuple(ranks[ranks < n] for ranks in sets)
+    kept = np.array([len(ranks) > 0 for ranks in sets], dtype=bool)[rows[1]]
+    blocks = tuple(block.of_ranks(block.ranks < n) for block in timeline.blocks if block.ranks.min() < n)
+    nodes = None if timeline.rank_node is None else timeline.rank_node[:n]
+    return _with(timeline, n, sets, tuple(column[kept] for column in rows), blocks, nodes)
+
+
+def of_ops(timeline: Timeline, chosen: npt.NDArray[np.bool_]) -> Timeline:
+    """The same run without the spans of other ops; ``chosen`` is (n_ops,) bool."""
+    sets, *rows = timeline._rows()
+    kept = chosen[rows[0]]
+    blocks = tuple(block for block in timeline.blocks if chosen[block.op])
+    columns = tuple(column[kept] for column in rows)
+    return _with(timeline, timeline.world_size, sets, columns, blocks, timeline.rank_node)
+
+
+def _with(
+    timeline: Timeline,
+    world_size: int,
+    sets: tuple[Ints, ...],
+    rows: tuple[npt.NDArray[Any], ...],
+    blocks: tuple[Block, ...],
+    rank_node: Ints | None,
+) -> Timeline:
+    rest = {"links": timeline.links, "source": timeline.source, "stats": timeline.stats, "rank_node": rank_node}
+    op, of, ready, start, end = rows
+    return Timeline.of_blocks(world_size, timeline.ops, sets, (op, of, ready, start, end), blocks, **rest)

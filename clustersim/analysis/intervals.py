@@ -57,9 +57,8 @@ def overlap(one: Intervals, other: Intervals) -> Intervals:
             if b.first >= a.last:
                 break
             start, end = np.maximum(a.start, b.start), np.minimum(a.end, b.end)
-            both = end > start
-            if both.any():
-                found.append(Interval(start, end, float(start[both].min()), float(end[both].max())))
+            if np.any(end > start):
+                found.append(Interval(start, end, max(a.first, b.first), min(a.last, b.last)))
     return _in_order(found)
 
 
@@ -93,7 +92,7 @@ def union(streams: list[Intervals], within: Intervals | None, n: int) -> Floats:
 
 
 def per_stream(run: Timeline, ops: list[int], begin: str) -> dict[str, Intervals] | None:
-    """Intervals from ``begin`` (``"ready"`` or ``"start"``) to the end of some ops, by stream; ranks are 0 to world - 1.
+    """Intervals of some ops by stream, from ``begin`` (``"ready"`` or ``"start"``) to their ends, on all ranks.
 
     None where a stream's spans overlap on some rank, which only measured runs do.
     """

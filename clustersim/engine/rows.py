@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.engine.meetings import OpKey, Site
 from clustersim.engine.network import Network
 from clustersim.engine.tasks import Task
@@ -18,75 +19,43 @@ from clustersim.topology import Topology
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-_Block: TypeAlias = tuple[Ints, Ints, Floats, Floats, Floats]
+
+WIDE = 64
+"""Ranks from which an op whose ranks differ is kept as a block; below, rows take less room."""
 
 
 class Rows:
-    """Rows of a run, collected op by op."""
+    """What happened, collected op by op: rows, and blocks where many ranks differ."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         sizes = [len(role.ops) for role in program.roles]
         self._first = np.cumsum([0, *sizes]).tolist()
-        self.rank_sets: list[Ints] = []
-        self._known: dict[bytes, int] = {}
-        self._single = np.full(program.world_size, -1, dtype=np.int64)
-        self._blocks: list[_Block] = []
+        self._book, self._pool = RankSets(program.world_size), Pool()
+        self._parts: list[Columns] = []
+        self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
         """Index in :attr:`Timeline.ops` of a role's op."""
         return int(self._first[key[0]]) + key[1]
 
     def add(self, task: Task) -> None:
-        """Keep what the ranks of a finished op did."""
+        """Keep what the ranks of a finished op did; its columns are not written to any more."""
         who = task.taking_part()
-        ranks = self.program.roles[task.key[0]].ranks[who]
-        times = task.ready[who], task.start[who], task.end[who]
+        ranks = self.program.roles[task.key[0]].ranks
+        ranks = ranks if isinstance(who, slice) else ranks[who]
         if not len(ranks):
             return
-        if all(column.min() == column.max() for column in times):
-            sets, first = np.array([self._set(ranks)]), np.array([0])
+        times = (self._pool.keep(column[who]) for column in (task.ready, task.start, task.end))
+        block = Block(self.row_of(task.key), ranks, *times)
+        if len(ranks) < WIDE or all(len(column) == 1 for column in block.times):
+            self._parts.append(self._book.rows(block))
         else:
-            order = np.lexsort((ranks, *times[::-1]))
-            ranks, times = ranks[order], (times[0][order], times[1][order], times[2][order])
-            new = np.any([np.diff(column) != 0 for column in times], axis=0)
-            first = np.concatenate([[0], np.flatnonzero(new) + 1])
-            sets = self._sets(ranks, first)
-        op = np.full(len(sets), self.row_of(task.key), dtype=np.int64)
-        self._blocks.append((op, sets, times[0][first], times[1][first], times[2][first]))
+            self.blocks.append(block)
 
-    def _sets(self, ranks: Ints, first: Ints) -> Ints:
-        """Ids of the sets that begin at ``first`` in ``ranks``; sets of one rank, the many, without a search each."""
-        sizes = np.diff([*first.tolist(), len(ranks)])
-        sets = np.empty(len(first), dtype=np.int64)
-        alone = sizes == 1
-        singles = ranks[first[alone]]
-        for rank in singles[self._single[singles] < 0].tolist():
-            self._single[rank] = self._set(np.array([rank], dtype=np.int64))
-        sets[alone] = self._single[singles]
-        for i in np.flatnonzero(~alone).tolist():
-            sets[i] = self._set(ranks[first[i] : first[i] + sizes[i]])
-        return sets
-
-    def _set(self, ranks: Ints) -> int:
-        key = ranks.tobytes()
-        if key not in self._known:
-            self._known[key] = len(self.rank_sets)
-            self.rank_sets.append(ranks.copy())
-        return self._known[key]
-
-    def columns(self) -> _Block:
-        """Op, set, ready, start, end of every row, sorted by op, then start, then set."""
-        empty: _Block = (
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0),
-            np.zeros(0),
-            np.zeros(0),
-        )
-        op, sets, ready, start, end = (np.concatenate(c) for c in zip(*self._blocks, empty, strict=True))
-        order = np.lexsort((sets, start, op))
-        return op[order], sets[order], ready[order], start[order], end[order]
+    def columns(self) -> tuple[tuple[Ints, ...], Columns]:
+        """Rank sets, and rows sorted by op, then start, then set."""
+        return tuple(self._book.sets), joined(self._parts)
 
 
 def timeline(
@@ -100,16 +69,11 @@ def timeline(
     stats: dict[str, float],
 ) -> Timeline:
     """The finished run as a Timeline."""
-    op, sets, ready, start, end = rows.columns()
-    return Timeline(
-        world_size=program.world_size,
-        ops=_ops(program, rows, sites),
-        rank_sets=tuple(rows.rank_sets),
-        row_op=op,
-        row_set=sets,
-        row_ready=ready,
-        row_start=start,
-        row_end=end,
+    return Timeline.of_blocks(
+        program.world_size,
+        _ops(program, rows, sites),
+        *rows.columns(),
+        tuple(rows.blocks),
         links=_link_use(topology, rows, sites, network, transfers),
         rank_node=topology.vertex_node[mesh.gpus],
         stats=stats,
