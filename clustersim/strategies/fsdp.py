@@ -85,7 +85,8 @@ class _Rank:
         self.issue, self.kernel, self.reduced = tuple(i for i in {*self.reduced, last} if i >= 0), -1, []
 
     def forward(self) -> None:
-        """Unit after unit: gather, compute, free."""
+        """Unit after unit: gather, compute, free. Events of the last backward are long past, so they do not count."""
+        self.freed.clear()
         order = self.plan.segments
         last_segment = {unit: s for s, (unit, _) in enumerate(order)}
         for s, (unit, layers) in enumerate(order):

@@ -128,12 +128,12 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
 
     Parameters
     ----------
-    zero_optimization : DeepSpeed's own block. gradient_clipping : the norm gradients are clipped to; 0 for none.
+    zero_optimization : DeepSpeed's own block; stage 1 when absent. gradient_clipping : the largest norm; 0 for none.
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
     pcie_bandwidth : of one GPU in one direction. dram_bandwidth : of a node; two sockets of the costs' host if absent.
     """
 
-    zero_optimization: ZeroOptimization
+    zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
     gradient_clipping: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     pcie_bandwidth: str = "20 GB/s"
     dram_bandwidth: str | None = None
