@@ -1,0 +1,373 @@
+"""ZeRO: the paper's table, the collectives DeepSpeed really issues, its coordinator, and its own block of knobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from player import play, toy_cost, toy_model
+
+from clustersim import fabrics
+from clustersim.engine import simulate
+from clustersim.errors import ProgramError
+from clustersim.memory import memory
+from clustersim.mesh import Mesh
+from clustersim.model import Layer, Model, Tensor
+from clustersim.program import Collective, Compute
+from clustersim.scenario import load
+from clustersim.strategies import ddp
+from clustersim.strategies.zero import build
+from clustersim.strategies.zero_config import ZeroConfig, ZeroOptimization
+from clustersim.strategies.zero_memory import holding
+from clustersim.strategies.zero_trace import modules, persistent, visits
+
+N = 1_000_000
+
+
+def config(stage: int, *, accumulation: int = 1, param_dtype: str = "fp16", **block) -> ZeroConfig:
+    table = {
+        "kind": "zero", "param_dtype": param_dtype, "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": stage, **block},
+    }  # fmt: skip
+    return msgspec.convert(table, ZeroConfig)
+
+
+def model(layers: int = 6) -> Model:
+    return toy_model([[N]] * layers)
+
+
+def mesh(n: int = 8, per_node: int = 4) -> Mesh:
+    return Mesh(np.arange(n), per_node)
+
+
+def program(knobs: ZeroConfig, made: Model | None = None, steps: int = 2, ranks: Mesh | None = None, **costs):
+    made = made or model()
+    return build(made, toy_cost(made, **costs), ranks or mesh(), knobs, steps, 0)
+
+
+def ops(played, kind: str, step: int = 1):
+    return [op for op in played.roles[0].ops if isinstance(op, Collective) and op.kind == kind and op.step == step]
+
+
+def large(found):
+    """Without the flags of one number."""
+    return [op for op in found if op.nbytes > 4]
+
+
+# --- the table of the paper --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(1, 31.4), (2, 16.6), (3, 1.9)])
+def test_model_states_of_7_5_billion_parameters_on_64_gpus_are_the_papers(stage, gigabytes):
+    layers = tuple(Layer(f"l{i}", "block", (Tensor(f"l{i}.w", 75_000_000),), ()) for i in range(100))
+    made = Model("7.5b", "test", layers)
+    held = holding(made, mesh(64, 8), config(stage))
+    use = memory(made, micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=held)
+    assert use.model_states / 1e9 == pytest.approx(gigabytes, abs=0.05)
+    whole = memory(made, micro_batch_size=1, dtype="fp16", param_dtype="fp16", master_weights=True)
+    assert whole.model_states == 120e9
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 512])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_model_states_follow_the_papers_formulas(stage, ranks):
+    made = model()
+    use = memory(
+        made, micro_batch_size=1, dtype="bf16", param_dtype="bf16", holding=holding(made, mesh(ranks, 1), config(stage))
+    )
+    shared, whole = {1: (12, 4), 2: (14, 2), 3: (16, 0)}[stage]
+    assert use.model_states == pytest.approx(made.parameters * (whole + shared / ranks))
+
+
+def sent(knobs: ZeroConfig, made: Model) -> float:
+    """Bytes a GPU sends in a steady step, by what the engine's links carried."""
+    from clustersim.analysis.metrics import summary
+
+    topology = fabrics.load("hgx-a100", nodes=2)
+    ranks = fabrics.mesh(topology)
+    timeline = simulate(build(made, toy_cost(made), ranks, knobs, 3, 0), topology, ranks)
+    return summary(timeline, replace(made, seq_len=1), samples_per_step=1)["bytes_sent_per_gpu"]
+
+
+def test_volumes_are_one_one_and_one_and_a_half_times_ddps_and_what_deepspeed_sends_is_half_more():
+    """ZeRO paper, section 7: against an all_reduce of 2 Psi elements."""
+    made = toy_model([[8 * N]] * 4)
+    all_reduce = 2 * 15 / 16 * 2 * made.parameters
+    # A reduce counts in full for its root too, so 15/16 + 16/16 instead of twice 15/16.
+    classic = {"use_multi_rank_bucket_allreduce": False}
+    assert sent(config(1, **classic), made) == pytest.approx(31 / 30 * all_reduce, rel=0.001)
+    assert sent(config(2, **classic), made) == pytest.approx(31 / 30 * all_reduce, rel=0.001)
+    no_reuse = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    assert sent(config(3, **no_reuse), made) == pytest.approx(1.5 * all_reduce, rel=0.01)
+    assert sent(config(1), made) == pytest.approx(1.5 * all_reduce, rel=0.01)
+    assert sent(config(2), made) == pytest.approx(1.5 * all_reduce, rel=0.01)
+
+
+# --- stages 1 and 2 ----------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_is_sent_before_the_gradient_that_would_overflow_it():
+    played = program(config(2, reduce_bucket_size=2.5e6))
+    assert [op.nbytes for op in large(ops(played, "all_reduce"))] == [2 * 2 * N] * 3
+    alone = program(config(2, reduce_bucket_size=1e5))
+    assert [op.nbytes for op in large(ops(alone, "all_reduce"))] == [2 * N] * 6
+
+
+def test_the_default_bucket_of_a_small_model_is_one_all_reduce_after_backward():
+    for stage in (1, 2):
+        played = program(config(stage, overlap_comm=True))
+        (reduced,) = large(ops(played, "all_reduce"))
+        assert reduced.nbytes == 2 * 6 * N
+        filled = played.roles[0].ops[reduced.after[0]]
+        last = next(i for i, op in enumerate(played.roles[0].ops) if op.name == "bwd l0" and op.step == 1)
+        assert filled.name == "fill bucket 0"
+        assert reduced.after[0] > last
+
+
+def test_stage_two_reduces_every_micro_step_and_stage_one_at_the_boundary():
+    counts = {stage: len(large(ops(program(config(stage, accumulation=3)), "all_reduce"))) for stage in (1, 2)}
+    assert counts == {1: 1, 2: 3}
+
+
+def test_without_overlap_backward_waits_for_each_bucket_and_with_it_only_for_the_last_but_one():
+    def step(**block) -> float:
+        played = program(config(2, reduce_bucket_size=N, **block), grad_copy_bandwidth=1e30, optimizer=0.0)
+        timeline = play(played, lambda op: 1e-3 if op.nbytes > 4 and op.kind == "all_reduce" else 0.0)
+        return timeline.makespan / 2
+
+    assert step() == pytest.approx(6 * 3e-3 + 6e-3)
+    # A bucket goes when the next gradient is there: two are left when backward ends.
+    assert step(overlap_comm=True) == pytest.approx(6 * 3e-3 + 2e-3)
+
+
+def test_parameters_are_gathered_after_the_step_in_calls_of_the_bucket_size_before_the_next_forward():
+    played = program(config(1, allgather_bucket_size=2e6))
+    gathers = ops(played, "all_gather", 0)
+    assert [op.nbytes for op in gathers] == [2 * 2 * N] * 3
+    role = played.roles[0].ops
+    (first,) = [op for op in role if op.name == "fwd l0" and op.step == 1]
+    assert role[first.after[0]] is gathers[-1]
+
+
+def test_reducing_to_owners_sends_every_part_to_the_rank_that_updates_it():
+    played = program(config(2, reduce_bucket_size=2e6, use_multi_rank_bucket_allreduce=False))
+    by_owner: dict[int, float] = {}
+    for op in ops(played, "reduce"):
+        by_owner[op.root] = by_owner.get(op.root, 0.0) + op.nbytes
+    assert by_owner == {owner: pytest.approx(2 * 6 * N / 8) for owner in range(8)}
+
+
+def test_fp16_checks_for_overflow_and_bf16_does_not():
+    half = [op.name for op in ops(program(config(2)), "all_reduce")]
+    brain = [op.name for op in ops(program(config(2, param_dtype="bf16")), "all_reduce")]
+    assert "all_reduce overflow" in half
+    assert "all_reduce overflow" not in brain
+    assert "all_reduce gradient norm" in brain
+
+
+def test_an_offloaded_optimizer_runs_at_the_speed_of_dram_after_its_gradients_came_over():
+    knobs = config(2, offload_optimizer={"device": "cpu", "pin_memory": True})
+    played = program(knobs, host_bandwidth=50e9)
+    role = played.roles[0].ops
+    (adam,) = [op for op in role if op.phase == "optimizer" and op.step == 1]
+    assert adam.stream == "host"
+    assert adam.duration == pytest.approx(6 * N / 8 * 28 * 4 / 100e9)
+    (home,) = [op for op in role if op.name == "d2h bucket 0" and op.step == 1]
+    assert home.duration == pytest.approx(2 * 6 * N / 8 / 20e9)
+
+
+# --- stage 3 -----------------------------------------------------------------------------------------------------
+
+
+def block(**knobs) -> ZeroOptimization:
+    return msgspec.convert({"stage": 3, **knobs}, ZeroOptimization)
+
+
+def linears(names=("a", "b"), layers: int = 4, bias: int = 10) -> Model:
+    """Layers of two linear modules with small biases."""
+    made = []
+    for i in range(layers):
+        tensors = [Tensor(f"l{i}.{n}.{part}", size) for n in names for part, size in (("weight", N), ("bias", bias))]
+        made.append(replace(model().layers[0], name=f"l{i}", tensors=tuple(tensors)))
+    return Model("linears", "toy", tuple(made))
+
+
+def test_modules_are_what_registers_tensors_and_small_tensors_persist():
+    found = modules(linears(), block())
+    assert [m.name for m in found[:3]] == ["l0.a", "l0.b", "l1.a"]
+    assert [m.numel for m in found] == [N] * 8
+    assert sum(m.share for m in found) == pytest.approx(4)
+    assert persistent(linears(), block()) == 80
+    assert sum(t.numel for m in found for t in m.gradients) == linears().parameters
+
+
+def test_without_prefetch_and_reuse_every_use_gathers():
+    found = modules(linears(), block())
+    plan = visits(found, block(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0))
+    assert all(visit.fetch and not visit.prefetch and visit.live == N for visit in plan)
+    assert [visit.module for visit in plan] == [*range(8), *reversed(range(8))]
+
+
+def test_the_first_pass_only_records():
+    found = modules(linears(), block())
+    assert all(visit.fetch and not visit.prefetch for visit in visits(found, block(), recorded=False))
+
+
+def test_prefetching_fills_its_bucket_and_what_it_gathered_is_not_fetched_again():
+    found = modules(linears(), block())
+    plan = visits(found, block(stage3_prefetch_bucket_size=1.5e6, stage3_max_reuse_distance=0))
+    assert plan[0].fetch
+    assert plan[0].prefetch == (1, 2)
+    assert not any(visit.fetch for visit in plan[1:8])
+    gathered = sum(visit.fetch + len(visit.prefetch) for visit in plan)
+    assert gathered == 16
+
+
+def test_what_is_needed_soon_again_is_kept_and_live_parameters_bound_prefetching():
+    found = modules(linears(), block())
+    kept = visits(found, block(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=1e9))
+    assert [visit.fetch for visit in kept] == [True] * 8 + [False] * 8
+    some = visits(found, block(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=3e6))
+    assert sum(visit.fetch for visit in some) == 8 + 6
+    bounded = visits(found, block(stage3_max_live_parameters=2e6, stage3_max_reuse_distance=0))
+    assert max(visit.live for visit in bounded) <= 2e6 + N
+
+
+def test_stage_three_gathers_before_use_and_reduces_buckets_beside_backward():
+    made = linears()
+    played = program(config(3, reduce_bucket_size=2.1e6, stage3_max_reuse_distance=0), made)
+    reduced = ops(played, "reduce_scatter")
+    assert sum(op.nbytes for op in reduced) == 2 * made.parameters
+    assert len(reduced) == 4
+    gathers = [op for op in ops(played, "all_gather") if "persistent" not in op.name]
+    assert sum(op.nbytes for op in gathers) == 2 * 2 * 8 * N
+    (small,) = [op for op in ops(played, "all_gather", 0) if "persistent" in op.name]
+    assert small.nbytes == 2 * 80
+    timeline = play(played, lambda op: op.nbytes / 1e9)
+    assert timeline.makespan >= 2 * 4 * 3e-3
+
+
+def test_a_second_copy_inside_nodes_serves_backward():
+    made = linears()
+    played = program(config(3, zero_hpz_partition_size=4, stage3_max_reuse_distance=0), made)
+    near = [op for op in ops(played, "all_gather") if op.groups.shape == (2, 4)]
+    assert sum(op.nbytes for op in near) == 2 * 8 * N
+    with pytest.raises(ProgramError, match=r"groups of 3.*zero_hpz_partition_size"):
+        program(config(3, zero_hpz_partition_size=3))
+
+
+def test_quantised_weights_halve_the_gathers_and_quantised_gradients_go_in_two_hops():
+    made = linears()
+    plain = program(config(3), made)
+    small = program(config(3, zero_quantized_weights=True, zero_quantized_gradients=True), made)
+    gathered = [sum(op.nbytes for op in ops(p, "all_gather") if "persistent" not in op.name) for p in (plain, small)]
+    assert gathered[1] == gathered[0] / 2
+    assert not ops(small, "reduce_scatter")
+    inside, outside = ops(small, "all_to_all")
+    assert (inside.groups.shape, outside.groups.shape) == ((2, 4), (4, 2))
+    assert inside.nbytes == made.parameters / 2
+    assert outside.nbytes == inside.nbytes / 4
+
+
+def test_offloaded_parameters_come_over_pcie_before_they_are_gathered():
+    knobs = config(3, offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu"})
+    played = program(knobs, linears())
+    role = played.roles[0].ops
+    gathers = [op for op in ops(played, "all_gather") if "persistent" not in op.name]
+    assert gathers
+    assert all(role[op.after[-1]].name.startswith("h2d") for op in gathers)
+    held = holding(linears(), mesh(), knobs)
+    assert held.parameters == held.updated == 0
+
+
+def test_one_rank_communicates_nothing():
+    for stage in (1, 2, 3):
+        played = program(config(stage), ranks=mesh(1, 1))
+        assert all(isinstance(op, Compute) for op in played.roles[0].ops), stage
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("overlap", [None, True, False])
+def test_every_stage_takes_at_least_its_compute_and_updates_after_all_gradients(stage, accumulation, overlap):
+    made = linears()
+    played = program(config(stage, accumulation=accumulation, overlap_comm=overlap), made, grad_copy_bandwidth=1e11)
+    timeline = play(played, lambda op: 1e-4 + op.nbytes / 50e9)
+    assert timeline.makespan >= 2 * accumulation * 4 * 3e-3
+    rows = [
+        (timeline.ops[op], start, end)
+        for op, start, end in zip(timeline.row_op, timeline.row_start, timeline.row_end, strict=True)
+        if timeline.ops[op].step == 1
+    ]
+    update = min(start for op, start, _ in rows if op.phase == "optimizer")
+    assert update >= max(end for op, _, end in rows if "bucket" in op.name) - 1e-12
+
+
+def test_overlap_saves_time_on_a_machine():
+    made = toy_model([[40 * N]] * 8)
+    topology = fabrics.load("hgx-a100", nodes=2)
+    ranks = fabrics.mesh(topology)
+    spans = []
+    for overlap in (False, True):
+        knobs = config(2, overlap_comm=overlap, reduce_bucket_size=8e7)
+        spans.append(simulate(build(made, toy_cost(made), ranks, knobs, 2, 0), topology, ranks).makespan)
+    assert spans[1] < spans[0]
+
+
+# --- DeepSpeed's own block ---------------------------------------------------------------------------------------
+
+DEEPSPEED = """{"stage": 3, "contiguous_gradients": true,
+"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+"stage3_prefetch_bucket_size": 1e7, "stage3_param_persistence_threshold": 1e5, "reduce_bucket_size": 1e7,
+"sub_group_size": 1e9, "offload_optimizer": {"device": "cpu", "pin_memory": true},
+"offload_param": {"device": "cpu", "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9},
+"stage3_gather_16bit_weights_on_model_save": true, "overlap_comm": true, "zero_hpz_partition_size": 4}"""
+
+
+def test_the_block_of_deepspeeds_documentation_is_read_unchanged():
+    knobs = config(**json.loads(DEEPSPEED))
+    assert knobs.offloads_parameters
+    assert program(knobs).notes
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"stage": 3, "reduce_bucket_size": "auto"},
+            r"'auto' is filled in by Hugging Face's Trainer.*hidden_size squared",
+        ),
+        ({"stage": 2, "overlap_comm": "auto"}, "overlap_comm = 'auto'"),
+        ({"stage": 0}, "stage 0 is plain data parallelism: use kind = 'ddp'"),
+        ({"stage": 4}, "Invalid enum value 4"),
+        ({"stage": 2, "reduce_bucket": 5}, "unknown field `reduce_bucket`"),
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, "offload_param needs stage 3"),
+        ({"stage": 3, "offload_param": {"device": "nvme"}}, "'nvme' is not played"),
+        ({"stage": 2, "reduce_bucket_size": -1}, "reduce_bucket_size"),
+        ({"stage": 2, "reduce_bucket_size": 0}, "write how many elements"),
+    ],
+)
+def test_what_cannot_be_played_is_one_clear_error(table, message):
+    with pytest.raises(msgspec.ValidationError, match=message):
+        config(**table)
+
+
+def test_a_scenario_names_file_field_and_nearest_key():
+    from clustersim.errors import ScenarioError
+
+    with pytest.raises(ScenarioError, match=r"unknown field 'reduce_bucket_sise'.*reduce_bucket_size"):
+        load("zero2_llama3_8b_2x8_a100", {"strategy.zero_optimization.reduce_bucket_sise": 5})
+    with pytest.raises(ScenarioError, match=r"'auto' is filled in"):
+        load("zero2_llama3_8b_2x8_a100", {"strategy.zero_optimization.reduce_bucket_size": "auto"})
+
+
+def test_ddps_all_reduce_is_the_yardstick_of_the_paper():
+    made = toy_model([[8 * N]] * 4)
+    topology = fabrics.load("hgx-a100", nodes=2)
+    ranks = fabrics.mesh(topology)
+    played = ddp.build(made, toy_cost(made), ranks, ddp.DDPConfig(param_dtype="fp16"), 1, 0)
+    reduced = [op for op in played.roles[0].ops if isinstance(op, Collective)]
+    assert sum(op.nbytes for op in reduced) == 2 * made.parameters
