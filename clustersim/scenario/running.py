@@ -175,6 +175,26 @@ class Result:
             "notes": list(self.notes),
         }
 
+    def facts(self) -> dict[str, Any]:
+        """What a saved run carries beside its Timeline: :meth:`to_dict`, every input, and memory over a step."""
+        import msgspec
+
+        file, course = self.scenario.file, self.memory.course
+        inputs = msgspec.to_builtins(file, enc_hook=str) | {"strategy": msgspec.to_builtins(self.scenario.config)}
+        inputs["strategy"]["kind"] = file.strategy["kind"]
+        return {
+            **self.to_dict(),
+            "title": self.scenario.title,
+            "inputs": inputs,
+            "memory_course": {"moments": list(course.moments), "parts": course.parts},
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole run to one file, for :func:`clustersim.traces.saved.load_run`."""
+        from clustersim.traces.saved import save_run
+
+        save_run(self.timeline, path, self.prepared.topology, self.facts())
+
 
 def prepare(scenario: Scenario) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`."""
