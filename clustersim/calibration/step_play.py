@@ -66,14 +66,20 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     if run.strategy == "ddp":
         config["bucket_cap_mb"] = run.bucket_cap_mb
     strategy = STRATEGIES[run.strategy]
-    topology, mesh = _machine(run.topology or ANY_MACHINE if run.gpus == 1 else run.topology, run.nodes, run.gpus)
+    topology, mesh = machine(run.topology or ANY_MACHINE if run.gpus == 1 else run.topology, run.nodes, run.gpus)
     alone = float(cost.forward.sum() + cost.backward.sum()) * (run.accumulation - played)
     if mesh.world_size == 1:
         program = strategy.build(run.model, replace(cost, jitter=0.0), mesh, strategy.config(**config), 2, 0)
         return alone + sum(float(op.duration) for op in program.roles[0].ops if isinstance(op, Compute) and op.step)
-    program = merged(strategy.build(run.model, cost, mesh, strategy.config(**config), STEPS, 0))
-    timeline = simulate(program, topology, mesh)
-    figures = metrics.summary(timeline, run.model, samples_per_step=run.micro_batch * played * run.gpus)
+    knobs = strategy.config(**config)
+    if strategy.place:
+        mesh = strategy.place(topology, mesh, knobs)
+    # Servers' steps are alike from the second on, and many sends: fewer are played.
+    steps = 3 if strategy.place else STEPS
+    program = merged(strategy.build(run.model, cost, mesh, knobs, steps, 0))
+    timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
+    samples = run.micro_batch * played * run.gpus
+    figures = metrics.summary(timeline, run.model, samples_per_step=samples, workers=mesh.workers)
     return alone + float(figures["step_time_s"])
 
 
@@ -105,7 +111,7 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 @lru_cache(maxsize=32)
-def _machine(name: str, nodes: int, gpus: int) -> tuple[Topology, Mesh]:
+def machine(name: str, nodes: int, gpus: int) -> tuple[Topology, Mesh]:
     if not name:
         raise ValueError("the row does not say which topology")
     if gpus % nodes:

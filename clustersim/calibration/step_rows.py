@@ -29,8 +29,18 @@ COLUMNS = (
     "metric",
     "value",
 )
-PLAYED = ("single", "ddp")
-"""Strategies that can be predicted, matched by the start of the column."""
+PLAYED = {
+    "single": "single",
+    "ddp": "ddp",
+    "dp (torch DataParallel)": "data_parallel",
+    "ps (parameter_server, local_parameter_device=cpu)": "parameter_server",
+    "allreduce (replicated, NCCL)": "ddp",
+}
+"""Strategies that can be predicted, by the start of the column: what they are here. TensorFlow's ``replicated`` reduces
+every gradient by itself, as DDP would with buckets of one tensor."""
+
+ONE_TENSOR_MB = 1e-6
+"""A bucket limit that every tensor reaches."""
 
 _DTYPES = (
     ("fp8", "fp8"),
@@ -78,7 +88,7 @@ class StepRun:
 
 def read(row: Row) -> StepRun:
     """The run a row describes. Raises ValueError or a clustersim error that says what keeps it from being predicted."""
-    strategy = next((name for name in PLAYED if row["strategy"].startswith(name)), None)
+    strategy = next((kind for name, kind in PLAYED.items() if row["strategy"].startswith(name)), None)
     if strategy is None:
         raise ValueError(f"strategy {row['strategy']!r} is not played; played: {', '.join(PLAYED)}")
     if any(row.get(axis, "") not in {"", "1"} for axis in ("tp", "pp", "ep", "cp")):
@@ -102,7 +112,9 @@ def read(row: Row) -> StepRun:
         param_dtype=_param_dtype(row["precision"].lower(), software),
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
-        bucket_cap_mb=_bucket(row.get("other", ""), software, model),
+        bucket_cap_mb=ONE_TENSOR_MB
+        if "replicated" in row["strategy"]
+        else _bucket(row.get("other", ""), software, model),
         compiled=software.compiled or _compiled(words),
         framework=software,
     )

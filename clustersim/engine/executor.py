@@ -28,7 +28,7 @@ from clustersim.engine.players import Player
 from clustersim.engine.queues import Queues, Served
 from clustersim.engine.rows import Rows
 from clustersim.engine.tasks import ALL, Task, Who, tasks
-from clustersim.program import Compute, Program, Serve
+from clustersim.program import Collective, Compute, Program, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -56,7 +56,9 @@ class Executor:
         self.program, self.sites, self.clock, self.player, self.rows = program, sites, clock, player, rows
         self.progress = progress
         self.tasks = tasks(program, sites)
-        self.overlap = Overlap(program, clock, self._release) if program.overlap_slowdown > 0 else None
+        # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
+        billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
+        self.overlap = Overlap(program, clock, self._release) if billed else None
         self.queues = Queues(clock, self._served)
         self._first = np.array([site.first for site in sites], dtype=np.int64)
         self._work: deque[tuple[Task, Who]] = deque()

@@ -49,20 +49,40 @@ def take(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[in
     return ops.add(Recv(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
 
 
-def pull(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
-    """The receiver's side of a pull: a request, sent once ``after`` has ended, and the data it brings."""
-    tag = f"pull{link.tag}"
-    name, stream = f"pull request {what}", f"{link.stream} request"
-    asked = ops.add(Send(name, REQUEST_BYTES, link.peer, stream, after, f"{tag} request", step=ops.step))
-    return ops.add(Recv(f"pull {what}", nbytes, link.peer, link.stream, (asked,), tag, step=ops.step))
+def request(ops: base.OpList, what: str, link: Link, after: tuple[int, ...] = ()) -> int:
+    """A pull begins at the receiver: it asks, once ``after`` has ended. One request may ask for several pieces."""
+    return ops.add(
+        Send(
+            f"pull request {what}",
+            REQUEST_BYTES,
+            link.peer,
+            f"{link.stream} request",
+            after,
+            _asks(link),
+            step=ops.step,
+        )
+    )
 
 
-def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
-    """The sender's side of a pull: the data leaves once it was asked for and ``after`` has ended."""
-    tag = f"pull{link.tag}"
-    name, stream = f"pull request {what}", f"{link.stream} request"
-    asked = ops.add(Recv(name, REQUEST_BYTES, link.peer, stream, (), f"{tag} request", step=ops.step))
-    return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, (asked, *after), tag, step=ops.step))
+def requested(ops: base.OpList, what: str, link: Link) -> int:
+    """The sender's side: it has been asked."""
+    return ops.add(
+        Recv(f"pull request {what}", REQUEST_BYTES, link.peer, f"{link.stream} request", (), _asks(link), step=ops.step)
+    )
+
+
+def _asks(link: Link) -> str:
+    return f"pull request{link.tag}"
+
+
+def pull(ops: base.OpList, what: str, nbytes: float, link: Link, asked: int) -> int:
+    """The receiver's side of a pull: what the request ``asked`` brings."""
+    return ops.add(Recv(f"pull {what}", nbytes, link.peer, link.stream, (asked,), f"pull{link.tag}", step=ops.step))
+
+
+def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...]) -> int:
+    """The sender's side of a pull: the data leaves once it was asked for and the rest of ``after`` has ended."""
+    return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, after, f"pull{link.tag}", step=ops.step))
 
 
 def collective(

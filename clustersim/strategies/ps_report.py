@@ -117,7 +117,7 @@ def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: 
     steps = 1 + max(op.step for op in role.ops)
     taken = sum(op.nbytes for op in role.ops if op.name.startswith("push ") and " worker " in op.name)
     given = sum(
-        op.nbytes for op in role.ops if op.name.startswith("pull ") and isinstance(op, Send) and "worker" in op.name
+        op.nbytes for op in role.ops if isinstance(op, Send) and op.name.startswith("pull ") and " worker " in op.name
     )
     vertex = int(mesh.gpus[role.ranks[0]])
     use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else {}

@@ -10,7 +10,7 @@ import numpy as np
 from clustersim.model import Model, StepCost
 from clustersim.program import Serve
 from clustersim.strategies import base
-from clustersim.strategies.primitives import Link, answer, take, wait
+from clustersim.strategies.primitives import Link, answer, requested, take, wait
 from clustersim.strategies.ps_worker import pull_order
 from clustersim.strategies.server_layout import Layout
 
@@ -67,10 +67,15 @@ class Server:
         for w, (_, link) in enumerate(self.links):
             if w == self.own:
                 continue
-            fresh = self.fresh(w)
+            fresh, to = self.fresh(w), self.layout.server_name(self.s)
+            if not self.by_layer:
+                asked = requested(self.ops, f"all layers worker {w} -> {to}", link)
             for i in pull_order(self.kept, self.by_layer and bool(self.done)):
-                name = f"{self.model.layers[i].name} worker {w} <- {self.layout.server_name(self.s)}"
-                answer(self.ops, name, self._bytes(i), link, fresh.get(i, ()))
+                layer = self.model.layers[i].name
+                if self.by_layer:
+                    asked = requested(self.ops, f"{layer} worker {w} -> {to}", link)
+                name = f"{layer} worker {w} <- {to}"
+                answer(self.ops, name, self._bytes(i), link, (asked, *fresh.get(i, ())))
         return self.fresh(self.own) if self.own >= 0 else {}
 
     def collect(self, own: dict[int, tuple[int, ...]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from clustersim.mesh import Ints
 from clustersim.model import Model, StepCost
 from clustersim.strategies import base
-from clustersim.strategies.primitives import Link, collective, pull, push, wait
+from clustersim.strategies.primitives import Link, collective, pull, push, request, wait
 from clustersim.strategies.server_layout import Layout
 
 
@@ -56,19 +56,29 @@ class Worker:
 
         ``local`` : what is to wait for where this rank's own server keeps a part.
         """
-        got: dict[int, tuple[int, ...]] = {}
+        layers = range(len(self.model.layers))
+        servers = [s for s in range(len(self.layout.servers)) if s != self.serves]
         every = tuple(i for ends in self.pushed.values() for i in ends)
-        for i in pull_order(range(len(self.model.layers)), self.by_layer and bool(self.pushed)):
-            waits = list(local.get(i, ()))
-            for s in np.flatnonzero(self.layout.numel[i]).tolist():
-                if s == self.serves:
+        as_pushed, asked = self.by_layer and bool(self.pushed), dict[int, int]()
+        if not self.by_layer:
+            asked = {s: self._ask("all layers", s, every) for s in servers}
+        got: dict[int, tuple[int, ...]] = {}
+        for i in pull_order(layers, as_pushed):
+            waits, layer = list(local.get(i, ())), self.model.layers[i].name
+            for s in servers:
+                if not self.layout.numel[i, s]:
                     continue
-                after = self.pushed.get(i, ()) if self.by_layer else every
-                name = f"{self.model.layers[i].name} <- {self.layout.server_name(s)}"
-                nbytes = float(self.layout.numel[i, s] * self.element)
-                waits.append(pull(self.ops, name, nbytes, self.links[s][1], after))
+                if self.by_layer:
+                    asked[s] = self._ask(layer, s, self.pushed.get(i, ()))
+                name = f"{layer} <- {self.layout.server_name(s)}"
+                waits.append(
+                    pull(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][1], asked[s])
+                )
             got[i] = self._spread(i, "broadcast", tuple(waits))
         return got
+
+    def _ask(self, what: str, s: int, after: tuple[int, ...]) -> int:
+        return request(self.ops, f"{what} -> {self.layout.server_name(s)}", self.links[s][1], after)
 
     def compute(self, ready: dict[int, tuple[int, ...]], passes: int) -> None:
         """Forward, each layer once its parameters are there; backward, and a push of each gradient once it is final.
