@@ -1,0 +1,200 @@
+"""What a report says: figures, tables and sentences, from a saved run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from clustersim import plots
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.critical_path import critical_path
+from clustersim.analysis.hotspots import hotspots
+from clustersim.analysis.stalls import stalls
+from clustersim.plots.shares import STATE_STYLE
+from clustersim.plots.style import palette
+from clustersim.report.figures import inline_svg
+from clustersim.report.hover import gantt_svg, legend
+from clustersim.report.verdict import verdict
+from clustersim.traces.saved import SavedRun
+from clustersim.units import format_bandwidth, format_bytes, format_time
+
+Facts = Mapping[str, Any]
+PATH_ROWS = 12
+"""Longest pieces of the critical path that are listed."""
+
+
+def content(run: SavedRun, title: str | None) -> dict[str, Any]:
+    """Everything the template prints, all of it plain text but for the ``svg`` values, which are markup."""
+    timeline, facts = run.timeline, run.facts
+    table = breakdown(timeline)
+    window = float(table["begin"]), float(table["end"])
+    lost = stalls(timeline)
+    return {
+        "title": title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})"),
+        "verdict": verdict(facts, timeline, table, lost),
+        "figures": list(_figures(facts, table)),
+        "breakdown": _breakdown(table),
+        "gantts": _gantts(run, table),
+        "legend": legend(),
+        "stalls": _stalls(lost),
+        "hotspots": _hotspots(run, window),
+        "path": _path(run),
+        "memory": _memory(facts),
+        "inputs": list(_flat(facts.get("inputs") or {})),
+        "notes": [str(note) for note in facts.get("notes") or ()],
+        "run": _run(run),
+        "palette": palette,
+    }
+
+
+def _markup(svg: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(svg)  # made by the SVG writers, which escape what they print
+
+
+def _figures(facts: Facts, table: Facts) -> Iterator[tuple[str, str]]:
+    """The figures that say most, (name, value)."""
+    yield "step time", format_time(float(table["step_time_s"]))
+    for name, key, form in (
+        ("samples per second", "samples_per_s", "{:,.1f}"),
+        ("tokens per second and GPU", "tokens_per_s_per_gpu", "{:,.0f}"),
+        ("MFU", "mfu", "{:.1%}"),
+    ):
+        if facts.get(key) is not None:
+            yield name, form.format(facts[key])
+    yield "exposed communication", f"{float(np.mean(table['exposed_fraction'])):.1%}"
+    if facts.get("bytes_sent_per_gpu") is not None:
+        yield "sent per GPU and step", format_bytes(facts["bytes_sent_per_gpu"])
+    if facts.get("peak_memory_bytes") is not None:
+        yield "memory per GPU", format_bytes(facts["peak_memory_bytes"])
+
+
+def _breakdown(table: Facts) -> dict[str, Any]:
+    states = [str(s) for s in table["states"]]
+    seconds = np.asarray(table["seconds"])
+    rows = []
+    for k, state in enumerate(states):
+        if seconds[:, k].max(initial=0.0) > 0:
+            low, high = float(seconds[:, k].min()), float(seconds[:, k].max())
+            spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
+            colour = STATE_STYLE.get(state, (palette["other"], ""))[0]
+            rows.append((colour, state, f"{float(table['mean'][k]):.1%}", format_time(seconds[:, k].mean()), spread))
+    hidden = float(np.mean(table["hidden_communication_s"]))
+    return {
+        "svg": _markup(inline_svg(plots.breakdown(table), "shares")),
+        "rows": rows,
+        "hidden": format_time(hidden),
+        "hidden_share": f"{hidden / (float(table['step_time_s']) or 1.0):.1%}",
+    }
+
+
+def _gantts(run: SavedRun, table: Facts) -> list[dict[str, Any]]:
+    """The last step, and the whole run."""
+    timeline = run.timeline
+    begin, end = float(table["begin"]), float(table["end"])
+    last = end - (end - begin) / max(int(table["steps"]), 1)
+    windows = [("The last step", last, end)]
+    if last > 0.01 * end:
+        windows.append(("The whole run", 0.0, timeline.makespan))
+    return [
+        {"name": name, "svg": _markup(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))}
+        for name, a, b in windows
+    ]
+
+
+def _stalls(lost: Facts) -> list[dict[str, str]]:
+    rows = zip(lost["cause"], lost["cost_s"], lost["share"], lost["text"], strict=True)
+    return [
+        {
+            "cause": str(cause),
+            "cost": format_time(float(cost)),
+            "share": f"{float(share):.1%}",
+            "text": str(text).split(" Cost: ")[0],
+        }
+        for cause, cost, share, text in rows
+    ]
+
+
+def _hotspots(run: SavedRun, window: tuple[float, float]) -> dict[str, Any] | None:
+    use = run.timeline.links
+    if use is None or not len(use.segment_start):
+        return None
+    spots = hotspots(run.timeline)
+    rows = []
+    for i in range(len(spots["name"])):
+        users = zip(spots["users"][i], spots["user_share"][i], strict=True)
+        used = ", ".join(f"{name} {share:.0%}" for name, share in users if name)
+        rows.append(
+            (
+                str(spots["name"][i]),
+                format_bandwidth(float(spots["bandwidth"][i])),
+                f"{float(spots['utilisation'][i]):.1%}",
+                f"{float(spots['peak'][i]):.0%}",
+                f"{int(spots['alike'][i]):,}",
+                used,
+            )
+        )
+    svgs = []
+    if run.topology is not None:
+        loads = np.asarray(spots["all_utilisation"], dtype=np.float64)
+        svgs.append(_markup(inline_svg(plots.loaded_topology(run.topology, loads), "machine")))
+    if rows:
+        svgs.append(_markup(inline_svg(plots.link_heat(use, window, n_links=16), "heat")))
+    return {"rows": rows, "svgs": svgs}
+
+
+def _path(run: SavedRun) -> dict[str, Any]:
+    found = critical_path(run.timeline)
+    steps = max(int(found["steps"]), 1)
+    whole = float(found["length_s"]) / steps or 1.0
+
+    def shares(parts: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        return [(str(k), format_time(v), f"{v / whole:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
+
+    took = np.asarray(found["end"]) - np.asarray(found["begin"])
+    longest = np.argsort(-took, kind="stable")[:PATH_ROWS]
+    pieces = [
+        (str(found["name"][i]), str(found["kind"][i]), f"{int(found['rank'][i])}", format_time(float(took[i])))
+        for i in sorted(longest.tolist(), key=lambda i: float(found["begin"][i]))
+    ]
+    return {"kinds": shares(found["by_kind"]), "links": shares(found["by_link"]), "pieces": pieces, "n": len(took)}
+
+
+def _memory(facts: Facts) -> dict[str, Any] | None:
+    memory = facts.get("memory")
+    if not memory:
+        return None
+    parts = {str(k): float(v) for k, v in memory["by"].items() if v}
+    capacity, course = memory.get("device_bytes"), facts.get("memory_course")
+    if course:
+        moving = {k: np.asarray(v, dtype=np.float64) for k, v in course["parts"].items()}
+        figure = plots.memory_over_time(course["moments"], moving, capacity)
+    else:
+        figure = plots.footprint(parts, capacity)
+    rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
+    return {"svg": _markup(inline_svg(figure, "memory")), "rows": rows, "message": str(memory.get("message", ""))}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A scenario's fields as dotted names; what was left out stays out."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None and value != [] and value != "":
+            yield f"{prefix}{key}", str(value)
+
+
+def _run(run: SavedRun) -> list[tuple[str, str]]:
+    """What was played, and by what."""
+    from importlib.metadata import version
+
+    timeline = run.timeline
+    spans = int(sum(timeline.per_op()["ranks"].tolist()))
+    rows = [("source", timeline.source), ("ranks", f"{timeline.world_size:,}"), ("spans", f"{spans:,}")]
+    if run.topology is not None:
+        rows.append(("machine", f"{run.topology.name}: {run.topology.n_nodes} node(s), {run.topology.n_links:,} links"))
+    rows += [(name, f"{count:,.0f}") for name, count in timeline.stats.items()]
+    return [*rows, ("clustersim", version("clustersim"))]

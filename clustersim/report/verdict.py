@@ -1,0 +1,74 @@
+"""The one sentence a reader in a hurry takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clustersim.timeline import Timeline
+from clustersim.units import format_bytes, format_time
+
+Facts = Mapping[str, Any]
+
+CAUSE_WORDS = {
+    "link": "a link that is too narrow ({subject})",
+    "shared link": "a link that transfers share ({subject})",
+    "kernels": "communication kernels that cannot fill the links",
+    "latency": "the latency of collectives",
+    "late start": "communication that starts late",
+    "slow rank": "a slow rank ({subject})",
+    "jitter": "waiting for whichever rank is last",
+    "parameter server": "the parameter server",
+    "schedule": "bubbles of the schedule itself",
+    "late launch": "hosts that launch at different times",
+    "host copies": "copies between host and GPU",
+    "host": "waiting for the host",
+    "idle device": "GPUs with nothing queued",
+    "launch": "kernels shorter than their launches",
+}
+USEFUL = 0.02
+"""Share of a step below which a loss is not worth a planner's time."""
+
+
+def verdict(facts: Facts, timeline: Timeline, table: Facts, lost: Facts) -> str:
+    """What the run came to, and what it loses most by.
+
+    Parameters
+    ----------
+    facts : of the saved run; may be empty. table : of ``breakdown``. lost : of ``stalls``, worst first.
+    """
+    return f"{_what(facts, timeline, table)}{_memory(facts)}; {_loss(lost)}."
+
+
+def _what(facts: Facts, timeline: Timeline, table: Facts) -> str:
+    step = format_time(float(table["step_time_s"]))
+    if not facts.get("model"):
+        return f"A step of these {timeline.world_size:,} ranks takes {step}"
+    gpus = facts.get("gpus", timeline.world_size)
+    text = f"{facts['model']} on {gpus:,} {facts.get('device', 'GPU')} with {facts.get('strategy', '?')}: {step} a step"
+    if facts.get("samples_per_s"):
+        text += f", {facts['samples_per_s']:,.1f} samples per second"
+    return text + (f" at {facts['mfu']:.1%} of peak" if facts.get("mfu") else "")
+
+
+def _memory(facts: Facts) -> str:
+    if facts.get("fits", True):
+        return ""
+    missing = float((facts.get("memory") or {}).get("missing_bytes") or 0.0)
+    return f", if it fitted, but it needs {format_bytes(missing)} more memory than a GPU has"
+
+
+def _subject(lost: Facts) -> str:
+    """The costliest link by name, of all that are alike; else what the cause names."""
+    link = str(lost["link_name"][0])
+    return f"such as {link}" if "link" in str(lost["cause"][0]) and link else str(lost["subject"][0])
+
+
+def _loss(lost: Facts) -> str:
+    if not len(lost["cause"]):
+        return "nothing is lost"
+    cause, share = str(lost["cause"][0]), float(lost["share"][0])
+    words = CAUSE_WORDS.get(cause, cause).format(subject=_subject(lost))
+    if share < USEFUL:
+        return f"little is lost, most of it ({share:.1%}) to {words}"
+    return f"the largest loss, {share:.1%} of the step, is {words}"
