@@ -14,6 +14,7 @@ import click
 
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
+from clustersim.cli.report import report
 from clustersim.cli.run import describe, run
 from clustersim.cli.validate import validate
 from clustersim.errors import ClusterSimError, nearest
@@ -41,7 +42,7 @@ def cli() -> None:
     """Simulate data-parallel training on GPU clusters, checked against real measurements."""
 
 
-for _command in (run, describe, check, collective, validate):
+for _command in (run, report, describe, check, collective, validate):
     cli.add_command(_command)
 
 

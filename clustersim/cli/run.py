@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @set_option
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="Folder for result.json, trace.json.gz and gantt.png."
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder for run.npz, result.json, trace and picture."
+)
+@click.option(
+    "--report", "page", type=click.Path(path_type=Path), default=None, help="HTML page that says why; one file."
 )
 @json_option
-def run(scenario: str, changes: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
     from clustersim import scenario as scenarios
 
@@ -32,10 +35,13 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, as_json: bool
     if out is not None:
         with working(f"writing {out}"):
             _write(result, out)
+    if page is not None:
+        with working(f"writing {page}"):
+            _report(result, page)
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result, out)
+        _print(result, out, page)
 
 
 def _write(result: Result, out: Path) -> None:
@@ -43,12 +49,21 @@ def _write(result: Result, out: Path) -> None:
     from clustersim.traces import perfetto
 
     with output_folder(out):
+        with fresh(out / "run.npz") as path:
+            result.save(path)
         with fresh(out / "result.json") as path:
             path.write_bytes(to_json(result.to_dict()))
         with fresh(out / "trace.json.gz") as path:
             perfetto.write_chrome_trace(result.timeline, path)
         with fresh(out / "gantt.png") as path:
-            plots.gantt(result.timeline, title=result.scenario.title).savefig(path, dpi=150, format="png")
+            plots.save(plots.gantt(result.timeline, title=result.scenario.title), path)
+
+
+def _report(result: Result, page: Path) -> None:
+    from clustersim.report import write_report
+    from clustersim.traces.saved import SavedRun
+
+    write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), page)
 
 
 ROWS = (
@@ -65,7 +80,7 @@ ROWS = (
 )
 
 
-def _print(result: Result, out: Path | None) -> None:
+def _print(result: Result, out: Path | None, page: Path | None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -85,7 +100,10 @@ def _print(result: Result, out: Path | None) -> None:
     for note in values["notes"]:
         console.print(f"- {escape(note)}", soft_wrap=True)
     if out is not None:
-        console.print(f"wrote {out}/result.json, trace.json.gz (open it at ui.perfetto.dev) and gantt.png")
+        files = "result.json, gantt.png, trace.json.gz (open it at ui.perfetto.dev) and run.npz (`clustersim report`)"
+        console.print(f"wrote {out}/{files}", markup=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"wrote {page}", markup=False, soft_wrap=True)
 
 
 def _print_links(console: Console, links: list[dict[str, Any]]) -> None:

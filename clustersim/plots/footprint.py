@@ -123,7 +123,7 @@ def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
         axes.axhline(at, **style)
         axes.text(
             0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=palette["stall"],
-            transform=axes.get_yaxis_transform(),
+            transform=axes.get_yaxis_transform(), bbox={"fc": "white", "ec": "none", "pad": 1.2, "alpha": 0.85},
         )  # fmt: skip
 
 

@@ -21,9 +21,16 @@ def html(run: SavedRun, title: str | None = None) -> str:
     from clustersim.paths import data_path
     from clustersim.report.content import content
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_arrows
+    )
     source = data_path("data") / "report.html.j2"
     return environment.from_string(source.read_text(encoding="utf-8")).render(content(run, title))
+
+
+def _arrows(value: object) -> object:
+    """Names of links with an arrow that no line ends inside of."""
+    return value.replace("->", "→") if type(value) is str else value
 
 
 def write_report(run: SavedRun, path: str | Path, title: str | None = None) -> None:

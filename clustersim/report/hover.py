@@ -18,7 +18,7 @@ from clustersim.units import format_bytes, format_time
 
 Floats = npt.NDArray[np.float64]
 
-WIDTH, LABEL, ROW, BAR, GAP = 1000.0, 150.0, 22.0, 18.0, 10.0
+WIDTH, LABEL, ROW, BAR, GAP = 1000.0, 165.0, 22.0, 18.0, 10.0
 """Units of the drawing: its width, the column of names, a row, a bar, and between ranks."""
 LEAST = 0.0012
 """Share of the window below which bars are drawn together with their neighbours."""
@@ -173,7 +173,7 @@ def _bar(
     x0, x1 = _x(low, begin, end), _x(high, begin, end)
     if x1 - x0 < 0.02:
         return ""
-    shape = f'class="{what}{" e" if edge and x1 - x0 > 4 else ""}" x="{x0:.2f}" y="{y:.2f}" width="{x1 - x0:.2f}" '
+    shape = f'class="{what}{" e" if edge and x1 - x0 > 12 else ""}" x="{x0:.2f}" y="{y:.2f}" width="{x1 - x0:.2f}" '
     shape += f'height="{height:.2f}"'
     return f"<rect {shape}><title>{escape(told)}</title></rect>" if told else f"<rect {shape}/>"
 

@@ -9,6 +9,8 @@ import dataclasses
 import io
 import math
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
 
+NAME = "run.npz"
+"""Of the file in the folder of a run."""
 VERSION = 1
 """Of the file's layout."""
 
@@ -29,8 +33,26 @@ _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "tra
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
 
-def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None) -> None:
-    """Write a run. ``topology`` is the machine of its links. Raises :class:`TraceError` where it cannot be written."""
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A run as it was saved: its Timeline, the machine of its links, and what else was said of it, in plain values."""
+
+    timeline: Timeline
+    topology: Topology | None
+    facts: dict[str, Any]
+
+
+def save_run(
+    timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a run.
+
+    Parameters
+    ----------
+    topology : the machine of its links. facts : anything JSON can hold, and numpy, which comes back as lists.
+
+    Raises :class:`TraceError` where the file cannot be written.
+    """
     arrays: dict[str, Array] = {name: getattr(timeline, name) for name in _ROWS}
     arrays |= _ragged("set", timeline.rank_sets)
     if timeline.rank_node is not None:
@@ -40,6 +62,7 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
         "world_size": timeline.world_size,
         "source": timeline.source,
         "stats": timeline.stats,
+        "facts": dict(facts or {}),
         "ops": [_op_words(op, arrays) for op in timeline.ops],
     }
     if timeline.links is not None:
@@ -54,9 +77,15 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
     replace_file(Path(path), data.getvalue())
 
 
-def load_run(path: str | Path) -> tuple[Timeline, Topology | None]:
-    """Read what :func:`save_run` wrote. Raises :class:`TraceError` for a file that is missing or something else."""
+def load_run(path: str | Path) -> SavedRun:
+    """Read what :func:`save_run` wrote; a folder is the ``run.npz`` inside it.
+
+    Raises :class:`TraceError` for a file that is missing or something else.
+    """
     import msgspec
+
+    path = Path(path)
+    path = path / NAME if path.is_dir() else path
 
     try:
         with np.load(path, allow_pickle=False) as data:
@@ -67,7 +96,7 @@ def load_run(path: str | Path) -> tuple[Timeline, Topology | None]:
                 f"{path}: written by another version of clustersim (layout {words['version']}); run it again"
             )
         topology = _topology(words["topology"], arrays) if "topology" in words else None
-        return _timeline(words, arrays, topology), topology
+        return SavedRun(_timeline(words, arrays, topology), topology, words["facts"])
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError) as error:
@@ -75,7 +104,7 @@ def load_run(path: str | Path) -> tuple[Timeline, Topology | None]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def _ragged(name: str, parts: tuple[Array, ...]) -> dict[str, Array]:
