@@ -72,7 +72,7 @@ class TestClosedForms:
         assert collective(node, "all_to_all", 64 * MIB, "direct").makespan == pytest.approx(expected, rel=1e-9)
 
     def test_a_pipelined_broadcast_fills_once_and_then_streams(self, node):
-        k, hops = 64, 7  # 64 pieces of 512 KiB through seven hops
+        k, hops = 256, 7  # 256 pieces of 128 KiB through seven hops
         expected = (k + hops - 1) * 32 * MIB / k / up_rate(node) + hops * hop(node)
         assert collective(node, "broadcast", 32 * MIB, "ring").makespan == pytest.approx(expected, rel=1e-9)
 

@@ -14,8 +14,9 @@ from clustersim.errors import ProgramError
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-PIECE = 512 * 2**10
-"""Bytes of one pipelined piece: a slot of NCCL's Simple buffer (4 MiB in 8 steps, src/include/collectives.h)."""
+PIECE = 128 * 2**10
+"""Bytes of one pipelined piece, near the textbook's best, sqrt(bytes rate latency / hops), of some ten hops of a
+microsecond at 50 GB/s. NCCL's Simple slots hold up to 512 KiB (4 MiB in 8 steps, src/include/collectives.h)."""
 
 MAX_PIECES = 256
 """Deepest pipeline of a chunk replay; beyond it the fill hardly matters and the event count only grows."""

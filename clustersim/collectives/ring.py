@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 
 Ints = npt.NDArray[np.int64]
@@ -131,20 +132,34 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
 
     Step t leaves position i when block and link are free: ``x[t, i] = max(x[t-1, i-1] + hop, x[t-1, i]) + block time``.
     """
+    if request.kind not in _PASSES:
+        return _pipeline_fill(request, group, channels, costs)
     hop, slowest = costs.hop, float(costs.busy.max(initial=0.0))
     # A link that is seldom busy is seldom shared: between having it alone and sharing it go by its use.
     busy = costs.alone + (costs.busy - costs.alone) * costs.busy / (slowest or 1.0)
-    if request.kind in _PASSES:
-        steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
-        ends = [
-            _longest_lap(hop[at : at + edges], busy[at : at + edges] / steps, steps) for at in range(0, len(hop), edges)
-        ]
-    else:
-        edges = group.size - 1
-        ends = [
-            _pipeline_time(hop[at : at + edges], busy[at : at + edges], pieces(request.nbytes * channel.share))
-            for at, channel in zip(range(0, len(hop), edges), channels, strict=True)
-        ]
+    steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
+    ends = [
+        _longest_lap(hop[at : at + edges], busy[at : at + edges] / steps, steps) for at in range(0, len(hop), edges)
+    ]
+    return max(ends, default=0.0) - slowest
+
+
+def _pipeline_fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
+    """Of broadcast and reduce. Where there are too many edges to follow, each channel by itself."""
+    depth = np.array([pieces(request.nbytes * channel.share) for channel in channels])
+    flow, edges = traffic(request, group, channels), group.size - 1
+    if few_enough(len(flow.src), flow.steps):
+        edge = np.arange(len(flow.src))
+        before = edge[(edge + 1) % edges > 0]
+        return pipeline_fill(flow, group, request.nbytes, np.repeat(depth, edges), (before, before + 1), costs)
+    slowest = float(costs.busy.max(initial=0.0))
+    use = costs.busy / (slowest or 1.0)
+    # A piece has the link alone in the time it is not in use, and shares it in the rest.
+    pace = (1.0 - use) / np.maximum(costs.alone, 1e-30) + use / np.maximum(costs.busy, 1e-30)
+    ends = [
+        _pipeline_time(costs.hop[at : at + edges], 1.0 / pace[at : at + edges], k)
+        for at, k in zip(range(0, len(costs.hop), edges), depth.tolist(), strict=True)
+    ]
     return max(ends, default=0.0) - slowest
 
 

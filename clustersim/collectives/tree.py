@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 
 Ints = npt.NDArray[np.int64]
@@ -151,23 +152,52 @@ def _one_piece(
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
-    """Seconds the first piece takes to the farthest member, less the place it has among the slowest edge's pieces."""
+    """Seconds beyond the bytes of the slowest link: waiting for the first pieces, and draining after the last.
+
+    Where there are too many edges to follow: what the first piece takes to the farthest member over links left to
+    itself, less the place it has among the slowest edge's pieces.
+    """
+    trees = [tree for channel in channels for tree in member_trees(group, channel, _root(request))]
+    depth = [pieces(request.nbytes * fraction) for _, fraction in trees]
+    ways = 2 if request.kind == "all_reduce" else 1
+    flow = traffic(request, group, channels)
+    if few_enough(len(flow.src), flow.steps):
+        per_edge = np.repeat(depth, [ways * (group.size - 1)] * len(trees))
+        return pipeline_fill(flow, group, request.nbytes, per_edge, _waits(request.kind, trees), costs)
     at, longest = 0, 0.0
-    slowest = float(costs.busy.max(initial=0.0))
-    for channel in channels:
-        for parent, fraction in member_trees(group, channel, _root(request)):
-            k = pieces(request.nbytes * fraction)
-            child = np.flatnonzero(parent >= 0)
-            ways = 2 if request.kind == "all_reduce" else 1
-            total = 0.0
-            for _ in range(ways):
-                step = np.zeros(group.size)
-                mine = slice(at, at + len(child))
-                step[child] = costs.hop[mine] + costs.alone[mine] / k
-                total += float(_path_sums(parent, step).max())
-                at += len(child)
-            longest = max(longest, total - slowest / k)
+    for (parent, _), k in zip(trees, depth, strict=True):
+        child = np.flatnonzero(parent >= 0)
+        total = 0.0
+        for _ in range(ways):
+            step = np.zeros(group.size)
+            mine = slice(at, at + len(child))
+            step[child] = costs.hop[mine] + costs.alone[mine] / k
+            total += float(_path_sums(parent, step).max())
+            at += len(child)
+        longest = max(longest, total - float(costs.busy.max(initial=0.0)) / k)
     return longest
+
+
+def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
+    """Which edge of :func:`traffic` passes on what which other edge brought: ``(before, after)``."""
+    before, after, at = [], [], 0
+    for parent, _ in trees:
+        child = np.flatnonzero(parent >= 0)
+        edge = np.cumsum(parent >= 0) - 1  # of a member and its parent
+        inner = child[parent[parent[child]] >= 0]
+        top = child[parent[parent[child]] < 0]
+        up, down = at, at + (len(child) if kind == "all_reduce" else 0)
+        if kind != "broadcast":
+            before.append(up + edge[inner])
+            after.append(up + edge[parent[inner]])
+        if kind != "reduce":
+            before.append(down + edge[parent[inner]])
+            after.append(down + edge[inner])
+        if kind == "all_reduce":
+            before.append(up + np.repeat(edge[top], len(top)))
+            after.append(down + np.tile(edge[top], len(top)))
+        at = down + len(child)
+    return np.concatenate(before), np.concatenate(after)
 
 
 def _path_sums(parent: Ints, step: Floats) -> Floats:
