@@ -14,7 +14,8 @@ import click
 
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
-from clustersim.cli.report import report
+from clustersim.cli.compare import compare_strategies
+from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
 from clustersim.cli.validate import validate
 from clustersim.errors import ClusterSimError, nearest
@@ -42,7 +43,7 @@ def cli() -> None:
     """Simulate data-parallel training on GPU clusters, checked against real measurements."""
 
 
-for _command in (run, report, describe, check, collective, validate):
+for _command in (run, report, export, describe, compare_strategies, check, collective, validate):
     cli.add_command(_command)
 
 

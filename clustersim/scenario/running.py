@@ -198,7 +198,7 @@ class Result:
 
 def prepare(scenario: Scenario) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`."""
-    topology, mesh = _machine(scenario)
+    topology, mesh = machine(scenario)
     row = STRATEGIES[scenario.file.strategy["kind"]]
     if row.place:
         with scenario.at("$.strategy"):
@@ -215,7 +215,8 @@ def prepare(scenario: Scenario) -> Prepared:
     return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said))
 
 
-def _machine(scenario: Scenario) -> tuple[Topology, Mesh]:
+def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
+    """The topology as the scenario changes it, and a rank on every GPU in use."""
     cluster = scenario.file.cluster
     with scenario.at("$.cluster.device"):
         if cluster.device is not None:

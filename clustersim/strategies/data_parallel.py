@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.errors import ProgramError
+from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
@@ -168,6 +169,17 @@ class _Run:
         return (len(self.ops.ops) - 1,) if self.ops.ops else ()
 
 
+def holding(model: Model, mesh: Mesh, config: DataParallelConfig) -> Holding:
+    """What device 0 keeps: everything, and around the loss the outputs of all devices."""
+    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    gradients = piling_up(np.array([float(layer.parameters * element) for layer in model.layers]))
+    outputs = always(0.0, n)
+    if config.gather_outputs and mesh.workers > 1:
+        outputs[n - 1 : n + 1] = mesh.workers * config.micro_batch_size * base.output_elements(model) * element
+    whole = float(model.parameters)
+    return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), outputs)
+
+
 def _notes(run: _Run) -> tuple[str, ...]:
     n, chunks = run.n, len(run.chunks)
     how = "NCCL" if run.config.nccl else "copies"
@@ -177,4 +189,4 @@ def _notes(run: _Run) -> tuple[str, ...]:
     )
 
 
-STRATEGY = base.Strategy("data_parallel", DataParallelConfig, build, launch="single_process")
+STRATEGY = base.Strategy("data_parallel", DataParallelConfig, build, launch="single_process", holding=holding)

@@ -25,6 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Program, Role
@@ -158,6 +159,18 @@ def _step(
         worker.update(worker.fetch(local))
 
 
+def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
+    """What the fullest worker keeps: parameters and gradients whole; optimizer states only where it updates, and a sum
+    of gradients where it serves."""
+    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    kept = server_layout.shares(model, config.shards, config.sharding)
+    served = float(kept.sum(axis=0).max()) if config.server == "worker" else 0.0
+    updated = served if config.server_updates else float(model.parameters)
+    gradients = piling_up(kept.sum(axis=1) * element)
+    parameters = float(model.parameters * element)
+    return Holding(parameters, updated, 0.0, element, gradients, always(0.0, n), always(served * element, n))
+
+
 def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[str, ...]:
     element = DTYPE_BYTES[config.param_dtype]
     kept = ", ".join(format_bytes(float(n) * element) for n in who.numel.sum(axis=0)[:8])
@@ -175,4 +188,6 @@ def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[st
     )
 
 
-STRATEGY = base.Strategy("parameter_server", ParameterServerConfig, build, place=place, report=ps_report.report)
+STRATEGY = base.Strategy(
+    "parameter_server", ParameterServerConfig, build, place=place, report=ps_report.report, holding=holding
+)

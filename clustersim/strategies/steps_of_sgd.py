@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
@@ -125,6 +126,16 @@ def _at_root(ops: base.OpList, name: str, seconds: float, phase: str, n: int, af
     return ops.add(Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, ops.step))
 
 
+def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
+    """What rank 0 keeps: everything, and everybody's gradients where they are gathered."""
+    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    gradients = piling_up(np.array([float(layer.parameters * element) for layer in model.layers]))
+    gathered, whole = always(0.0, n), float(model.parameters)
+    if config.exchange == "gather" and mesh.workers > 1:
+        gathered[-1] = mesh.workers * whole * element
+    return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), gathered)
+
+
 def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> dict[str, Any]:
     """``phases``: in order, each with ``seconds`` (of the last step, from its first op's start to its last op's end,
     over all ranks), ``bound`` (what limited most of it) and ``idle`` (the share of it in which a GPU computed nothing,
@@ -164,4 +175,4 @@ def phase_of(name: str) -> str | None:
     return next((phase for start, phase in PHASES.items() if name.startswith(start)), None)
 
 
-STRATEGY = base.Strategy("sgd_steps", StepsOfSGDConfig, build, report=report)
+STRATEGY = base.Strategy("sgd_steps", StepsOfSGDConfig, build, report=report, holding=holding)

@@ -1,0 +1,62 @@
+"""``clustersim compare-strategies``: one table of every strategy on a scenario's machine and model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+
+
+@click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
+@click.argument("scenario")
+@set_option
+@json_option
+def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Run every strategy on the machine and model of SCENARIO, a .toml file or the name of a shipped one.
+
+    Batch, accumulation and parameter type are the scenario's own; everything else is each strategy's default.
+    """
+    from clustersim import scenario as scenarios
+    from clustersim.scenario.comparison import compare
+
+    with working(f"comparing strategies on {scenario}") as progress:
+        rows = compare(scenario, scenarios.parse_overrides(changes), progress)
+    if as_json:
+        print_json({"scenario": scenario, "rows": rows})
+    else:
+        _print(scenario, rows)
+
+
+def _print(scenario: str, rows: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.units import format_bytes, format_time
+
+    table = Table(title=f"strategies on {escape(scenario)}", title_justify="left")
+    table.add_column("strategy", style="bold")
+    for name in ("step time", "samples/s", "exposed communication", "peak memory", "sent per GPU and step", "fits"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        label = escape(f"{row['strategy']} {row['variant']}".strip())
+        if row["step_time_s"] is None:
+            table.add_row(label, *[""] * 5, "-")
+            continue
+        table.add_row(
+            label,
+            format_time(row["step_time_s"]),
+            f"{row['samples_per_s']:,.1f}",
+            format_time(row["exposed_communication_s"]),
+            format_bytes(row["peak_memory_bytes"]),
+            format_bytes(row["bytes_sent_per_gpu"]),
+            "yes" if row["fits"] else "no",
+        )
+    console = stdout()
+    console.print(table)
+    for row in rows:
+        if row["reason"]:
+            console.print(
+                f"- {escape(row['strategy'])} {escape(row['variant'])}: {escape(row['reason'])}", soft_wrap=True
+            )
