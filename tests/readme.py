@@ -1,0 +1,45 @@
+"""Figures in the README are what a command prints, and nothing else.
+
+A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``, where
+TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew;
+``tests/test_readme.py`` says when one is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+TABLES = ROOT.parent / "shared" / "measurements"
+PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+
+
+def parts() -> Iterator[tuple[str, str]]:
+    """(arguments, what the README has) of every generated part."""
+    for found in PART.finditer(README.read_text()):
+        yield found["arguments"], found["body"]
+
+
+def printed(arguments: str) -> str:
+    """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block."""
+    words = [str(TABLES / word) if word.endswith(".csv") else word for word in shlex.split(arguments)]
+    done = subprocess.run(
+        [sys.executable, "-m", "clustersim", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout if "--markdown" in words else f"```\n$ clustersim {arguments}\n{done.stdout}```\n"
+
+
+def main() -> None:
+    """Rewrite every generated part of the README."""
+    text = PART.sub(lambda found: found[1] + printed(found["arguments"]) + found[4], README.read_text())
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
