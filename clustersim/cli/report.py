@@ -1,4 +1,4 @@
-"""``clustersim report``: a saved run as one HTML page."""
+"""``clustersim report`` and ``clustersim export``: a saved run as one HTML page, and as what other programs read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from clustersim.cli.common import stdout, working
 
 @click.command(short_help="Write a saved run as one HTML page.")
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN_DIR/report.html]"
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN_DIR/report.html]")
 @click.option("--title", default=None, help="Instead of the run's own name.")
 def report(run_dir: Path, output: Path | None, title: str | None) -> None:
     """Write a report: RUN_DIR is the folder that `clustersim run --out RUN_DIR` wrote.
@@ -29,3 +27,22 @@ def report(run_dir: Path, output: Path | None, title: str | None) -> None:
     with working(f"writing {page}"):
         write_report(run, page, title)
     stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+
+
+@click.command(short_help="Write a saved run for Perfetto or as CSV.")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this one; may be repeated.")
+def export(run_dir: Path, file: Path, ranks: tuple[int, ...]) -> None:
+    """Write the spans of a saved run to FILE, in the format its name ends with.
+
+    .json and .json.gz (Chrome's, for ui.perfetto.dev), .pftrace (Perfetto's own), .csv and .csv.gz.
+    """
+    from clustersim import traces
+    from clustersim.traces.saved import load_run
+
+    run = load_run(run_dir)
+    with working(f"writing {file}"):
+        written = traces.write(run.timeline, file, list(ranks) or None, run.memory)
+    some = "" if len(written) == run.timeline.world_size else f" of {run.timeline.world_size:,}"
+    stdout().print(f"wrote {file}: {len(written):,}{some} rank(s)", markup=False, soft_wrap=True)

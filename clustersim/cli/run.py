@@ -47,6 +47,7 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
 def _write(result: Result, out: Path) -> None:
     from clustersim import plots
     from clustersim.traces import perfetto
+    from clustersim.traces.saved import SavedRun
 
     with output_folder(out):
         with fresh(out / "run.npz") as path:
@@ -54,7 +55,8 @@ def _write(result: Result, out: Path) -> None:
         with fresh(out / "result.json") as path:
             path.write_bytes(to_json(result.to_dict()))
         with fresh(out / "trace.json.gz") as path:
-            perfetto.write_chrome_trace(result.timeline, path)
+            saved = SavedRun(result.timeline, result.prepared.topology, result.facts())
+            perfetto.write_chrome_trace(result.timeline, path, memory=saved.memory)
         with fresh(out / "gantt.png") as path:
             plots.save(plots.gantt(result.timeline, title=result.scenario.title), path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints = npt.NDArray[np.int64]
+Place = tuple[int, int]
+"""A span: its rank and its op."""
 
 MAX_SLICES = 400_000
 """Slices a viewer opens at ease (some 100 MB of JSON); a file of all ranks is cut to the ranks that fit."""
@@ -128,6 +130,49 @@ def _collective_args(op: OpInfo, world: int) -> dict[str, Any]:
         "bytes": op.nbytes,
     }
     return args | {str(name): value for name, value in detail.items() if isinstance(value, str | int | float)}
+
+
+def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
+    """Arrows from each send to its receive, among the ranks written: the arrows that leave a span, and that reach it.
+
+    A span is ``(rank, op)``. Sends and receives find each other by their ranks and by what their ops say they meet.
+    """
+    written = set(ranks)
+    receives: dict[tuple[int, int, int], int] = {}
+    for i, op in enumerate(timeline.ops):
+        if op.kind == "recv":
+            receives |= {(i, source, target): target for source, target in _pairs(op)}
+    leaving: dict[Place, list[int]] = {}
+    reaching: dict[Place, list[int]] = {}
+    number = 0
+    for i, op in enumerate(timeline.ops):
+        for source, target in _pairs(op) if op.kind == "send" else ():
+            met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in receives), -1)
+            if met >= 0 and source in written and target in written:
+                number += 1
+                leaving.setdefault((source, i), []).append(number)
+                reaching.setdefault((target, met), []).append(number)
+    return leaving, reaching
+
+
+def _pairs(op: OpInfo) -> list[tuple[int, int]]:
+    """(sender, receiver) of each transfer of an op."""
+    groups = op.detail.get("groups")
+    return [] if groups is None else [(int(a), int(b)) for a, b in np.asarray(groups).reshape(-1, 2)]
+
+
+def memory_levels(
+    timeline: Timeline, rank: int, memory: Mapping[str, float] | None
+) -> Iterator[tuple[str, int, float]]:
+    """(track, time [ns], GiB) of one rank's memory: ``memory`` is bytes held while an op of that name runs."""
+    if not memory:
+        return
+    before = -1.0
+    for _, i, _, start, _ in nanoseconds(timeline, [rank]):
+        held = memory.get(timeline.ops[i].name)
+        if held is not None and held != before:
+            before = held
+            yield f"memory of rank {rank}", start, round(held / 2**30, 4)
 
 
 def busiest_links(use: LinkUse, n: int = COUNTERS) -> list[int]:

@@ -8,7 +8,7 @@ before durations are taken. What a rank spends waiting for its peers is a slice 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,19 @@ from clustersim.timeline import Timeline
 from clustersim.traces import base
 
 
-def write_chrome_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
+def write_chrome_trace(
+    timeline: Timeline,
+    path: str | Path,
+    ranks: Sequence[int] | None = None,
+    memory: Mapping[str, float] | None = None,
+) -> tuple[int, ...]:
     """Write Chrome JSON, gzipped if the name ends in ``.gz``; returns the ranks written.
 
     Parameters
     ----------
     ranks : which to write; None is all, or the leading nodes under 400,000 slices; the file's entry ``clustersim``
         says which.
+    memory : bytes one GPU holds while an op of that name runs; a counter of the first rank written.
 
     Raises :class:`TraceError` for another suffix or a rank that does not exist.
     """
@@ -39,7 +45,11 @@ def write_chrome_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int
         "traceName": path.name,
         "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": timeline.world_size},
         "clustersim": {"source": timeline.source, "ranks": list(chosen)},
-        "traceEvents": [*_metadata(timeline, chosen), *_slices(timeline, chosen), *_counters(timeline)],
+        "traceEvents": [
+            *_metadata(timeline, chosen),
+            *_slices(timeline, chosen),
+            *_counters(timeline, chosen[0], memory),
+        ],
     }
     data = msgspec.json.encode(document)
     # mtime 0: the same run gives the same bytes.
@@ -70,6 +80,7 @@ def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]
     """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
     threads = base.threads(timeline, ranks)
     said = base.said_of(timeline)
+    leaving, reaching = base.flows(timeline, ranks)
     for rank, i, ready, start, end in base.nanoseconds(timeline, ranks):
         op = timeline.ops[i]
         pid, tid, _ = threads[rank, op.stream]
@@ -78,17 +89,25 @@ def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]
             yield where | _span(f"wait {op.name}", "wait", ready, start) | {"args": {"rank": rank, "step": op.step}}
         category = "user_annotation" if op.bound == "host" else "kernel"
         yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank}}
+        arrow = where | {"name": "message", "cat": "message"}
+        for number in leaving.get((rank, i), ()):
+            yield arrow | {"ph": "s", "id": number, "ts": start / 1e3}
+        for number in reaching.get((rank, i), ()):  # inside the receive: an end on its edge may bind to its neighbour
+            yield arrow | {"ph": "f", "bp": "e", "id": number, "ts": max(start, end - 1) / 1e3}
 
 
 def _span(name: str, category: str, start: int, end: int) -> dict[str, Any]:
     return {"name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
 
 
-def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Counter events (``C``): GB/s on the busiest links, in a process of their own after the nodes."""
+def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None) -> Iterator[dict[str, Any]]:
+    """Counter events (``C``): GB/s on the busiest links, in a process after the nodes, and one GPU's memory."""
     pid = int(base.nodes(timeline).max()) + 2
     for i, (name, ns, rate) in enumerate(base.link_rates(timeline.links)):
         if not i:
             yield _name("process", pid, 0, "busiest links")
             yield _sort("process", pid, 0)
         yield {"ph": "C", "pid": pid, "name": name, "ts": ns / 1e3, "args": {"GB/s": rate}}
+    node = int(base.nodes(timeline)[rank]) + 1
+    for name, ns, held in base.memory_levels(timeline, rank, memory):
+        yield {"ph": "C", "pid": node, "name": name, "ts": ns / 1e3, "args": {"GiB": held}}

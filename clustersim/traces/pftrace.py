@@ -6,7 +6,7 @@ files open faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,13 @@ from clustersim.timeline import Timeline
 from clustersim.traces import base
 
 
-def write_pftrace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Write a ``.pftrace``; returns the ranks written (as :func:`clustersim.traces.perfetto.write_chrome_trace`).
+def write_pftrace(
+    timeline: Timeline,
+    path: str | Path,
+    ranks: Sequence[int] | None = None,
+    memory: Mapping[str, float] | None = None,
+) -> tuple[int, ...]:
+    """Write a ``.pftrace``; parameters and result as of :func:`clustersim.traces.perfetto.write_chrome_trace`.
 
     Raises :class:`TraceError` where the package is missing, or for a rank that does not exist.
     """
@@ -32,14 +37,18 @@ def write_pftrace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | N
     for pid, tid, name in threads.values():
         tracks.thread(pid, tid, name)
     said = base.said_of(timeline)
+    leaving, reaching = base.flows(timeline, chosen)
     for rank, i, ready, start, end in base.nanoseconds(timeline, chosen):
         op = timeline.ops[i]
         _, tid, _ = threads[rank, op.stream]
         if start > ready and op.kind != "compute":
             tracks.slice(tid, f"wait {op.name}", "wait", (ready, start), {"rank": rank, "step": op.step})
-        tracks.slice(tid, op.name, op.phase, (start, end), said[i] | {"rank": rank})
+        arrows = leaving.get((rank, i), []), reaching.get((rank, i), [])
+        tracks.slice(tid, op.name, op.phase, (start, end), said[i] | {"rank": rank}, arrows)
     for name, ns, rate in base.link_rates(timeline.links):
-        tracks.counter(name, ns, rate)
+        tracks.counter(name, ns, rate, "GB/s")
+    for name, ns, held in base.memory_levels(timeline, chosen[0], memory):
+        tracks.counter(name, ns, held, "GiB")
     base.replace_file(Path(path), tracks.builder.serialize())
     return chosen
 
@@ -70,11 +79,21 @@ class _Tracks:
         track.uuid, track.parent_uuid = tid, node
         track.thread.pid, track.thread.tid, track.thread.thread_name = pid, tid, name
 
-    def slice(self, tid: int, name: str, category: str, when: tuple[int, int], args: dict[str, Any]) -> None:
-        """A slice from ``when[0]`` to ``when[1]`` [ns]."""
+    def slice(
+        self,
+        tid: int,
+        name: str,
+        category: str,
+        when: tuple[int, int],
+        args: dict[str, Any],
+        arrows: tuple[list[int], list[int]] = ([], []),
+    ) -> None:
+        """A slice from ``when[0]`` to ``when[1]`` [ns]; ``arrows`` leave it, and end at it."""
         begin = self._event(tid, when[0], self.kinds.TYPE_SLICE_BEGIN)
         begin.name = name
         begin.categories.append(category)
+        begin.flow_ids.extend(arrows[0])
+        begin.terminating_flow_ids.extend(arrows[1])
         for key, value in args.items():
             note = begin.debug_annotations.add()
             note.name = key
@@ -82,12 +101,12 @@ class _Tracks:
             setattr(note, field, value if field != "string_value" else str(value))
         self._event(tid, when[1], self.kinds.TYPE_SLICE_END)
 
-    def counter(self, name: str, ns: int, value: float) -> None:
-        """A counter's new value [GB/s] at a time [ns]."""
+    def counter(self, name: str, ns: int, value: float, unit: str) -> None:
+        """A counter's new value at a time [ns]."""
         track, new = self._group(name)
         if new:
             descriptor = self.builder.add_packet().track_descriptor
-            descriptor.uuid, descriptor.name, descriptor.counter.unit_name = track, name, "GB/s"
+            descriptor.uuid, descriptor.name, descriptor.counter.unit_name = track, name, unit
         self._event(track, ns, self.kinds.TYPE_COUNTER).double_counter_value = value
 
     def _event(self, track: int, ns: int, kind: int) -> Any:

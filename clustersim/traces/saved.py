@@ -9,7 +9,7 @@ import dataclasses
 import io
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,15 @@ class SavedRun:
     timeline: Timeline
     topology: Topology | None
     facts: dict[str, Any]
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Bytes one GPU holds while an op of that name runs; empty where nobody said."""
+        course = self.facts.get("memory_course")
+        if not course:
+            return {}
+        total = np.sum([np.asarray(held, dtype=np.float64) for held in course["parts"].values()], axis=0)
+        return dict(zip(course["moments"], np.broadcast_to(total, len(course["moments"])).tolist(), strict=True))
 
 
 def save_run(
@@ -101,6 +110,18 @@ def load_run(path: str | Path) -> SavedRun:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError) as error:
         raise TraceError(f"{path}: not a run that clustersim saved ({type(error).__name__})") from None
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file is a zip, as a saved run is."""
+    return head.startswith(b"PK\x03\x04")
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The Timeline of one saved run. Raises :class:`TraceError` for several."""
+    if len(paths) != 1:
+        raise TraceError(f"{paths[0]} is a whole run; read one at a time")
+    return load_run(paths[0]).timeline
 
 
 def _plain(value: Any) -> Any:
