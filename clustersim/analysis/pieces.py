@@ -8,8 +8,8 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 4. a transfer that waits for a peer to arrive: a *stall*, or a *bubble* where the schedule itself is the reason;
 5. the host: copies to and from it, its own work, loading input;
 6. work that is ready and queues for a server;
-7. nothing. In a simulated run a rank without any open op has finished early (a bubble); on a real machine its queue is
-   empty because the host has not launched anything.
+7. nothing. In a simulated run a rank without any open op has done its whole list while others have not (a stall, or
+   between stages a bubble); on a real machine its queue is empty because the host has not launched anything.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
     ops = timeline.ops
     kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
     peer = np.array([BUBBLE if by_structure(timeline, o) else STALL for o in ops] + [BUBBLE], dtype=np.int64)
-    nothing = BUBBLE if timeline.source == "simulated" else HOST
+    nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
     return np.select(
         [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
         [kernel[op], EXPOSED, peer[op], HOST, STALL],
@@ -199,6 +199,26 @@ def kernel_state(op: OpInfo) -> int:
     if op.bound == "host" or op.phase in _HOST_PHASES:
         return HOST
     return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)
+
+
+def staged(timeline: Timeline) -> bool:
+    """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
+    roles = {op.role for op in timeline.ops}
+    return len(roles) > 1 and not any("server" in role for role in roles)
+
+
+def workers(timeline: Timeline) -> Ints:
+    """Ranks that train: all but those that are servers and nothing else."""
+    roles = list(dict.fromkeys(op.role for op in timeline.ops))
+    serves = np.array(["server" in role and "worker" not in role for role in roles], dtype=bool)
+    if not serves.any():
+        return np.arange(timeline.world_size)
+    number = {role: i for i, role in enumerate(roles)}
+    of_op = serves[np.array([number[op.role] for op in timeline.ops], dtype=np.int64)]
+    only = np.zeros(timeline.world_size, dtype=bool)
+    for s in np.unique(timeline.row_set[of_op[timeline.row_op]]).tolist():
+        only[timeline.rank_sets[s]] = True
+    return np.flatnonzero(~only)
 
 
 def by_structure(timeline: Timeline, op: OpInfo) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.units import format_bytes, format_time
+from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.analysis.stalls import Causes, Charge
@@ -20,11 +20,16 @@ def sentence(found: Causes, charge: Charge) -> str:
 
 
 def _cost(found: Causes, charge: Charge) -> str:
-    world = found.timeline.world_size
-    per_step = charge.seconds / (world * found.steps)
-    length = (found.cut.end - found.cut.begin) / found.steps
-    share = per_step / length if length > 0 else 0.0
-    return f"{format_time(per_step)} of every {format_time(length)} step ({share:.1%}), mean over {_ranks(world)}"
+    per_step, length = charge.seconds / (found.workers * found.steps), (found.cut.end - found.cut.begin) / found.steps
+    share = _share(found, charge)
+    return (
+        f"{format_time(per_step)} of every {format_time(length)} step ({share:.1%}), mean over {_ranks(found.workers)}"
+    )
+
+
+def _share(found: Causes, charge: Charge) -> float:
+    length = found.cut.end - found.cut.begin
+    return charge.seconds / (found.workers * length) if length > 0 else 0.0
 
 
 def _ranks(n: int) -> str:
@@ -50,8 +55,8 @@ def _narrow(found: Causes, charge: Charge) -> str:
     if use is None or fact is None or charge.link < 0:
         return _unknown(found, charge)
     bandwidth = float(use.link_bandwidth[charge.link])
-    text = f"The link {_link(found, charge.link)} ({format_bytes(bandwidth)}/s) holds the transfers: "
-    text += f"it lets {format_bytes(fact.alone)}/s of payload through"
+    text = f"The link {_link(found, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
+    text += f"it lets {format_bandwidth(fact.alone)} of payload through"
     other, allowed = fact.runner_up
     if other >= 0 and np.isfinite(allowed):
         text += f", where the next narrowest, {_link(found, other)}, would let {allowed / fact.alone:.1f} times as much"
@@ -63,9 +68,10 @@ def _shared(found: Causes, charge: Charge) -> str:
     fact = found.facts[op]
     others = sharers(found, op, charge.link)
     whom = " with " + ", ".join(f"'{name}'" for name in others[:3]) if others else " with other groups of the same op"
+    got, alone = format_bandwidth(fact.rate), format_bandwidth(min(fact.alone, fact.ceiling))
     return (
-        f"The link {_link(found, charge.link)} is shared{whom}: {_op(found, op)} gets {format_bytes(fact.rate)}/s of "
-        f"payload where alone it would get {format_bytes(min(fact.alone, fact.ceiling))}/s; {_exposed(found, charge)}."
+        f"The link {_link(found, charge.link)} is shared{whom}: {_op(found, op)} gets {got} of payload where alone it "
+        f"would get {alone}; {_exposed(found, charge)}."
     )
 
 
@@ -89,9 +95,10 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
 
 def _kernels(found: Causes, charge: Charge) -> str:
     fact = found.facts[charge.holder_op if charge.holder_op in found.facts else charge.op]
+    ceiling, alone = format_bandwidth(fact.ceiling), format_bandwidth(fact.alone)
     return (
-        f"Communication kernels, not links, limit {_op(found, charge.op)}: they sustain {format_bytes(fact.ceiling)}/s "
-        f"of payload where the links would let {format_bytes(fact.alone)}/s through; {_exposed(found, charge)}."
+        f"Communication kernels, not links, limit {_op(found, charge.op)}: they sustain {ceiling} of payload where the "
+        f"links would let {alone} through; {_exposed(found, charge)}."
     )
 
 
@@ -169,9 +176,9 @@ def _server(found: Causes, charge: Charge) -> str:
     elif meets:
         text += f" with the server's {_op(found, int(meets[0]))}"
     if fact is not None and fact.link >= 0:
-        text += f", {format_bytes(fact.rate)}/s over {_link(found, fact.link)}"
+        text += f", {format_bandwidth(fact.rate)} over {_link(found, fact.link)}"
         if fact.limit == "shared link":
-            text += f", shared by all of them (alone: {format_bytes(min(fact.alone, fact.ceiling))}/s)"
+            text += f", shared by all of them (alone: {format_bandwidth(min(fact.alone, fact.ceiling))})"
     return text + "."
 
 
@@ -209,12 +216,10 @@ def _idle(found: Causes, charge: Charge) -> str:
 
 
 def _launch(found: Causes, charge: Charge) -> str:
-    length = found.cut.end - found.cut.begin
-    share = charge.worst / length if length > 0 else 0.0
     return (
-        f"Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to launch "
-        f"them, such as {_op(found, charge.op)}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU "
-        "would not."
+        f"Launch-bound: {_share(found, charge):.1%} of the time goes to ops whose kernels are shorter than the host "
+        f"takes to launch them, such as {_op(found, charge.op)}; a larger batch, fused kernels or CUDA graphs would "
+        "help, a faster GPU would not."
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.chase import Chase, Held
-from clustersim.analysis.late_start import late_starts
+from clustersim.analysis.late_start import LateStart, late_starts
 from clustersim.analysis.pace import Floats, pace_ratios, slow_ranks
 from clustersim.analysis.pieces import (
     EXPOSED,
@@ -42,6 +42,8 @@ from clustersim.analysis.pieces import (
     Pieces,
     by_structure,
     is_server,
+    staged,
+    workers,
 )  # fmt: skip
 from clustersim.analysis.transfers import Facts, sort_of, transfer_facts
 from clustersim.timeline import Timeline
@@ -89,7 +91,12 @@ class Causes:
     charges: list[Charge]
     facts: dict[int, Facts]
     pace: Floats
-    late: dict[int, Any]
+    late: dict[int, LateStart]
+
+    @property
+    def workers(self) -> int:
+        """How many ranks costs are means over: servers do not train."""
+        return len(workers(self.timeline))
 
 
 def causes(
@@ -127,7 +134,7 @@ def stalls(
     from clustersim.analysis.sentences import sentence
 
     found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
-    world, steps = timeline.world_size, found.steps
+    world, steps = found.workers, found.steps
     length = (found.cut.end - found.cut.begin) / steps
     chosen = [c for c in found.charges if c.seconds > 0][:top]
     cost = np.array([c.seconds / (world * steps) for c in chosen])
@@ -158,14 +165,19 @@ class _Book:
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
-        self.weight = cut.weight
+        works = np.zeros(timeline.world_size)
+        works[workers(timeline)] = 1
+        self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
+        self._servers = set(np.flatnonzero(works == 0).tolist())
+        ending = int(np.argmax(timeline.row_end)) if len(timeline.row_end) else -1
+        self._last_rank = int(timeline.rank_sets[int(timeline.row_set[ending])][0]) if ending >= 0 else -1
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
     def charge_all(self) -> None:
         """Every piece, gathered by op and rank class first."""
         cut = self.cut
         host_kernel = (cut.why <= SIDE_KERNEL) & ((cut.state == HOST) | (cut.state == LAUNCH))
-        idle = host_kernel | (cut.why > SIDE_KERNEL)
+        idle = (host_kernel | (cut.why > SIDE_KERNEL)) & (self.weight[cut.owner] > 0)
         who = np.flatnonzero(idle)
         key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
         groups, inverse = np.unique(key, return_inverse=True)
@@ -191,8 +203,7 @@ class _Book:
             return
         ops = self.timeline.ops
         if why == NOTHING:
-            idle = "schedule" if self.timeline.source == "simulated" else "idle device"
-            self.add(idle, "end of the list" if idle == "schedule" else "nothing queued", piece, last, seconds)
+            self.add(*self._of_nothing(), piece, last, seconds, holder=self._last_rank)
         elif why == HOST_WORK:
             self.add(
                 "host copies" if ops[op].phase == "memcpy" else "host", sort_of(ops[op].name), piece, last, seconds
@@ -201,6 +212,16 @@ class _Book:
             self.add("launch", "kernels", piece, last, seconds)
         else:
             self.add("host", sort_of(ops[op].name), piece, last, seconds)
+
+    def _of_nothing(self) -> tuple[str, str]:
+        """(cause, subject) of ranks without anything left to do: whoever ends last holds them."""
+        if self.timeline.source != "simulated":
+            return "idle device", "nothing queued"
+        if self._last_rank in self._servers:
+            return "parameter server", "server"
+        if self.slow[self._last_rank]:
+            return "slow rank", f"rank {self._last_rank}"
+        return ("schedule", "end of the list") if staged(self.timeline) else ("jitter", "ranks")
 
     def of_transfer(self, op: int) -> tuple[str, str, int]:
         """(cause, subject, link) of an exposed transfer."""
@@ -270,14 +291,14 @@ class _Book:
         if cut.state[piece] == EXPOSED:
             step = self.exposed[self.timeline.ops[op].step]
             step[key] = step.get(key, 0.0) + total
-        if seconds > charge.worst:
+        if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
             charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
             charge.holder_rank, charge.holder_op, charge.link = holder, holder_op, link
             charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
 
-    def move_late_starts(self, late: dict[int, Any]) -> None:
+    def move_late_starts(self, late: dict[int, LateStart]) -> None:
         """Charge to each step's late start what it exposes, out of what its transfers were charged with."""
-        world = self.timeline.world_size
+        world = self.timeline.world_size - len(self._servers)
         for step, fact in late.items():
             booked = self.exposed.get(step, {})
             total = sum(booked.values())

@@ -15,6 +15,7 @@ import click
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
+from clustersim.cli.explain import explain
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
 from clustersim.cli.validate import validate
@@ -43,7 +44,7 @@ def cli() -> None:
     """Simulate data-parallel training on GPU clusters, checked against real measurements."""
 
 
-for _command in (run, report, export, describe, compare_strategies, check, collective, validate):
+for _command in (run, explain, report, export, describe, compare_strategies, check, collective, validate):
     cli.add_command(_command)
 
 

@@ -17,6 +17,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.schema import version
+from clustersim.scenario.slow import slowed
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, Topology
@@ -211,6 +212,8 @@ def prepare(scenario: Scenario) -> Prepared:
     with scenario.at("$.strategy"):
         program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
         program.check()
+    with scenario.at("$.cluster.slow"):
+        program = slowed(program, file.cluster.slow, mesh.workers)
     said = dict.fromkeys((*model.notes, *notes, *program.notes))
     return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said))
 

@@ -39,6 +39,18 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     remove: bool = False
 
 
+class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[[cluster.slow]]``: GPUs slower than the others (throttled, power-capped).
+
+    Parameters
+    ----------
+    ranks : who drives them. speed : of their usual pace; 0.8 makes kernels take 1.25 times as long.
+    """
+
+    ranks: tuple[int, ...]
+    speed: Annotated[float, Meta(gt=0)]
+
+
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[cluster]``: the machine.
 
@@ -48,7 +60,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nodes : how many machines; 1, or what a file that lists its own nodes says. gpus_per_node : ranks on each; all of
         its GPUs when absent.
     device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``.
-    changes : parts degraded or gone.
+    changes : parts degraded or gone. slow : GPUs slower than the others.
     """
 
     topology: str
@@ -56,6 +68,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpus_per_node: Positive | None = None
     device: str | None = None
     changes: tuple[Change, ...] = ()
+    slow: tuple[Slow, ...] = ()
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,178 @@
+"""What physics allows: a lower bound beside every collective and every step, and what deserves a warning.
+
+A collective's bound is its bytes over the narrowest cut of the machine (:mod:`clustersim.collectives.bounds`; the plan
+carries it). A step's is the larger of a rank's FLOPs over peak and the bounds of the collectives that one of its
+streams does one after another. A result that beats a bound is a bug, and is said to be one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.hotspots import hotspots
+from clustersim.analysis.pace import pace_ratios
+from clustersim.analysis.pieces import workers
+from clustersim.timeline import Timeline
+from clustersim.units import format_bytes, format_time
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+EXACT = 1e-6
+"""Relative slack for rounding."""
+BUSY, BUSY_TIME = 0.95, 0.1
+"""A link this full for this share of the time is worth a warning."""
+SLOW = 1.05
+"""So is a rank whose kernels take this many times the median."""
+NEAR = 0.95
+"""And memory this full."""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning: ``kind`` is ``"beats a bound"``, ``"busy link"``, ``"slow rank"``, ``"memory"`` or ``"idle knob"``."""
+
+    kind: str
+    text: str
+
+
+def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, dict[str, Any]]:
+    """Lower bounds and how near the run comes to them.
+
+    Parameters
+    ----------
+    peak_flops : float [FLOP/s] of one GPU; without it a step is bounded by its communication alone.
+
+    Returns
+    -------
+    dict of two tables. ``collectives``, a row per op that transfers and has a bound: ``op``, ``name``, ``kind``,
+    ``nbytes``, ``seconds`` (its fastest transfer), ``bound`` [s], ``reached`` (bound over seconds). ``steps``:
+    ``step``, ``seconds`` (from the end of the step before), ``compute_bound``, ``communication_bound``, ``bound`` [s],
+    ``reached``.
+    """
+    fastest = _fastest(timeline)
+    has = [i for i, op in enumerate(timeline.ops) if "lower_bound" in op.detail and np.isfinite(fastest[i])]
+    bound = np.array([float(timeline.ops[i].detail["lower_bound"]) for i in has])
+    seconds = fastest[has]
+    collectives = {
+        "op": np.array(has, dtype=np.int64),
+        "name": np.array([timeline.ops[i].name for i in has]),
+        "kind": np.array([timeline.ops[i].kind for i in has]),
+        "nbytes": np.array([timeline.ops[i].nbytes for i in has]),
+        "seconds": seconds,
+        "bound": bound,
+        "reached": np.divide(bound, seconds, out=np.zeros(len(has)), where=seconds > 0),
+    }
+    return {"collectives": collectives, "steps": _steps(timeline, peak_flops)}
+
+
+def _fastest(timeline: Timeline) -> Floats:
+    """(n_ops,) float [s], the shortest span of each op from start to end; inf where there is none."""
+    shortest = np.full(len(timeline.ops), np.inf)
+    np.minimum.at(shortest, timeline.row_op, timeline.row_end - timeline.row_start)
+    return shortest
+
+
+def _steps(timeline: Timeline, peak: float | None) -> dict[str, Any]:
+    ops, ends = timeline.ops, timeline.per_op()["end"]
+    step = np.array([op.step for op in ops], dtype=np.int64)
+    known = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
+    last = np.array([float(ends[step == s].max()) for s in known.tolist()])
+    seconds = np.diff(last, prepend=0.0)
+    compute, sent = np.zeros(len(known)), np.zeros(len(known))
+    for k, s in enumerate(known.tolist()):
+        flops: dict[str, float] = {}
+        waits: dict[tuple[str, str], float] = {}
+        for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
+            op = ops[i]
+            flops[op.role] = flops.get(op.role, 0.0) + op.flops
+            # An op that only some ranks of its role take part in may wait for nobody on the others.
+            if op.kind != "compute" and _everyone(timeline, i):
+                key = op.role, op.stream
+                waits[key] = waits.get(key, 0.0) + float(op.detail.get("lower_bound", 0.0))
+        compute[k] = max(flops.values(), default=0.0) / peak if peak else 0.0
+        sent[k] = max(waits.values(), default=0.0)
+    bound = np.maximum(compute, sent)
+    # Ranks may begin a step before the last one has ended the step before: only the sum over steps is safe.
+    reached = np.divide(bound, seconds, out=np.zeros(len(known)), where=seconds > 0)
+    names = ("step", "seconds", "compute_bound", "communication_bound", "bound", "reached")
+    return dict(zip(names, (known, seconds, compute, sent, bound, reached), strict=True))
+
+
+def _everyone(timeline: Timeline, op: int) -> bool:
+    groups = timeline.ops[op].detail.get("groups")
+    return groups is not None and np.asarray(groups).size >= timeline.world_size
+
+
+def warnings(
+    timeline: Timeline,
+    *,
+    peak_flops: float | None = None,
+    memory_bytes: float | None = None,
+    device_bytes: float | None = None,
+    warmup_steps: int = 2,
+) -> list[Warned]:
+    """What deserves attention. ``memory_bytes`` of one GPU's ``device_bytes`` are used."""
+    return [
+        *_beaten(timeline, peak_flops),
+        *_busy_links(timeline, warmup_steps),
+        *_slow_ranks(timeline),
+        *_memory(memory_bytes, device_bytes),
+    ]
+
+
+def _beaten(timeline: Timeline, peak: float | None) -> list[Warned]:
+    table = bounds(timeline, peak_flops=peak)
+    found = []
+    each, steps = table["collectives"], table["steps"]
+    for k in np.flatnonzero(each["seconds"] < each["bound"] * (1 - EXACT)).tolist():
+        took, least = format_time(float(each["seconds"][k])), format_time(float(each["bound"][k]))
+        text = f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
+        found.append(Warned("beats a bound", text))
+    total, least_total = float(steps["seconds"].sum()), float(steps["bound"].sum())
+    if total < least_total * (1 - EXACT):
+        text = f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug"
+        found.append(Warned("beats a bound", text))
+    return found[:3]
+
+
+def _busy_links(timeline: Timeline, warmup_steps: int) -> list[Warned]:
+    table = hotspots(timeline, warmup_steps=warmup_steps, top=200)
+    if not len(table["link"]):
+        return []
+    full = (table["heat"] > BUSY).mean(axis=1)
+    found: dict[str, Warned] = {}
+    for k in np.argsort(-full, kind="stable").tolist():
+        if full[k] < BUSY_TIME:
+            break
+        users = " and ".join(repr(u) for u in table["users"][k].tolist() if u)
+        alike = int(table["alike"][k]) - 1
+        text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
+        text += f"; so are {alike:,} links like it" if alike else ""
+        found.setdefault(f"{users}{full[k]:.2f}", Warned("busy link", text))
+    return list(found.values())[:3]
+
+
+def _slow_ranks(timeline: Timeline) -> list[Warned]:
+    ratio, train = pace_ratios(timeline), workers(timeline)
+    slow = train[ratio[train] > SLOW]
+    worst = slow[np.argsort(-ratio[slow], kind="stable")]
+    if not len(worst):
+        return []
+    rank = int(worst[0])
+    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers"
+    text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
+    return [Warned("slow rank", text)]
+
+
+def _memory(used: float | None, device: float | None) -> list[Warned]:
+    if not used or not device or used < NEAR * device:
+        return []
+    if used > device:
+        text = f"memory: {format_bytes(used)} are needed and a GPU has {format_bytes(device)}: it would not run"
+    else:
+        text = f"memory: {format_bytes(used)} of {format_bytes(device)} are used: within 5% of the limit"
+    return [Warned("memory", text)]

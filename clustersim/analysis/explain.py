@@ -1,0 +1,145 @@
+"""A run explained: one verdict, and everything that backs it, as sentences and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clustersim.analysis.bounds import warnings
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.critical_path import critical_path
+from clustersim.analysis.pieces import workers
+from clustersim.analysis.stalls import causes, stalls
+from clustersim.analysis.whatif import whatif
+from clustersim.timeline import Timeline
+from clustersim.units import format_time
+
+WORTH_A_WORD = 0.005
+"""Shares below this are left out of sentences."""
+GOOD = 0.03
+"""A run whose costliest cause costs less than this share has nothing much to explain."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a Timeline does not know of its run; None for what nobody knows.
+
+    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``.
+    """
+
+    peak_flops: float | None = None
+    memory_bytes: float | None = None
+    device_bytes: float | None = None
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Facts:
+        """From what ``clustersim run --json`` prints."""
+        memory = result.get("memory") or {}
+        return cls(result.get("peak_flops"), result.get("peak_memory_bytes"), memory.get("device_bytes"))
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
+    ``bounds`` of what knobs would save, ``warnings``; and the ``tables`` they were read off."""
+
+    verdict: str
+    shares: str
+    causes: list[str]
+    path: list[str]
+    bounds: list[str]
+    warnings: list[str]
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("verdict", "shares", "causes", "path", "bounds", "warnings")
+        tables = {name: table for name, table in self.tables.items() if name in {"stalls", "whatif"}}
+        return {name: getattr(self, name) for name in names} | tables
+
+
+def explain(
+    timeline: Timeline, facts: Facts | None = None, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0
+) -> Explanation:
+    """Explain the steady state of a run.
+
+    Parameters
+    ----------
+    top : causes to tell. factor : of the what-if bounds. warmup_steps : as in :func:`summary`.
+    """
+    facts = facts or Facts()
+    found = causes(timeline, warmup_steps=warmup_steps)
+    shares = breakdown(timeline, cut=found.cut)
+    table = stalls(timeline, top=top, found=found)
+    path = critical_path(timeline, warmup_steps=warmup_steps)
+    bounds: dict[str, Any] = {"text": np.zeros(0, dtype=str), "saving": np.zeros(0)}
+    if timeline.source == "simulated":
+        bounds = whatif(timeline, factor=factor, peak_flops=facts.peak_flops, warmup_steps=warmup_steps)
+    warned = warnings(
+        timeline,
+        peak_flops=facts.peak_flops,
+        memory_bytes=facts.memory_bytes,
+        device_bytes=facts.device_bytes,
+        warmup_steps=warmup_steps,
+    )
+    kept = bounds["saving"] >= WORTH_A_WORD
+    return Explanation(
+        verdict=_verdict(table),
+        shares=_shares(timeline, shares),
+        causes=table["text"].tolist(),
+        path=_path(path),
+        bounds=bounds["text"][kept].tolist(),
+        warnings=[warning.text for warning in warned],
+        tables={"breakdown": shares, "stalls": table, "critical_path": path, "whatif": bounds, "warnings": warned},
+    )
+
+
+_HEADLINES = {
+    "link": "the link {subject} holds it up",
+    "shared link": "collectives share the link {subject}",
+    "kernels": "communication kernels limit {subject}",
+    "latency": "collectives are too small: latency, not bandwidth, limits {subject}",
+    "late start": "communication starts too late in backward",
+    "slow rank": "{subject} is slow, and everybody waits for it",
+    "jitter": "ranks wait for whoever is slowest in each step",
+    "parameter server": "workers wait for the parameter server",
+    "schedule": "GPUs idle by the schedule's own structure",
+    "late launch": "ranks arrive at collectives at different times, because their hosts launch late",
+    "host copies": "GPUs wait for copies from and to the host",
+    "host": "GPUs wait for the host ({subject})",
+    "idle device": "it is launch-bound: GPUs idle with nothing queued",
+    "launch": "it is launch-bound: the host launches kernels more slowly than they run",
+    "unknown": "communication is exposed",
+}
+
+
+def _verdict(table: dict[str, Any]) -> str:
+    if not len(table["cause"]):
+        return "GPUs compute all the time."
+    share, cause = float(table["share"][0]), str(table["cause"][0])
+    said = _HEADLINES[cause].format(subject=table["subject"][0])
+    if share < GOOD:
+        return f"GPUs compute nearly all the time; the largest loss, {share:.1%}: {said}."
+    return f"{share:.1%} of the step is lost because {said}."
+
+
+def _shares(timeline: Timeline, table: dict[str, Any]) -> str:
+    mean = table["shares"][workers(timeline)].mean(axis=0)
+    order = np.argsort(-mean, kind="stable")
+    parts = [f"{table['states'][i]} {mean[i]:.1%}" for i in order.tolist() if mean[i] >= WORTH_A_WORD]
+    hidden = float(table["hidden_communication_s"][workers(timeline)].mean())
+    tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
+    return f"{', '.join(parts)}, of a {format_time(float(table['step_time_s']))} step{tail}"
+
+
+def _path(path: dict[str, Any]) -> list[str]:
+    whole = sum(path["by_kind"].values())
+    if whole <= 0:
+        return []
+    parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path["by_kind"].items()]
+    said = [f"{', '.join(parts[:6])} (of {format_time(whole)} a step)"]
+    links = [f"{name} {format_time(seconds)}" for name, seconds in path["by_link"].items() if seconds > 0]
+    return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])

@@ -1,0 +1,281 @@
+"""A run's order of things with other durations: what the ops would come to if each took a given time.
+
+The Timeline says which op waits for which (:attr:`OpInfo.after`, streams, and who meets whom) and how long each took.
+:func:`replayed` plays that graph forward with durations of one's choice, as a longest path: no clock, no network, no
+choice of algorithms. With durations that no real run beats the outcome is a bound: every op starts no later and takes
+no longer than in any such run, so the run ends no later (longest paths are monotone in their weights).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.chase import Meetings
+from clustersim.errors import TraceError
+from clustersim.program import COMPUTE_STREAM
+from clustersim.timeline import Timeline
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+MAX_PASSES = 1000
+"""Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
+
+
+@dataclass(eq=False)
+class Node:
+    """Ops that meet, or one op alone.
+
+    Parameters
+    ----------
+    ops : indices in :attr:`Timeline.ops`.
+    op, rank, meeting : (e,) int, who comes to which meeting from which op (position in ``ops``); sorted by meeting.
+    first : (m,) int, where each meeting begins in them. seconds : (m,) float [s], from start to end of each meeting.
+    """
+
+    ops: tuple[int, ...]
+    op: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rank: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    meeting: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    first: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(eq=False)
+class Graph:
+    """A run's graph: nodes in an order in which they can be played, and what each op waits for on its own rank.
+
+    Parameters
+    ----------
+    needs : per op, indices of ops. nodes : see :class:`Node`. settled : one pass over the nodes is enough.
+    seconds : per compute op (world_size,) float [s], without what hidden communication cost it; nan where it did not
+        run. lost : the same for that cost.
+    """
+
+    timeline: Timeline
+    needs: list[tuple[int, ...]]
+    nodes: list[Node]
+    settled: bool
+    seconds: dict[int, Floats]
+    lost: dict[int, Floats]
+
+
+def graph(timeline: Timeline) -> Graph:
+    """The graph of a simulated run. Raises :class:`TraceError` for a measured one: its order of things is not known."""
+    if timeline.source != "simulated":
+        raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
+    met, needs = Meetings(timeline), _needs(timeline)
+    of = _joined(timeline)
+    members: dict[int, list[int]] = {}
+    for i in range(len(timeline.ops)):
+        members.setdefault(of[i], []).append(i)
+    order, settled = _ordered(members, of, needs)
+    nodes = [_node(timeline, met, tuple(members[key])) for key in order]
+    seconds = {i: _durations(timeline, met, i) for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    lost = _lost(timeline, met, seconds)
+    for i, cost in lost.items():
+        seconds[i] = np.maximum(seconds[i] - cost, 0.0)
+    return Graph(timeline, needs, nodes, settled, seconds, lost)
+
+
+def replayed(
+    run: Graph, compute: dict[int, Floats], transfers: dict[int, Floats], needs: list[tuple[int, ...]]
+) -> Floats:
+    """(n_ops,) float [s]: when the last rank ends each op; -inf for ops nobody does.
+
+    Parameters
+    ----------
+    compute : per compute op (world_size,) float [s], nan where it does not run. transfers : per node, by its first op,
+        (m,) float [s] of its meetings. needs : what each op waits for.
+    """
+    world, n = run.timeline.world_size, len(run.timeline.ops)
+    ends = np.full((n, world), -np.inf)
+    for _ in range(1 if run.settled else MAX_PASSES):
+        before = None if run.settled else ends.copy()
+        for node in run.nodes:
+            _play(node, ends, needs, compute, transfers)
+        if before is not None and np.array_equal(before, ends):
+            break
+    did = np.zeros((n, world), dtype=bool)
+    for i, column in compute.items():
+        did[i] = ~np.isnan(column)
+    for node in run.nodes:
+        for slot, op in enumerate(node.ops):
+            did[op, node.rank[node.op == slot]] = True
+    last: Floats = np.where(did, ends, -np.inf).max(axis=1)
+    return last
+
+
+def _play(
+    node: Node, ends: Floats, needs: list[tuple[int, ...]], compute: dict[int, Floats], transfers: dict[int, Floats]
+) -> None:
+    ready = np.zeros((len(node.ops), ends.shape[1]))
+    for slot, op in enumerate(node.ops):
+        for need in needs[op]:
+            np.maximum(ready[slot], ends[need], out=ready[slot])
+        if op in compute:
+            ends[op] = ready[slot] + np.nan_to_num(compute[op])
+        else:
+            ends[op] = ready[slot]
+    if len(node.first):
+        start = np.maximum.reduceat(ready[node.op, node.rank], node.first)
+        end = start + transfers[node.ops[0]]
+        for slot, op in enumerate(node.ops):
+            here = node.op == slot
+            ends[op, node.rank[here]] = end[node.meeting[here]]
+
+
+def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
+    """What each op waits for on its own rank: ``after``, and the op before it on its stream, unless that is a queue."""
+    last: dict[tuple[str, str], int] = {}
+    served = _queues(timeline)
+    found = []
+    for i, op in enumerate(timeline.ops):
+        key = (op.role, op.stream)
+        before = (last[key],) if key in last and key not in served else ()
+        found.append(tuple(sorted({*op.after, *before})))
+        last[key] = i
+    return found
+
+
+def _queues(timeline: Timeline) -> set[tuple[str, str]]:
+    """Streams whose work is done in order of arrival: compute that was ready before it could start."""
+    late = timeline.row_start > timeline.row_ready
+    ops = {int(i) for i in np.unique(timeline.row_op[late]).tolist() if timeline.ops[int(i)].kind == "compute"}
+    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in ops}
+
+
+def _joined(timeline: Timeline) -> list[int]:
+    """Per op the first op of its node."""
+    parent = list(range(len(timeline.ops)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, op in enumerate(timeline.ops):
+        for other in op.detail.get("meets", ()):
+            a, b = root(i), root(int(other))
+            parent[max(a, b)] = min(a, b)
+    return [root(i) for i in range(len(timeline.ops))]
+
+
+def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int, ...]]) -> tuple[list[int], bool]:
+    """Nodes in an order that respects what they need, and whether there is one (else the rest follows by index)."""
+    before = {key: {of[n] for i in ops for n in needs[i]} - {key} for key, ops in members.items()}
+    after: dict[int, list[int]] = {key: [] for key in members}
+    for key, needed in before.items():
+        for need in needed:
+            after[need].append(key)
+    left = {key: len(needed) for key, needed in before.items()}
+    ready = sorted((key for key, count in left.items() if not count), reverse=True)
+    order = []
+    while ready:
+        key = ready.pop()
+        order.append(key)
+        for other in after[key]:
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    # A node that needs itself (a rank sends what it has just received in the same node) takes a pass per hop.
+    alone = all(not ({of[n] for i in ops for n in needs[i]} & {key}) for key, ops in members.items())
+    return order + [key for key in sorted(members) if left[key] > 0], alone and len(order) == len(members)
+
+
+def _node(timeline: Timeline, met: Meetings, ops: tuple[int, ...]) -> Node:
+    """Meetings of a node, told apart by their groups; without groups, by when they started."""
+    if timeline.ops[ops[0]].kind == "compute":
+        return Node(ops)
+    slots: list[Ints] = []
+    ranks: list[Ints] = []
+    keys: list[Ints] = []
+    spans: list[Floats] = []
+    numbers: dict[bytes, int] = {}
+    for slot, op in enumerate(ops):
+        who, rows = met.members(op)
+        seconds = np.full(timeline.world_size, np.nan)
+        seconds[who] = timeline.row_end[rows] - timeline.row_start[rows]
+        info = timeline.ops[op]
+        groups = info.detail.get("groups")
+        if groups is None:
+            starts, number = np.unique(timeline.row_start[rows], return_inverse=True)
+            known = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
+            found, of = who, np.array(known, dtype=np.int64)[number]
+        else:
+            table = np.asarray(groups, dtype=np.int64)
+            side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
+            ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
+            mine = table[:, side]
+            found, of = mine.ravel(), np.repeat(ids, mine.shape[1])
+        ran = ~np.isnan(seconds[found])
+        slots.append(np.full(int(ran.sum()), slot, dtype=np.int64))
+        ranks.append(found[ran])
+        keys.append(of[ran])
+        spans.append(seconds[found[ran]])
+    slot_of, rank, meeting = (np.concatenate(c) for c in (slots, ranks, keys))
+    span = np.concatenate(spans)
+    order = np.argsort(meeting, kind="stable")
+    _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
+    return Node(ops, slot_of[order], rank[order], dense, first, span[order][first] if len(first) else np.zeros(0))
+
+
+def _durations(timeline: Timeline, met: Meetings, op: int) -> Floats:
+    """(world_size,) float [s]; time in a server's queue is part of it."""
+    ranks, rows = met.members(op)
+    seconds = np.full(timeline.world_size, np.nan)
+    seconds[ranks] = timeline.row_end[rows] - timeline.row_ready[rows]
+    return seconds
+
+
+def _lost(timeline: Timeline, met: Meetings, seconds: dict[int, Floats]) -> dict[int, Floats]:
+    """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
+
+    A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
+    """
+    slowdown = timeline.stats.get("overlap_slowdown", 0.0)
+    if not slowdown:
+        return {}
+    ops = timeline.ops
+    main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
+    talks = [i for i, op in enumerate(ops) if op.kind not in {"compute", "send", "recv"}]
+    began, over = _matrix(timeline, met, main)
+    started, ended = _matrix(timeline, met, talks)
+    lost = np.zeros_like(began)
+    for rank in range(timeline.world_size):
+        kernels = np.flatnonzero(~np.isnan(began[:, rank]))
+        kernels = kernels[np.argsort(began[kernels, rank], kind="stable")]
+        here = np.flatnonzero(~np.isnan(started[:, rank]))
+        if not len(kernels) or not len(here):
+            continue
+        low, high = began[kernels, rank], over[kernels, rank]
+        end = ended[here, rank]
+        beside = _busy(low, high, end) - _busy(low, high, started[here, rank])
+        payer = np.searchsorted(low, end * (1 - 1e-12), side="left")
+        paid = payer < len(kernels)
+        np.add.at(lost[:, rank], kernels[payer[paid]], slowdown * beside[paid])
+    return {i: lost[k] for k, i in enumerate(main)}
+
+
+def _matrix(timeline: Timeline, met: Meetings, ops: list[int]) -> tuple[Floats, Floats]:
+    """(len(ops), world_size) float [s], start and end of each op on each rank; nan where it did not run."""
+    start, end = (np.full((len(ops), timeline.world_size), np.nan) for _ in range(2))
+    for k, i in enumerate(ops):
+        ranks, rows = met.members(i)
+        start[k, ranks], end[k, ranks] = timeline.row_start[rows], timeline.row_end[rows]
+    return start, end
+
+
+def _busy(low: Floats, high: Floats, moments: Floats) -> Floats:
+    """Seconds of disjoint sorted intervals before each moment."""
+    before = np.concatenate([[0.0], np.cumsum(high - low)])
+    at = np.searchsorted(low, moments, side="right")
+    last = np.maximum(at - 1, 0)
+    inside = np.where(at > 0, np.minimum(moments, high[last]) - low[last], 0.0)
+    busy: Floats = before[last] + inside
+    return busy

@@ -1,0 +1,222 @@
+"""What a better machine or another knob would save at most, without running again.
+
+Each knob says how short every op could become; the run's own graph is then replayed with those durations
+(:mod:`clustersim.analysis.replay`). What comes out is a bound, not a forecast: contention is assumed away, every time
+takes the most favourable turn, and the real saving is at most this.
+
+How short an op could become, with a factor f:
+
+* ``compute speed``: kernels bound by compute or memory take 1/f. ``host speed``: launch-bound kernels and host work.
+* ``NVLink``, ``NIC``, ``fabric``: a transfer's bytes move at the rate its links would allow with those f times as wide
+  and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
+* ``latency``: a transfer's latency takes 1/f, its bytes what they took alone.
+* ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
+  and nothing is lost to overlap.
+* ``batch``: per sample. A step of f batches takes at least as long as one in every op, and its kernels no less than
+  their FLOPs at peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.replay import Graph, graph, replayed
+from clustersim.timeline import OpInfo, Timeline
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
+"""What can be asked."""
+
+_INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+_REDUCES = frozenset({"all_reduce", "reduce_scatter"})
+_IN_NODE = re.compile(r"^node\d+/")
+
+
+def whatif(
+    timeline: Timeline,
+    *,
+    factor: float = 2.0,
+    knobs: tuple[str, ...] = KNOBS,
+    peak_flops: float | None = None,
+    warmup_steps: int = 2,
+    run: Graph | None = None,
+) -> dict[str, Any]:
+    """The most each knob could save of a step, largest first.
+
+    Parameters
+    ----------
+    factor : how much faster, wider or larger. peak_flops : float [FLOP/s] of one GPU, for ``batch``.
+    run : the graph, where the caller has it already.
+
+    Returns
+    -------
+    dict of columns ``knob``, ``factor``, ``saving`` (at most this share of the step; of a sample's time for ``batch``),
+    ``step_time_s`` (no less than this [s]) and ``text``.
+
+    Raises :class:`TraceError` for a measured timeline.
+    """
+    run = run or graph(timeline)
+    window = steady_window(timeline, warmup_steps)
+    now = (window.end - window.begin) / len(window.steps)
+    rows = []
+    for knob in knobs:
+        step = _step(run, _changed(run, knob, factor, peak_flops), window.steps)
+        per = factor if knob == "batch" else 1.0
+        saving = max(0.0, 1.0 - step / per / now) if now > 0 else 0.0
+        rows.append((knob, factor, saving, step, _text(knob, factor, saving)))
+    rows.sort(key=lambda row: -row[2])
+    names = ("knob", "factor", "saving", "step_time_s", "text")
+    return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def _text(knob: str, factor: float, saving: float) -> str:
+    if knob == "bucket size":
+        return f"any other bucket size would save at most {saving:.1%} of the step"
+    if knob == "batch":
+        return f"batch x{factor:g} would save at most {saving:.1%} of the time per sample"
+    what = {"NVLink": "NVLink bandwidth", "NIC": "NIC bandwidth", "fabric": "bandwidth between switches"}.get(
+        knob, knob
+    )
+    return f"{what} {'/' if knob == 'latency' else 'x'}{factor:g} would save at most {saving:.1%} of the step"
+
+
+def _step(run: Graph, changed: _Changed, steps: Ints) -> float:
+    """Seconds per step of the steady state with other durations, by :func:`summary`'s definition."""
+    ends = replayed(run, changed.compute, changed.transfers, changed.needs)
+    of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
+    earlier = ends[of_op < steps.min()]
+    begin = float(earlier.max(initial=-np.inf))
+    return (float(ends[np.isin(of_op, steps)].max()) - (begin if np.isfinite(begin) else 0.0)) / len(steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Changed:
+    compute: dict[int, Floats]
+    transfers: dict[int, Floats]
+    needs: list[tuple[int, ...]]
+
+
+def _changed(run: Graph, knob: str, factor: float, peak: float | None) -> _Changed:
+    """Durations and needs under a knob."""
+    ops, rates = run.timeline.ops, _Rates(run.timeline)
+    transfers = {
+        node.ops[0]: _shortest(rates, node.ops, knob, factor, node.seconds) for node in run.nodes if len(node.first)
+    }
+    # What hidden communication costs a kernel shrinks no faster than the communication or the kernels do.
+    shares = [
+        float(np.min(transfers[node.ops[0]] / np.maximum(node.seconds, 1e-30), initial=1.0))
+        for node in run.nodes
+        if len(node.first)
+    ]
+    kept = 0.0 if knob == "bucket size" else min(shares, default=1.0) / (factor if knob == "compute speed" else 1.0)
+    compute = {}
+    for i, seconds in run.seconds.items():
+        column = seconds / _faster(ops[i], knob, factor)
+        if knob == "batch" and peak:
+            column = np.maximum(column, np.where(np.isnan(column), np.nan, factor * ops[i].flops / peak))
+        lost = run.lost.get(i)
+        compute[i] = column if lost is None else column + lost * kept
+    return _Changed(compute, transfers, _early(run) if knob == "bucket size" else run.needs)
+
+
+def _faster(op: OpInfo, knob: str, factor: float) -> float:
+    """How much faster a compute op could be."""
+    helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}.get(knob, set())
+    return factor if op.bound in helped else 1.0
+
+
+def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, seconds: Floats) -> Floats:
+    """The shortest each meeting of a node could take [s]."""
+    op = next((rates.timeline.ops[i] for i in ops if "latency" in rates.timeline.ops[i].detail), None)
+    if op is None:
+        return seconds / (factor if knob in {*_WIDER, "latency"} else 1.0)
+    latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
+    if knob == "bucket size" and op.kind in _REDUCES:
+        return np.minimum(seconds, float(op.detail.get("lower_bound", 0.0)))
+    ceiling = float(op.detail.get("ceiling", np.inf))
+    wide, narrow = rates.of(ops, _WIDER.get(knob, _none))
+    before = min(wide, narrow, ceiling)
+    if knob == "latency":
+        latency /= factor
+    elif knob in _WIDER and np.isfinite(wide):
+        wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
+    rate = min(wide, narrow, ceiling)
+    if np.isfinite(rate):
+        latency *= before / rate
+    return np.minimum(seconds, latency + (nbytes / rate if np.isfinite(rate) else 0.0))
+
+
+def _none(kind: str, name: str) -> bool:
+    return False
+
+
+def _at_node(name: str) -> bool:
+    """Whether a link ends at a machine."""
+    src, _, dst = name.partition(" -> ")
+    return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
+
+
+_WIDER: dict[str, Callable[[str, str], bool]] = {
+    "NVLink": lambda kind, name: kind in _INSIDE,
+    "NIC": lambda kind, name: kind == "net" and _at_node(name),
+    "fabric": lambda kind, name: kind == "net" and not _at_node(name),
+}
+"""Which links a knob widens, by kind and name."""
+
+
+class _Rates:
+    """What links allow each op's transfers: of several groups, the most favourable."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.use = timeline, timeline.links
+        self.loads: dict[int, set[int]] = {}
+        if self.use is not None:
+            pairs = np.unique(np.stack([self.use.transfer_op, self.use.transfer_load]), axis=1)
+            for op, load in pairs.T.tolist():
+                self.loads.setdefault(op, set()).add(load)
+        self._known: dict[tuple[int, object], tuple[float, float]] = {}
+
+    def of(self, ops: tuple[int, ...], wider: Callable[[str, str], bool]) -> tuple[float, float]:
+        """Payload [bytes/s] that the links to be widened allow, and all others; inf where there are none."""
+        found = [self._load(load, wider) for i in ops for load in sorted(self.loads.get(i, ()))]
+        if not found:
+            return np.inf, np.inf
+        return max(wide for wide, _ in found), max(narrow for _, narrow in found)
+
+    def _load(self, load: int, wider: Callable[[str, str], bool]) -> tuple[float, float]:
+        key = load, wider
+        if key not in self._known:
+            use = self.use
+            if use is None or not len(use.link_kinds):
+                return np.inf, np.inf
+            links, weights = use.loads[load]
+            allowed = use.link_bandwidth[links] / weights
+            chosen = np.array([wider(use.link_kinds[i], use.link_names[i]) for i in links.tolist()], dtype=bool)
+            self._known[key] = (float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf)))
+        return self._known[key]
+
+
+def _early(run: Graph) -> list[tuple[int, ...]]:
+    """Needs in which a step's gradients may travel as soon as its first backward op is over."""
+    ops = run.timeline.ops
+    first: dict[tuple[str, int], int] = {}
+    for i, op in enumerate(ops):
+        if op.phase == "backward":
+            first.setdefault((op.role, op.step), i)
+    backward = {i for i, op in enumerate(ops) if op.phase in {"backward", "gradient"}}
+    found = []
+    for i, op in enumerate(ops):
+        start = first.get((op.role, op.step), i)
+        held = [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES else []
+        freed = {n for n in run.needs[i] if n not in held} | ({start} if held and start < i else set())
+        found.append(tuple(sorted(freed)))
+    return found
