@@ -18,6 +18,7 @@ from clustersim.cli.compare import compare_strategies
 from clustersim.cli.explain import explain
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
+from clustersim.cli.trace import trace
 from clustersim.cli.validate import validate
 from clustersim.errors import ClusterSimError, nearest
 
@@ -44,7 +45,7 @@ def cli() -> None:
     """Simulate data-parallel training on GPU clusters, checked against real measurements."""
 
 
-for _command in (run, explain, report, export, describe, compare_strategies, check, collective, validate):
+for _command in (run, explain, report, export, describe, compare_strategies, check, collective, trace, validate):
     cli.add_command(_command)
 
 

@@ -1,0 +1,85 @@
+"""``clustersim trace``: what somebody's profile or benchmark log says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, working
+from clustersim.units import format_bytes, format_time
+
+
+@click.command(short_help="Explain a profiler trace or a benchmark log.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--format", "fmt", default=None, help="Its format; found by content when absent.")
+@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Collectives to print.")
+@json_option
+def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> None:
+    """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
+    sqlite exports, nccl-tests logs, tables of collectives, DeepSpeed comms logs."""
+    from clustersim import traces
+    from clustersim.traces.digest import digest
+
+    with working(f"reading {len(files)} file(s)"):
+        said = digest(traces.read(files, format=fmt))
+    if as_json:
+        print_json(said)
+    else:
+        click.echo("\n".join(_timeline(said, top) if said["what"] == "timeline" else _samples(said)))
+
+
+def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
+    steps = f", steps {said['steps'][0]} to {said['steps'][-1]}" if any(said["steps"]) else ""
+    yield f"{said['ranks_measured']} of {said['world_size']} ranks, {format_time(said['window_s'])}{steps}"
+    for key, words in (("compute_share", "compute stream busy"), ("transfer_share", "transferring"),
+                       ("exposed_transfer_share", "of that, compute idle"),
+                       ("waiting_for_peers_share", "waiting for peers")):  # fmt: skip
+        yield f"  {words:24s} {_range(said[key])}"
+    if said["waiting_for_launch_share"] is not None:
+        yield f"  {'waiting for launches':24s} {_range([said['waiting_for_launch_share']])}"
+    rows = said["collectives"]
+    if rows:
+        yield f"{'collective':16s} {'size':>10s} {'type':>6s} {'ranks':>5s} {'count':>5s} {'transfer':>10s} " + (
+            f"{'busbw GB/s':>10s} {'skew':>10s} {'worst':>10s}"
+        )
+    for row in rows[:top]:
+        mark = "<=" if row["waiting_included"] else ""
+        busbw = f"{row['busbw'] / 1e9:.2f}" if row["busbw"] and not mark else "-"
+        skews = [format_time(row[key]) if row[key] is not None else "-" for key in ("skew_s", "skew_max_s")]
+        yield (
+            f"{row['kind']:16s} {format_bytes(row['nbytes']):>10s} {row['dtype']:>6s} {row['group_size']:>5d} "
+            f"{row['count']:>5d} {mark + format_time(row['transfer_s']):>10s} "
+            f"{busbw:>10s} {skews[0]:>10s} {skews[1]:>10s}"
+        )
+    if len(rows) > top:
+        yield f"... and {len(rows) - top} more (--top)"
+    yield from _tail(said)
+
+
+def _samples(said: dict[str, Any]) -> Iterator[str]:
+    yield f"{said['rows']} measured collectives"
+    yield f"{'collective':16s} {'ranks':>5s} {'nodes':>5s} {'rows':>5s} {'sizes':>22s} {'fastest':>10s} " + (
+        f"{'busbw GB/s':>10s}  launch, version"
+    )
+    for row in said["tables"]:
+        sizes = f"{format_bytes(row['smallest_bytes'])} - {format_bytes(row['largest_bytes'])}"
+        busbw = f"{row['busbw_max'] / 1e9:.2f}" if row["busbw_max"] is not None else "-"
+        yield (
+            f"{row['kind']:16s} {row['ranks'] or '?':>5} {row['nodes'] or '?':>5} {row['rows']:>5d} {sizes:>22s} "
+            f"{format_time(row['fastest_s']):>10s} {busbw:>10s}  {row['launch'] or '-'}, {row['version'] or '-'}"
+        )
+    yield from _tail(said)
+
+
+def _tail(said: dict[str, Any]) -> Iterator[str]:
+    for reason, count in said["skipped"].items():
+        yield f"skipped {count}: {reason}"
+    yield from (f"hint: {hint}" for hint in [*said.get("hints", []), *said.get("notes", [])])
+
+
+def _range(shares: list[float]) -> str:
+    low, high = 100 * min(shares), 100 * max(shares)
+    return f"{low:.1f} %" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f} %"

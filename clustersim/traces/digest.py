@@ -1,0 +1,118 @@
+"""What a trace says: its collectives with transfer time and skew, its compute share, and what it seems to wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from clustersim.collectives.base import bus_factor
+from clustersim.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.timeline import Timeline
+from clustersim.traces.samples import Samples
+
+LAUNCH_BOUND = 0.25
+"""Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
+
+
+def digest(read: Timeline | Samples) -> dict[str, Any]:
+    """What a measured Timeline or Samples says, in plain numbers: seconds, bytes, bytes/s, shares of 1."""
+    return _samples(read) if isinstance(read, Samples) else _timeline(read)
+
+
+def _samples(samples: Samples) -> dict[str, Any]:
+    groups: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for row in samples.rows:
+        groups[row.kind, row.ranks, row.nodes, row.launch, row.version].append(row)
+    tables = [
+        {
+            "kind": kind, "ranks": ranks, "nodes": nodes, "launch": launch, "version": version, "rows": len(rows),
+            "smallest_bytes": min(r.nbytes for r in rows), "largest_bytes": max(r.nbytes for r in rows),
+            "fastest_s": min(r.seconds for r in rows),
+            "busbw_max": max((r.busbw for r in rows if r.nbytes and r.busbw == r.busbw), default=None),
+        }
+        for (kind, ranks, nodes, launch, version), rows in groups.items()
+    ]  # fmt: skip
+    return {"what": "samples", "source": samples.source, "rows": len(samples), "tables": tables,
+            "skipped": dict(samples.skipped), "notes": list(samples.notes)}  # fmt: skip
+
+
+def _timeline(run: Timeline) -> dict[str, Any]:
+    spans = run.spans()
+    measured = np.unique(spans["rank"]).tolist()
+    mine = [spans["rank"] == rank for rank in measured]
+    is_work = np.array([op.kind == "compute" for op in run.ops])[spans["op"]]
+    on_usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
+    windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in mine]
+    compute, comm, waits, exposed = [], [], [], []
+    for m, window in zip(mine, windows, strict=True):
+        work, net = m & is_work & on_usual, m & ~is_work
+        busy = _union(spans["start"][work], spans["end"][work])
+        both = _union(spans["start"][m & on_usual | net], spans["end"][m & on_usual | net])
+        compute.append(busy / window if window else 0.0)
+        comm.append(_union(spans["start"][net], spans["end"][net]) / window if window else 0.0)
+        waits.append(_union(spans["ready"][net], spans["start"][net]) / window if window else 0.0)
+        exposed.append((both - busy) / window if window else 0.0)
+    return {
+        "what": "timeline", "source": run.source, "world_size": run.world_size, "ranks_measured": len(measured),
+        "steps": sorted({op.step for op in run.ops}), "window_s": max(windows), "compute_share": compute,
+        "transfer_share": comm, "exposed_transfer_share": exposed, "waiting_for_peers_share": waits,
+        "waiting_for_launch_share": run.stats.get("waiting_for_launch_share"),
+        "clock_offset_s": run.stats.get("clock_offset_s", 0.0), "collectives": _collectives(run),
+        "skipped": {k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
+        "hints": list(_hints(run, compute, waits, len(measured))),
+    }  # fmt: skip
+
+
+def _union(start: Any, end: Any) -> float:
+    """Seconds covered by intervals that may overlap."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    if not len(start):
+        return 0.0
+    so_far = np.maximum.accumulate(end)
+    before = np.concatenate([[start[0]], so_far[:-1]])
+    return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
+
+
+def _collectives(run: Timeline) -> list[dict[str, Any]]:
+    """One row per kind, size, type and group: how often, and transfer time and skew over the repeats [s]."""
+    length = run.row_end - run.row_ready
+    first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}
+    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, op in enumerate(run.ops):
+        if op.stream == COMM_STREAM and op.kind != "compute":
+            d = op.detail
+            groups[op.kind, op.nbytes, d.get("dtype", ""), d.get("group_size", run.world_size)].append(number)
+    rows = []
+    for (kind, nbytes, dtype, size), numbers in sorted(groups.items(), key=lambda g: -len(g[1]) * g[0][1]):
+        details = [run.ops[n].detail for n in numbers]
+        whole = [d for d in details if "transfer_s" in d]
+        seconds = [d["transfer_s"] for d in whole] or [float(length[first[n]]) for n in numbers]
+        skews = [d["skew_s"] for d in whole]
+        median = float(np.median(seconds))
+        rows.append({
+            "kind": kind, "nbytes": nbytes, "dtype": dtype, "group_size": size, "count": len(numbers),
+            "waiting_included": not whole, "transfer_s": median, "transfer_min_s": min(seconds),
+            "skew_s": float(np.median(skews)) if skews else None, "skew_max_s": max(skews) if skews else None,
+            "busbw": nbytes / median * bus_factor(kind, size) if median > 0 and size else None,
+        })  # fmt: skip
+    return rows
+
+
+def _hints(run: Timeline, compute: list[float], waits: list[float], measured: int) -> Any:
+    if measured < run.world_size:
+        yield (f"{measured} of {run.world_size} ranks: a collective's shortest time over these may still hold waiting; "
+               "add the other ranks' files")  # fmt: skip
+    offset = run.stats.get("clock_offset_s", 0.0)
+    if offset:
+        yield f"clocks of ranks differ by up to {offset * 1e3:.3g} ms; aligned by the ends of their collectives"
+    late = run.stats.get("waiting_for_launch_share", 0.0)
+    if late > LAUNCH_BOUND:
+        yield (f"launch-bound: {100 * late:.0f} % of the window the compute stream idles for a launch call that came "
+               "late; faster links would not help these")  # fmt: skip
+    if waits and np.mean(waits) > 0.1:
+        yield f"ranks wait for peers {100 * float(np.mean(waits)):.0f} % of the window: uneven work, not slow links"
+    if compute and np.mean(compute) < 0.2:
+        yield f"the compute stream is busy {100 * min(compute):.0f} to {100 * max(compute):.0f} % of the window only"

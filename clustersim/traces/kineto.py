@@ -1,0 +1,302 @@
+"""PyTorch profiler (Kineto) traces, a file per rank -> a measured Timeline.
+
+Newer profilers write a collective's name, sizes, group and sequence into the kernel's ``args``; older ones only
+annotate the launching thread (``nccl:all_reduce`` with ``Input Dims``), and the kernel is led back to it through its
+launch call's correlation id. On CPU the annotation (``gloo:all_reduce``) is the collective itself.
+
+Only the fields needed are decoded: events come as typed structs whose ``args`` stay raw until an event needs them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clustersim.errors import TraceError
+from clustersim.program import DTYPE_BYTES
+from clustersim.timeline import Timeline
+from clustersim.traces import files
+from clustersim.traces.joining import RankTrace, Seen, join
+from clustersim.traces.samples import dtype_of, kind_of
+
+_COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
+_KERNEL = re.compile(r"^(nccl(?:Dev)?Kernel_\w+)|^mscclKernel|^rccl")
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_CPU_OP = "aten::"
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Info(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    pg_config: Any = None
+
+
+class _Device(msgspec.Struct):
+    name: str = ""
+
+
+class _File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributedInfo", "base": "baseTimeNanoseconds",
+                                    "devices": "deviceProperties"}):  # fmt: skip
+    events: list[_Event]
+    info: _Info | None = None
+    base: int = 0
+    devices: list[_Device] = []
+    host_name: str = ""
+    clustersim: Any = None
+
+
+class _KernelArgs(msgspec.Struct, gc=False, rename={
+    "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
+    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
+}):  # fmt: skip
+    correlation: int = -1
+    stream: int | str | None = None
+    collective: str | None = None
+    inputs: int = 0
+    outputs: int = 0
+    size: int = 0
+    group: str | int = ""
+    ranks: str | list[int] | None = None
+    dtype: str = ""
+    seq: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    nbytes: float = 0.0
+
+
+class _NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input type"}):
+    dims: Any = None
+    types: Any = None
+
+
+_FILE = msgspec.json.Decoder(_File)
+_KERNEL_ARGS = msgspec.json.Decoder(_KernelArgs)
+_NOTE_ARGS = msgspec.json.Decoder(_NoteArgs)
+
+
+def sniff(head: bytes) -> bool:
+    """Whether this is a profiler's trace: a JSON object with Kineto's opening fields or events."""
+    return head.lstrip()[:1] == b"{" and any(
+        word in head for word in (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
+    )
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The run of these ranks' traces. Raises :class:`TraceError` where one is no whole profile."""
+    traces = [trace for path in paths for trace in _read_one(path, len(paths))]
+    first = traces[0].base
+    # Each file's times are relative to its own base.
+    return join([_shifted(trace, (trace.base - first) * 1e-9) for trace in traces], ", ".join(map(str, paths)))
+
+
+def _shifted(trace: RankTrace, by: float) -> RankTrace:
+    if by:
+        trace.work = [(name, on, a + by, b + by, call + by, step) for name, on, a, b, call, step in trace.work]
+        trace.seen = [dataclasses.replace(seen, start=seen.start + by, end=seen.end + by) for seen in trace.seen]
+    return trace
+
+
+def _read_one(path: Path, n: int) -> list[RankTrace]:
+    """The ranks of one file: one, except in a trace that this program wrote."""
+    try:
+        file = _FILE.decode(files.whole(path))
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
+    info = file.info or _Info()
+    if info.rank is None and n > 1:
+        raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
+    world, device = info.world_size or 1, file.devices[0].name if file.devices else ""
+    parts = _by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
+    traces = []
+    for rank, events in parts.items():
+        trace = RankTrace(rank, world, str(path), host=file.host_name, device=device, base=file.base)
+        _Reader(trace, _groups(info)).take(events)
+        traces.append(trace)
+    if not any(trace.seen or trace.work for trace in traces):
+        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
+    return traces
+
+
+def _by_rank(events: list[_Event]) -> dict[int, list[_Event]]:
+    parts: dict[int, list[_Event]] = {}
+    for event in events:
+        if event.ph == "X" and event.cat == "kernel":
+            parts.setdefault(_KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
+    return parts
+
+
+def _groups(info: _Info) -> dict[str, tuple[int, ...]]:
+    """Group name -> ranks, where the profiler wrote its groups down."""
+    found = {}
+    for group in info.pg_config if isinstance(info.pg_config, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+            found[str(group.get("pg_name"))] = tuple(ranks)
+    return found
+
+
+class _Reader:
+    """One pass over a file's events."""
+
+    def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]]) -> None:
+        self.trace, self.groups = trace, groups
+        self.steps: list[tuple[float, int]] = []
+        self.notes: defaultdict[int | str, list[_Event]] = defaultdict(list)
+        self.launches: dict[int, tuple[float, int | str]] = {}
+        self.kernels: list[_Event] = []
+        self.operators: list[_Event] = []
+
+    def take(self, events: list[_Event]) -> None:
+        """Sort events by what they are, then make the rank's collectives and work of them."""
+        # Microseconds since 1970 leave a float a quarter of a microsecond: count from the file's own first event.
+        origin = math.floor(min((event.ts for event in events if event.ph == "X"), default=0.0))
+        self.trace.base += origin * 1000
+        for event in events:
+            if event.ph == "X":
+                event.ts -= origin
+                self._sort(event)
+        self.steps.sort()
+        for notes in self.notes.values():
+            notes.sort(key=lambda e: e.ts)
+        if self.kernels:
+            for event in self.kernels:
+                self._kernel(event)
+        else:
+            self._on_cpu()
+
+    def _sort(self, event: _Event) -> None:
+        cat = event.cat
+        if cat in ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"):
+            if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
+                self.launches[_KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
+        elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
+            self.kernels.append(event)
+        elif cat in ("user_annotation", "cpu_op"):
+            if _COMMS.match(event.name):
+                self.notes[event.tid].append(event)
+            elif found := _STEP.match(event.name):
+                self.steps.append((event.ts, int(found.group(1))))
+            elif cat == "cpu_op" and event.name.startswith(_CPU_OP):
+                self.operators.append(event)
+
+    def _step(self, ts: float) -> int:
+        at = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
+        return self.steps[at][1] if at >= 0 else 0
+
+    def _kernel(self, event: _Event) -> None:
+        try:
+            args = _KERNEL_ARGS.decode(event.args)
+        except msgspec.ValidationError as error:
+            self.trace.skipped[f"a kernel whose args are not Kineto's ({error})"] += 1
+            return
+        called, tid = self.launches.get(args.correlation, (math.nan, ""))
+        step = args.step if args.step is not None else self._step(called if called == called else event.ts)
+        start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
+        if args.collective is None and not _KERNEL.match(event.name):
+            self.trace.work.append((event.name, f"stream {args.stream}", start, end, called * 1e-6, step))
+            return
+        if args.collective is not None:
+            seen = self._told(args, start, end, step)
+        else:
+            note = self._note(tid, called)
+            seen = self._annotated(note, start, end, step) if note else None
+        if seen is None:
+            self.trace.skipped["a collective's kernel without its name and size (launched before the trace began)"] += 1
+        else:
+            short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
+            self.trace.seen.append(dataclasses.replace(seen, kernel=short) if short else seen)
+
+    def _told(self, args: _KernelArgs, start: float, end: float, step: int) -> Seen | None:
+        """From the kernel's own args."""
+        kind, dtype = kind_of(args.collective or ""), dtype_of(args.dtype)
+        if kind is None or dtype is None:
+            return None
+        group = str(args.group)
+        members = _members(args.ranks) or self.groups.get(group, ())
+        size = args.size or len(members) or self.trace.world
+        if len(members) not in (0, size):
+            members = ()  # the profiler cuts long lists off
+        elements = args.outputs if kind == "all_gather" else args.inputs
+        nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
+        return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step)
+
+    def _note(self, tid: int | str, ts: float) -> _Event | None:
+        """The annotation of the thread that a launch call lies in."""
+        notes = self.notes.get(tid, [])
+        at = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
+        return notes[at] if at >= 0 and notes[at].ts + notes[at].dur >= ts else None
+
+    def _annotated(self, note: _Event, start: float, end: float, step: int) -> Seen | None:
+        """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
+        found = _COMMS.match(note.name)
+        kind = kind_of(found.group(1)) if found else None
+        args = _NOTE_ARGS.decode(note.args)
+        nbytes, dtype = _size(args)
+        if kind is None or (nbytes is None and kind != "barrier"):
+            return None
+        world = self.trace.world
+        full = (nbytes or 0.0) * (world if kind == "all_gather" else 1)
+        return Seen(kind, start, end, full, "", 2 if kind in {"send", "recv"} else world, (), None, dtype, step)
+
+    def _on_cpu(self) -> None:
+        """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work."""
+        for notes in self.notes.values():
+            for note in notes:
+                start, end = note.ts * 1e-6, (note.ts + note.dur) * 1e-6
+                seen = self._annotated(note, start, end, self._step(note.ts))
+                if seen is None:
+                    self.trace.skipped[
+                        f"a collective without shapes ({note.name}; record_shapes=True writes them)"
+                    ] += 1
+                else:
+                    self.trace.seen.append(seen)
+        until: dict[int | str, float] = {}
+        for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
+            if event.ts >= until.get(event.tid, -math.inf):
+                until[event.tid] = event.ts + event.dur
+                start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
+                self.trace.work.append((event.name, f"thread {event.tid}", start, end, math.nan, self._step(event.ts)))
+
+
+def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
+    """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
+    if isinstance(ranks, list):
+        return tuple(ranks)
+    if not ranks or "..." in ranks:
+        return ()
+    return tuple(int(word) for word in re.findall(r"\d+", ranks))
+
+
+def _size(args: _NoteArgs) -> tuple[float | None, str]:
+    """Bytes of all input tensors and their type."""
+    dims, types = args.dims, args.types
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None, ""
+    total, dtype = 0.0, ""
+    for shape, word in zip(dims, types, strict=False):
+        known = dtype_of(word) if isinstance(word, str) else None
+        if known and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
+            total += math.prod(shape) * DTYPE_BYTES[known]
+            dtype = dtype or known
+    return (total, dtype) if dtype else (None, "")

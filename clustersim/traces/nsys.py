@@ -1,0 +1,175 @@
+"""Nsight Systems' sqlite export (``nsys export --type sqlite``) -> a measured Timeline.
+
+A rank is a process that ran NCCL kernels. NCCL annotates its calls with NVTX ranges (``ncclAllReduce``) whose payload
+says the bytes; a kernel belongs to the range that its launch call lies in, on the same thread. Inside a group
+(``ncclGroupStart``) the launch comes at the group's end: then the n-th call of a thread is its n-th kernel.
+NCCL's payload counts ``sendcount`` for all_gather and ``recvcount`` for reduce_scatter, so S is that times the ranks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from clustersim.errors import TraceError
+from clustersim.timeline import Timeline
+from clustersim.traces.joining import RankTrace, Seen, join
+from clustersim.traces.samples import dtype_of, kind_of
+
+_MAGIC = b"SQLite format 3\0"
+_CALLS = {"ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
+          "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce", "ncclSend": "send",
+          "ncclRecv": "recv", "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all"}  # fmt: skip
+_SIZE, _COMM = "Message size [bytes]", "NCCL communicator ID"
+_TYPES = "f16|f32|f64|bf16|u8|i8|u32|i32|u64|i64|f8e4m3|f8e5m2|half|float|double|u?int8_t|u?int32_t|u?int64_t"
+_NAME = re.compile(rf"nccl(?:Dev)?Kernel_([A-Za-z]+)(?:_\w*?)?_({_TYPES})(?:_|$|\()")
+_PROCESS = ~0xFFFFFF
+"""A globalTid without its thread is its globalPid (Nsight Systems' documentation of serialised ids)."""
+
+Call = tuple[int, int, str, dict[str, Any]]
+
+
+def sniff(head: bytes) -> bool:
+    """Whether this is an SQLite file."""
+    return head.startswith(_MAGIC)
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The run of these exports; each holds the ranks of one machine. Raises :class:`TraceError`."""
+    traces: list[RankTrace] = []
+    for path in paths:
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
+                traces += _Export(base, path).ranks()
+        except sqlite3.DatabaseError as error:
+            raise TraceError(f"{path}: not a whole Nsight Systems export: {error}") from None
+    return join(traces, ", ".join(map(str, paths)))
+
+
+class _Export:
+    """The tables of one export that matter here. All times in them are nanoseconds of one clock."""
+
+    def __init__(self, base: sqlite3.Connection, path: Path) -> None:
+        self.base, self.path = base, path
+        tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
+        for needed in ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"):
+            if needed not in tables:
+                raise TraceError(
+                    f"{path}: no table {needed}: not an Nsight Systems export with CUDA traced (-t cuda,nvtx)"
+                )
+        self.tables = tables
+        self.words: dict[int, str] = dict(base.execute("select id, value from StringIds"))
+
+    def ranks(self) -> list[RankTrace]:
+        """One trace per process that used a GPU."""
+        launches = self._launches()
+        calls, members = self._calls()
+        of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in self._kernels():
+            of[row[0]].append(row)
+        if not of:
+            raise TraceError(f"{self.path}: no kernel was recorded")
+        world = max((n for _, n in members.values()), default=len(of))
+        found = []
+        for order, process in enumerate(sorted(of, key=lambda p: members.get(p, (of[p][0][5], 0))[0])):
+            rank = members.get(process, (order, 0))[0]
+            trace = RankTrace(
+                rank, world, f"{self.path} (process {process >> 24 & 0xFFFFFF})", host=str(self.path.name)
+            )
+            self._fill(trace, of[process], launches, calls)
+            found.append(trace)
+        return found
+
+    def _kernels(self) -> Iterator[tuple[Any, ...]]:
+        """(process, start, end, correlation, name, device, stream)."""
+        yield from self.base.execute(
+            "select globalPid, start, end, correlationId, shortName, deviceId, streamId from CUPTI_ACTIVITY_KIND_KERNEL"
+        )
+        for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "Memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "Memset")):
+            if table in self.tables:
+                yield from self.base.execute(
+                    f"select globalPid, start, end, correlationId, '{name}', deviceId, streamId from {table}"
+                )
+
+    def _launches(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(process, correlation) -> (launch call's time, thread)."""
+        if "CUPTI_ACTIVITY_KIND_RUNTIME" not in self.tables:
+            return {}
+        rows = self.base.execute("select globalTid, correlationId, start from CUPTI_ACTIVITY_KIND_RUNTIME")
+        return {(tid & _PROCESS, correlation): (start, tid) for tid, correlation, start in rows}
+
+    def _calls(self) -> tuple[dict[int, list[Call]], dict[int, tuple[int, int]]]:
+        """NCCL's calls by thread, in order; and process -> (rank, ranks) of its largest communicator."""
+        calls: defaultdict[int, list[Call]] = defaultdict(list)
+        members: dict[int, tuple[int, int]] = {}
+        if "NVTX_EVENTS" not in self.tables:
+            return calls, members
+        columns = {row[1] for row in self.base.execute("pragma table_info(NVTX_EVENTS)")}
+        if not columns >= {"start", "end", "text", "textId", "globalTid", "jsonText"}:
+            return calls, members
+        rows = self.base.execute(
+            "select start, end, coalesce(text, ''), textId, globalTid, jsonText from NVTX_EVENTS "
+            "where jsonText is not null"
+        )
+        for start, end, text, number, tid, payload in rows:
+            name = text or self.words.get(number, "")
+            try:
+                said = json.loads(payload)
+            except ValueError:
+                continue
+            if name in _CALLS and _SIZE in said:
+                calls[tid].append((start, end if end is not None else start, name, said))
+            elif name.startswith("ncclCommInit") and {"Rank", "No. of ranks"} <= said.keys():
+                mine = (int(said["Rank"]), int(said["No. of ranks"]))
+                members[tid & _PROCESS] = max(members.get(tid & _PROCESS, mine), mine, key=lambda m: m[1])
+        for thread in calls.values():
+            thread.sort(key=lambda call: call[0])
+        return calls, members
+
+    def _fill(self, trace: RankTrace, rows: list[tuple[Any, ...]], launches: Any, calls: dict[int, list[Call]]) -> None:
+        nccl: list[tuple[tuple[Any, ...], str]] = []
+        for row in rows:
+            process, start, end, correlation, word, _, stream = row
+            name = word if isinstance(word, str) else self.words.get(word, "?")
+            if name.startswith("nccl"):
+                nccl.append((row, name))
+                continue
+            called = launches.get((process, correlation), (float("nan"), 0))[0]
+            trace.work.append((name, f"stream {stream}", start * 1e-9, end * 1e-9, called * 1e-9, 0))
+        nccl.sort(key=lambda pair: pair[0][1])
+        mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
+        order = [call for tid in mine for call in calls[tid]]
+        for i, (row, name) in enumerate(nccl):
+            call = _enclosing(calls, launches.get((row[0], row[3])))
+            if call is None and len(mine) == 1 and len(order) == len(nccl):
+                call = order[i]
+            if call is None:
+                trace.skipped["an NCCL kernel without an NVTX range that says its size"] += 1
+            else:
+                trace.seen.append(_seen(call, row, name, trace.world))
+
+
+def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> Call | None:
+    if launch is None:
+        return None
+    thread = calls.get(launch[1], [])
+    at = bisect.bisect_right(thread, launch[0], key=lambda call: call[0]) - 1
+    return thread[at] if at >= 0 and thread[at][1] >= launch[0] else None
+
+
+def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> Seen:
+    kind, said = _CALLS[call[2]], call[3]
+    found = _NAME.match(name)
+    dtype = dtype_of(found.group(2).removesuffix("_t")) if found else None
+    whole = float(said[_SIZE]) * (world if kind in {"all_gather", "reduce_scatter", "all_to_all"} else 1)
+    return Seen(
+        kind_of(kind) or kind, row[1] * 1e-9, row[2] * 1e-9, whole, str(said.get(_COMM, "")),
+        2 if kind in {"send", "recv"} else world, (), None, dtype or "", 0, name,
+    )  # fmt: skip
