@@ -13,7 +13,8 @@ from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.shares import breakdown
 from clustersim.plots.style import alt_text, palette, save
-from clustersim.plots.timeline import gantt, representatives
+from clustersim.plots.timeline import gantt
+from clustersim.plots.tracks import representatives
 
 __all__ = [
     "alt_text",

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from clustersim.analysis.metrics import occupancy
 from clustersim.errors import ProgramError
-from clustersim.plots.intervals import joined, minus, packed
+from clustersim.plots.intervals import joined, packed
 from clustersim.plots.style import INK, QUIET, WIDTH, new_figure, palette, plain_axes, time_unit, titled
-from clustersim.program import COMPUTE_STREAM
-from clustersim.timeline import OpInfo, Timeline, alike
+from clustersim.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
+from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
-Spans = dict[str, npt.NDArray[Any]]
 
 LABELS = {
     "forward": "forward",
@@ -38,7 +37,6 @@ LABELS = {
 }
 """What a legend calls each colour."""
 
-MAX_RANKS = 4
 _BAR, _ROW, _GAP = 0.84, 1.0, 0.45
 _ROW_HEIGHT = 0.3
 """Inches."""
@@ -86,46 +84,6 @@ def gantt(
     return titled(figure, title, _alt(timeline, remarks, *windows[0]))
 
 
-def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
-    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where ranks
-    differ the one that computes longest (its peers wait for it) and the one that computes shortest."""
-    if timeline.world_size <= 2:
-        return dict.fromkeys(range(timeline.world_size), "")
-    chosen: dict[int, str] = {}
-    classes, _ = alike(timeline)
-    if len(classes) > 1:
-        busy = occupancy(timeline, classes)["compute_s"]
-        if np.ptp(busy) > 1e-9 * busy.max():
-            chosen = {int(classes[busy.argmax()]): "slowest", int(classes[busy.argmin()]): "fastest"}
-    for rank in (0, timeline.world_size - 1, *classes.tolist()):
-        if len(chosen) < n:
-            chosen.setdefault(rank, "")
-    return dict(sorted(chosen.items()))
-
-
-def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
-    """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
-    ops = timeline.ops
-    streams = np.array([op.stream == stream for op in ops], dtype=bool)
-    mine = spans["rank"] == rank
-    here = mine & streams[spans["op"]]
-    start, end, ready, op = (spans[name][here] for name in ("start", "end", "ready", "op"))
-    phases = np.array([phase_of(ops[i]) for i in op.tolist()])
-    found = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
-    talks = phases == "communication"
-    waits = ready[talks], start[talks]
-    if stream == COMPUTE_STREAM:
-        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & mine
-        exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
-        waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
-    return found | {"stall": waits}
-
-
-def phase_of(op: OpInfo) -> str:
-    """Whose colour an op has."""
-    return "communication" if op.kind != "compute" else op.phase if op.phase in palette else "other"
-
-
 @dataclass(frozen=True)
 class _Row:
     """A stream of a rank at a height."""
@@ -133,7 +91,7 @@ class _Row:
     rank: int
     stream: str
     y: float
-    remark: str
+    label: str
 
 
 @dataclass
@@ -206,15 +164,14 @@ def _inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> S
 
 
 def _rows(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[_Row]:
-    """A row for every stream a rank uses inside the window, compute first, with a gap between ranks."""
+    """A row for every stream a rank uses inside the window, with a gap between ranks."""
     rows: list[_Row] = []
     y = 0.0
-    for rank, remark in remarks.items():
-        used = {timeline.ops[i].stream for i in np.unique(spans["op"][spans["rank"] == rank]).tolist()}
-        for stream in sorted(used, key=lambda name: (name != COMPUTE_STREAM, name)):
-            rows.append(_Row(rank, stream, y, remark))
+    for rank, streams in stream_rows(timeline, spans, remarks).items():
+        for k, (stream, label) in enumerate(streams):
+            rows.append(_Row(rank, stream, y, label if k else f"{who(rank, remarks)}  {label}"))
             y += _ROW
-        y += _GAP if used else 0.0
+        y += _GAP if streams else 0.0
     return rows
 
 
@@ -273,7 +230,7 @@ def _finish(canvas: _Canvas, rows: list[_Row]) -> None:
     axes.set_xlim(canvas.begin * canvas.scale, canvas.end * canvas.scale)
     axes.set_ylim(rows[-1].y + 0.55, -0.6)
     plain_axes(axes)
-    axes.set_yticks([row.y for row in rows], [_label(row, rows) for row in rows], fontsize=9, parse_math=False)
+    axes.set_yticks([row.y for row in rows], [row.label for row in rows], fontsize=9, parse_math=False)
     axes.set_xlabel(f"time [{canvas.unit}]", fontsize=9)
 
 
@@ -294,18 +251,12 @@ def _legend(figure: Figure, canvases: list[_Canvas]) -> None:
     )  # fmt: skip
 
 
-def _label(row: _Row, rows: list[_Row]) -> str:
-    first = next(other for other in rows if other.rank == row.rank) is row
-    who = f"rank {row.rank}" + (f" ({row.remark})" if row.remark else "")
-    return f"{who}  {row.stream}" if first else row.stream
-
-
 def _alt(timeline: Timeline, remarks: dict[int, str], begin: float, end: float) -> str:
-    who = ", ".join(f"{rank} ({remark})" if remark else str(rank) for rank, remark in remarks.items())
+    ranks = ", ".join(who(rank, remarks).removeprefix("rank ") for rank in remarks)
     busy = occupancy(timeline, np.array(sorted(remarks)))
     share = {name: float(column.mean()) / (timeline.makespan or 1.0) for name, column in busy.items()}
     return (
-        f"Gantt chart of rank(s) {who} of {timeline.world_size} from {format_time(begin)} to {format_time(end)}. "
+        f"Gantt chart of rank(s) {ranks} of {timeline.world_size} from {format_time(begin)} to {format_time(end)}. "
         f"Over the run they compute {share['compute_s']:.0%} of the time, transfer {share['communication_s']:.0%}, "
         f"and their compute streams wait for communication {share['exposed_communication_s']:.0%}."
     )

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from clustersim.plots.intervals import packed
 from clustersim.plots.style import FAINT, INK, QUIET, palette, time_unit
-from clustersim.plots.timeline import LABELS, Spans, phase_of, representatives, row_intervals
+from clustersim.plots.timeline import LABELS
+from clustersim.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.units import format_bytes, format_time
@@ -57,13 +58,11 @@ def legend() -> list[tuple[str, str, str]]:
 
 def _rows(timeline: Timeline, spans: Spans, ranks: dict[int, str]) -> Iterator[_Row]:
     y = 4.0
-    for rank, remark in ranks.items():
-        used = {timeline.ops[i].stream for i in np.unique(spans["op"][spans["rank"] == rank]).tolist()}
-        for k, stream in enumerate(sorted(used, key=lambda name: (name != COMPUTE_STREAM, name))):
-            who = f"rank {rank}" + (f" ({remark})" if remark else "")
-            yield _Row(rank, stream, f"{who} {stream}" if not k else stream, y)
+    for rank, streams in stream_rows(timeline, spans, ranks).items():
+        for k, (stream, label) in enumerate(streams):
+            yield _Row(rank, stream, label if k else f"{who(rank, ranks)} {label}", y)
             y += ROW
-        y += GAP if used else 0.0
+        y += GAP if streams else 0.0
 
 
 def _draw(timeline: Timeline, spans: Spans, row: _Row, begin: float, end: float) -> Iterator[str]:

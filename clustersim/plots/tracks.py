@@ -1,0 +1,116 @@
+"""What a chart of a Timeline has rows for: which ranks, which of their streams, and what each does when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.metrics import occupancy
+from clustersim.plots.intervals import minus
+from clustersim.plots.style import palette
+from clustersim.program import COMPUTE_STREAM
+from clustersim.timeline import OpInfo, Timeline, alike
+
+Floats = npt.NDArray[np.float64]
+Spans = dict[str, npt.NDArray[Any]]
+"""As :meth:`clustersim.timeline.Timeline.spans` gives them."""
+
+MAX_RANKS, MAX_STREAMS = 4, 6
+"""Rows of a chart: ranks, and streams of each."""
+
+
+def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
+    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where ranks
+    differ the one that computes longest (its peers wait for it) and the one that computes shortest."""
+    if timeline.world_size <= 2:
+        return dict.fromkeys(range(timeline.world_size), "")
+    chosen: dict[int, str] = {}
+    classes, _ = alike(timeline)
+    roles = _roles(timeline)
+    peers = classes[roles[classes] == roles[0]]
+    if len(peers) > 1:
+        busy = occupancy(timeline, peers)["compute_s"]
+        if np.ptp(busy) > 1e-9 * busy.max():
+            chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
+    others = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
+    for rank in (*list(others)[:1], 0, timeline.world_size - 1, *classes.tolist()):
+        if len(chosen) < n:
+            chosen.setdefault(rank, others.get(rank, ""))
+    return dict(sorted(chosen.items()))
+
+
+def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:
+    """(world_size,) the role of each rank."""
+    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    if len(names) <= 1:
+        return np.full(timeline.world_size, names[0] if names else "")
+    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    role = np.zeros(timeline.world_size, dtype=np.int64)
+    for k in range(len(names)):
+        for s in np.unique(timeline.row_set[number[timeline.row_op] == k]).tolist():
+            role[timeline.rank_sets[s]] = k
+    return np.array(names)[role]
+
+
+def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:
+    """(stream, label) of the rows of each rank: streams that do something, compute first, the busiest few of many."""
+    names = [op.stream for op in timeline.ops]
+    streams = list(dict.fromkeys(names))
+    number = {name: i for i, name in enumerate(streams)}
+    of_op = np.array([number[name] for name in names], dtype=np.int64)
+    found: dict[int, list[tuple[str, str]]] = {}
+    for rank in ranks:
+        mine = spans["rank"] == rank
+        which, took = of_op[spans["op"][mine]], (spans["end"] - spans["start"])[mine]
+        waits = (spans["end"] - spans["ready"])[mine]
+        busy = np.bincount(which, weights=took, minlength=len(streams))
+        seen = np.bincount(which, weights=waits, minlength=len(streams)) > 0
+        order = _one_of_each_sort([streams[i] for i in np.argsort(-busy, kind="stable").tolist() if seen[i]])
+        shown = sorted(order[:MAX_STREAMS], key=lambda name: (name != COMPUTE_STREAM, name))
+        more = len(order) - len(shown)
+        found[rank] = [(name, name) for name in shown]
+        if more:
+            found[rank][-1] = (shown[-1], f"{shown[-1]} (and {more} more)")
+    return found
+
+
+def _one_of_each_sort(names: list[str]) -> list[str]:
+    """The first of every sort (names alike but for numbers), then the second of every sort..., in the order given."""
+    turn: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for name in names:
+        sort = re.sub(r"\d+", "#", name)
+        turn[name] = seen[sort] = seen.get(sort, -1) + 1
+    return sorted(names, key=turn.__getitem__)
+
+
+def who(rank: int, remarks: dict[int, str]) -> str:
+    """A rank, and what is remarkable about it."""
+    return f"rank {rank} ({remarks[rank]})" if remarks[rank] else f"rank {rank}"
+
+
+def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
+    """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
+    ops = timeline.ops
+    streams = np.array([op.stream == stream for op in ops], dtype=bool)
+    mine = spans["rank"] == rank
+    here = mine & streams[spans["op"]]
+    start, end, ready, op = (spans[name][here] for name in ("start", "end", "ready", "op"))
+    phases = np.array([phase_of(ops[i]) for i in op.tolist()])
+    found = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
+    talks = phases == "communication"
+    waits = ready[talks], start[talks]
+    if stream == COMPUTE_STREAM:
+        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & mine
+        exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
+        waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
+    return found | {"stall": waits}
+
+
+def phase_of(op: OpInfo) -> str:
+    """Whose colour an op has."""
+    return "communication" if op.kind != "compute" else op.phase if op.phase in palette else "other"
