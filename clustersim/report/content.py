@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from clustersim import plots
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.critical_path import critical_path
+from clustersim.analysis.explain import Facts as Summary
+from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
-from clustersim.analysis.stalls import stalls
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import inline_svg
@@ -28,9 +27,9 @@ PATH_ROWS = 12
 def content(run: SavedRun, title: str | None) -> dict[str, Any]:
     """Everything the template prints, all of it plain text but for the ``svg`` values, which are markup."""
     timeline, facts = run.timeline, run.facts
-    table = breakdown(timeline)
+    found = explain(timeline, Summary.of(facts))
+    table, lost = found.tables["breakdown"], found.tables["stalls"]
     window = float(table["begin"]), float(table["end"])
-    lost = stalls(timeline)
     return {
         "title": title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})"),
         "verdict": verdict(facts, timeline, table, lost),
@@ -40,7 +39,9 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
         "legend": legend(),
         "stalls": _stalls(lost),
         "hotspots": _hotspots(run, window),
-        "path": _path(run),
+        "path": _path(found.tables["critical_path"]),
+        "bounds": found.bounds,
+        "warnings": found.warnings,
         "memory": _memory(facts),
         "inputs": list(_flat(facts.get("inputs") or {})),
         "notes": [str(note) for note in facts.get("notes") or ()],
@@ -146,8 +147,7 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> dict[str, Any] | No
     return {"rows": rows, "svgs": svgs}
 
 
-def _path(run: SavedRun) -> dict[str, Any]:
-    found = critical_path(run.timeline)
+def _path(found: Facts) -> dict[str, Any]:
     steps = max(int(found["steps"]), 1)
     whole = float(found["length_s"]) / steps or 1.0
 
