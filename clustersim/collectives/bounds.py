@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clustersim import routing
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.islands import member_islands
-from clustersim.topology import route_latency
+from clustersim.topology import Topology, route_latency
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -48,16 +48,12 @@ def _longest(need: Floats, bandwidth: Floats) -> float:
     return float((need[used] / bandwidth[used]).max(initial=0.0))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
     """Per way to cut the group: part of each member, bandwidth out of and into each part [bytes/s], latency [s]."""
     topology, islands = group.topology, member_islands(group)
     several = int(islands.max()) > 0
-    kinds = np.array(topology.link_kinds)
-    counted = np.isin(kinds, ("nvlink", "xgmi")) if _all_direct(group, several) else np.ones(len(kinds), dtype=bool)
-    bandwidth = np.where(counted, topology.link_bandwidth, 0.0)
-    n = len(topology.vertex_kinds)
-    out, into = (_summed(ends, bandwidth, n)[group.gpus] for ends in (topology.link_src, topology.link_dst))
+    out, into = (side[group.gpus] for side in _vertex_bandwidth(topology, _all_direct(group, several)))
     first = np.unique(islands, return_index=True)[1]
     beside = np.flatnonzero(islands == islands[0])[1:2]
     found: list[tuple[Ints, Floats, Floats, float]] = [
@@ -90,20 +86,35 @@ def _latency(group: Group, others: Ints) -> float:
     )
 
 
-def _island_bandwidth(group: Group, islands: Ints) -> tuple[Floats, Floats]:
-    """Line rate out of and into each island of the group: all links that cross its edge."""
-    topology = group.topology
+@lru_cache(maxsize=16)
+def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]:
+    """Line rate out of and into every vertex, by GPU links alone if ``direct``."""
+    bandwidth = topology.link_bandwidth
+    if direct:
+        bandwidth = np.where(np.isin(np.array(topology.link_kinds), ("nvlink", "xgmi")), bandwidth, 0.0)
+    n = len(topology.vertex_kinds)
+    return _summed(topology.link_src, bandwidth, n), _summed(topology.link_dst, bandwidth, n)
+
+
+@lru_cache(maxsize=16)
+def _edge_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
+    """Line rate out of and into every island of a machine: all links that cross its edge."""
     of = routing.router(topology).islands.of
-    number = np.full(int(of.max()) + 2, -1, dtype=np.int64)  # last entry: outside every island
-    number[of[group.gpus]] = islands
-    src, dst = number[of[topology.link_src]], number[of[topology.link_dst]]
-    crossing = src != dst
-    count = int(islands.max()) + 1
+    ends, count = (of[topology.link_src], of[topology.link_dst]), int(of.max()) + 1
+    crossing = ends[0] != ends[1]
     sides = []
-    for side in (src, dst):
+    for side in ends:
         mine = crossing & (side >= 0)
         sides.append(_summed(side[mine], topology.link_bandwidth[mine], count))
     return sides[0], sides[1]
+
+
+def _island_bandwidth(group: Group, islands: Ints) -> tuple[Floats, Floats]:
+    """Line rate out of and into each island of the group."""
+    topology, first = group.topology, np.unique(islands, return_index=True)[1]
+    mine = routing.router(topology).islands.of[group.gpus[first]]
+    out, into = _edge_bandwidth(topology)
+    return out[mine], into[mine]
 
 
 def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple[Floats, Floats]:

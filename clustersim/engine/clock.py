@@ -7,7 +7,7 @@ instant must *be* at one instant here, or a network would be solved once per rou
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import simpy
@@ -35,3 +35,10 @@ class Clock(simpy.Environment):
         heappush(self._queue, (max(time, self.now), priority, next(self._eid), event))
         self.n_events += 1
         return event
+
+    def drop(self, event: Event) -> bool:
+        """Take back a call if it is the next event; False, and nothing done, if it is not."""
+        if not self._queue or self._queue[0][3] is not event:
+            return False
+        heappop(self._queue)
+        return True

@@ -5,9 +5,12 @@ A collective that runs beside compute takes SMs and memory bandwidth from it. Th
 is lengthened by that share of the time both were busy.
 
 So a compute op may start only when every transfer of its rank that could end before it has ended. Each outstanding
-transfer has an earliest end (last arrival so far, plus latency, plus bytes at the idle network's rate); compute that is
-ready before all of those starts at once, and the rest is *parked* until the clock gets there. Ranks that differ by less
-than a transfer's length are released together.
+transfer has an earliest end: its start, plus latency, plus bytes at the idle network's rate; and where a member is
+missing, it starts no sooner than anybody can arrive. Compute that is ready before all of those starts at once, and the
+rest is *parked* until the clock gets there.
+
+The clock need not stop for each of them. Nothing can end, and no transfer can begin, before the clock's next event or
+the end of some parked op, whichever is sooner: what is due before that moment starts at once, on all ranks together.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from simpy.events import Event
 
 from clustersim.engine.clock import RELEASE, Clock
 from clustersim.engine.meetings import OpKey, Site
@@ -55,9 +59,12 @@ class Overlap:
         # Per rank, of the one op of its compute stream that can be parked: when it is due (inf: none), and which.
         self._due = [np.full(n, np.inf) for n in self._sizes]
         self._op = [np.zeros(n, dtype=np.int64) for n in self._sizes]
+        self._over = [np.full(n, np.inf) for n in self._sizes]  # not over before, were it not lengthened
         # Per role and stream, of the one transfer a rank can have outstanding there: its start so far, earliest end.
         self._begun: list[dict[str, Floats]] = [{} for _ in self._sizes]
         self._earliest: list[dict[str, Floats]] = [{} for _ in self._sizes]
+        self._least: list[dict[str, Floats]] = [{} for _ in self._sizes]  # how long it takes; -inf once it has begun
+        self._wake: Event | None = None
         self._wake_at = -1.0
 
     def governs(self, op: Op) -> bool:
@@ -67,6 +74,7 @@ class Overlap:
     def expect(self, tasks: list[list[Task]], site: Site, meetings: Ints, least: Floats) -> None:
         """These meetings of a site cannot end before the latest arrival so far plus the ``least`` time (G,) [s]."""
         earliest = (site.start + least) * (1 - INSTANT)
+        waiting = np.where(site.missing > 0, least, -np.inf)
         for side in site.sides:
             role, i = side.key
             task = tasks[role][i]
@@ -75,15 +83,17 @@ class Overlap:
             who = np.arange(task.n)[side.who(meetings)]
             who = who[task.unmet[who] == 0]
             at = side.meeting_of[who]
-            for book, value in ((self._begun, site.start[at]), (self._earliest, earliest[at])):
+            books = (self._begun, site.start), (self._earliest, earliest), (self._least, waiting)
+            for book, value in books:
                 column = book[role].setdefault(task.op.stream, np.full(task.n, np.inf))
-                column[who] = value
+                column[who] = value[at]
 
     def ended(self, task: Task, who: Who, start: Floats) -> None:
         """A transfer of these ranks, begun at ``start`` [s], ends now: note what it costs their next compute."""
         role, now = task.key[0], self.clock.now
         self._begun[role][task.op.stream][who] = np.inf
         self._earliest[role][task.op.stream][who] = np.inf
+        self._least[role][task.op.stream][who] = -np.inf
         if isinstance(task.op, Collective):
             self._owed[role][who] += self.slowdown * self._busy(role, who, start, now)
         floor = min([now, *(float(column.min()) for column in self._begun[role].values())])
@@ -113,7 +123,9 @@ class Overlap:
     def park(self, task: Task, who: Who) -> None:
         """Compute that is ready; :meth:`release` says when it may start."""
         role, op = task.key
-        self._due[role][who], self._op[role][who] = task.ready[who], op
+        ready = task.ready[who]
+        self._due[role][who], self._op[role][who] = ready, op
+        self._over[role][who] = ready + (task.duration if task.duration.ndim == 0 else task.duration[who])
 
     def release(self, due: bool) -> list[tuple[OpKey, Ints, Floats]]:
         """Parked compute that may start, and the seconds it is lengthened by; asks to be woken for the rest.
@@ -121,31 +133,43 @@ class Overlap:
         ``due``: everything that ends now has ended, so compute that is ready now may start.
         """
         released: list[tuple[OpKey, Ints, Floats]] = []
-        next_due = np.inf
+        quiet, now, next_due = self._quiet(), self.clock.now, np.inf
         for role, parked in enumerate(self._due):
-            free = parked < self._horizon(role)
+            free = parked < np.maximum(self._horizon(role, quiet), quiet)
             if due:
-                free |= parked <= self.clock.now
+                free |= parked <= now
             positions = np.flatnonzero(free)
-            parked[positions] = np.inf
+            if len(positions):
+                released += self._let_go(role, positions)
             next_due = min(next_due, float(parked.min(initial=np.inf)))
-            for op in np.unique(self._op[role][positions]).tolist():
-                mine = positions[self._op[role][positions] == op]
-                released.append(((role, op), mine, self._owed[role][mine]))
-                self._owed[role][mine] = 0.0
-        if next_due not in (np.inf, self._wake_at):
+        if not released and next_due not in (np.inf, self._wake_at):
             self._wake_at = next_due
-            self.clock.call(next_due, self._woken, priority=RELEASE)
+            self._wake = self.clock.call(next_due, self._woken, priority=RELEASE)
         return released
+
+    def _let_go(self, role: int, positions: Ints) -> list[tuple[OpKey, Ints, Floats]]:
+        ops, owed = self._op[role][positions], self._owed[role][positions]
+        self._due[role][positions] = self._over[role][positions] = np.inf
+        self._owed[role][positions] = 0.0
+        if ops[0] == ops[-1] and not np.any(ops != ops[0]):
+            return [((role, int(ops[0])), positions, owed)]
+        return [((role, op), positions[ops == op], owed[ops == op]) for op in np.unique(ops).tolist()]
+
+    def _quiet(self) -> float:
+        """Nothing happens on any rank before this moment [s], except that parked ops start."""
+        if self._wake is not None and self.clock.drop(self._wake):
+            self._wake, self._wake_at = None, -1.0
+        return min([self.clock.peek(), *(float(over.min(initial=np.inf)) for over in self._over)])
 
     def _woken(self) -> None:
         if self.clock.now == self._wake_at:  # else somebody released what this was for
-            self._wake_at = -1.0
+            self._wake, self._wake_at = None, -1.0
             self.wake()
 
-    def _horizon(self, role: int) -> Floats:
-        """(n,) the earliest end of anything outstanding, per rank [s]."""
+    def _horizon(self, role: int, quiet: float) -> Floats:
+        """(n,) the earliest end of anything outstanding, per rank [s], where nobody arrives before ``quiet``."""
         horizon = np.full(self._sizes[role], np.inf)
-        for column in self._earliest[role].values():
-            np.minimum(horizon, column, out=horizon)
+        for stream, column in self._earliest[role].items():
+            later = (self._least[role][stream] + quiet) * (1 - INSTANT) if quiet < np.inf else column
+            np.minimum(horizon, np.maximum(column, later), out=horizon)
         return horizon

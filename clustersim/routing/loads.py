@@ -13,13 +13,16 @@ from clustersim.topology import Floats, Ints
 if TYPE_CHECKING:
     from clustersim.routing.router import Router
 
+_NONE = np.zeros(0, dtype=np.int64)
+
 
 class _Sum:
     """Loads per link, and the stretches inside islands still to be turned into loads."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self.load = np.zeros(router.topology.n_links)
+        self.crossed: list[Ints] = []
+        self.loads: list[Floats] = []
         self.a: list[Ints] = []
         self.b: list[Ints] = []
         self.amount: list[Floats] = []
@@ -30,7 +33,19 @@ class _Sum:
         self.amount.append(amount)
 
     def links(self, links: Ints, amount: Floats) -> None:
-        self.load += np.bincount(links, weights=amount, minlength=len(self.load))
+        self.crossed.append(links)
+        self.loads.append(amount)
+
+    def per_link(self) -> tuple[Ints, Floats]:
+        """Links with a load, ascending, and their loads."""
+        crossed, loads = np.concatenate([*self.crossed, _NONE]), np.concatenate([*self.loads, np.zeros(0)])
+        # A small group on a large machine: sort what it crosses; else count on all links.
+        if len(crossed) * 8 < self.router.topology.n_links:
+            links, crossed = np.unique(crossed, return_inverse=True)
+        else:
+            links = np.arange(self.router.topology.n_links)
+        load = np.bincount(crossed, weights=loads, minlength=len(links))
+        return links[load != 0], load[load != 0]
 
 
 def link_loads(
@@ -60,8 +75,7 @@ def link_loads(
     if away.any():
         _outside(total, a[away], b[away], much[away], rails[away], flows[away])
     _inside(total)
-    links = np.flatnonzero(total.load)
-    return links, total.load[links]
+    return total.per_link()
 
 
 def _engine(total: _Sum, gpus: Ints, amount: Floats, *, to_switch: bool) -> None:
