@@ -196,7 +196,9 @@ def memory(
         holding = _replicated(model, size, strategy, masters=master_weights and size < 4, view=gradient_as_bucket_view)
     activations, logits = _activations(model, micro_batch_size, activation_checkpointing, half=half, autocast=autocast)
     n = len(model.layers)
-    copies = np.array([2.0 * layer.parameters if autocast else 0.0 for layer in model.layers])
+    # A checkpointed block's copies go with its activations.
+    kept_whole = [activation_checkpointing == "none" or layer.kind != "block" for layer in model.layers]
+    copies = np.array([2.0 * n.parameters * (autocast and k) for n, k in zip(model.layers, kept_whole, strict=True)])
     moments = np.arange(2 * n + 1)
     # foreach Adam holds one list of denominators of the parameters' size.
     foreach = optimizer_impl == "foreach" and STATES[optimizer] == 2

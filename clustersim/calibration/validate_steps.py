@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clustersim.calibration import sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.score import evaluate, read_table, score
+from clustersim.calibration.sharded_rows import is_sharded, read_sharded
 from clustersim.calibration.step_play import costs_of, scaled, step_time
 from clustersim.calibration.step_rows import COLUMNS, Row, read
 from clustersim.errors import ClusterSimError
@@ -46,6 +48,11 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
 
 
 def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple[float, float]:
+    if is_sharded(row):
+        if anchors is not None:
+            raise ValueError("FSDP and ZeRO rows have no one-GPU row to anchor on")
+        sharded = read_sharded(row)
+        return sharded.measured, sharded_rows.step_time(sharded)
     run = read(row)
     cost = costs_of(run)
     if anchors is not None:

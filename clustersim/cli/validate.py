@@ -52,6 +52,20 @@ def steps(table: Path, anchor: str | None, as_json: bool, markdown: bool, by: tu
     _show(result, as_json, markdown, by, f"training steps: {table}")
 
 
+@validate.command()
+@table_argument
+@by_option
+@markdown_option
+@json_option
+def memory(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
+    """Peak memory of training steps: TABLE.csv in the columns of training_steps.csv."""
+    from clustersim.calibration.validate_memory import validate_memory
+
+    with working(f"predicting {table}"):
+        result = validate_memory(table)
+    _show(result, as_json, markdown, by, f"peak memory: {table}")
+
+
 def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
     for name in by:
         if name not in result["by"]:

@@ -40,7 +40,8 @@ class Constants:
         Lambda, TensorFlow benchmarks): within 14 % in PyTorch.
     flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
     per_tensor : float [s], DDP's cost per parameter tensor (ptddp). step_overhead : float [s] per step.
-    jitter : relative standard deviation of a rank's step (ptddp).
+    jitter_volta, jitter : relative standard deviation of a rank's step: ptddp's V100s, and since Ampere (llm-foundry:
+        what is left of 8 to 128 GPUs of A100 and H100).
     overlap_slowdown_volta, overlap_slowdown : see :class:`clustersim.model.StepCost`; ptddp, and llm-foundry.
     """
 
@@ -65,7 +66,8 @@ class Constants:
     flash_backward: float = 0.94
     per_tensor: float = 10e-6
     step_overhead: float = 1e-3
-    jitter: float = 0.015
+    jitter_volta: float = 0.015
+    jitter: float = 0.005
     overlap_slowdown_volta: float = 0.3
     overlap_slowdown: float = 0.16
 

@@ -99,7 +99,7 @@ def step_cost(
         per_tensor=constants.per_tensor,
         step_overhead=constants.step_overhead,
         overlap_slowdown=constants.overlap_slowdown_volta if 0 < device.sm < 80 else constants.overlap_slowdown,
-        jitter=constants.jitter,
+        jitter=constants.jitter_volta if 0 < device.sm < 80 else constants.jitter,
         notes=_notes(where),
         forward_launch=np.array([cost.launch for cost in forward]),
         backward_launch=np.array([cost.launch for cost in backward]),
