@@ -124,10 +124,10 @@ def _server(
     own = int(np.flatnonzero(who.leaders == who.servers[s])[0]) if config.server == "worker" else -1
     element = DTYPE_BYTES[config.param_dtype]
     if config.synchronous:
-        return Server(
-            ops, model, cost, who, s, element, updates=config.server_updates, by_layer=config.by_layer, own=own
-        )
-    return AsyncServer(ops, model, cost, who, s, element, own=own, staleness=config.staleness)
+        updates, by_layer = config.server_updates, config.by_layer
+        return Server(ops, model, cost, who, s, element, updates=updates, by_layer=by_layer, own=own)
+    staleness = config.staleness
+    return AsyncServer(ops, model, cost, who, s, element, by_layer=config.by_layer, own=own, staleness=staleness)
 
 
 def _step(

@@ -49,6 +49,7 @@ class Server:
         memory = cost.host_bandwidth if layout.on_cpu else cost.grad_copy_bandwidth
         self.rate = memory / float(layout.neighbours[s])
         self.done: dict[int, tuple[int, ...]] = {}
+        self.began = False
         leaders = layout.leaders.tolist()
         self.links = [
             (Link(np.array([rank]), f"push {w}"), Link(np.array([rank]), f"pull {w}")) for w, rank in enumerate(leaders)
@@ -70,7 +71,7 @@ class Server:
             fresh, to = self.fresh(w), self.layout.server_name(self.s)
             if not self.by_layer:
                 asked = requested(self.ops, f"all layers worker {w} -> {to}", link)
-            for i in pull_order(self.kept, self.by_layer and bool(self.done)):
+            for i in pull_order(self.kept, self.by_layer and self.began):
                 layer = self.model.layers[i].name
                 if self.by_layer:
                     asked = requested(self.ops, f"{layer} worker {w} -> {to}", link)
@@ -102,6 +103,7 @@ class Server:
                 self.done[i] = (self._serve(f"update {name}", self.update_seconds(i), "optimizer", tuple(summed)),)
             else:
                 self.done[i] = tuple(summed)
+        self.began = True
 
     def accumulate_seconds(self, i: int) -> float:
         """Adding one gradient of a layer to the sum."""
@@ -134,32 +136,34 @@ class AsyncServer(Server):
     def __init__(self, *args: object, staleness: int | None, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.staleness = staleness
-        self.applied: list[list[tuple[int, ...]]] = []  # [step][worker]: its apply ops
-        self.clocks: dict[int, int] = {}
+        self.applied: list[dict[int, list[int]]] = []  # [step][layer][worker]: the op that applied its gradient
+        self.clocks: dict[tuple[int, int], int] = {}
 
     def fresh(self, w: int) -> dict[int, tuple[int, ...]]:
         """Its own gradients, and of everybody what the bound asks for."""
-        step = len(self.applied)
-        if not step:
+        if not self.applied:
             return {}
-        after = list(self.applied[-1][w])
-        if self.staleness is not None and step - 1 - self.staleness >= 0:
-            after.append(self._clock(step - 1 - self.staleness))
-        ready = wait(self.ops, f"for the turn of worker {w}", tuple(after), stream=f"wait {w}")
-        return dict.fromkeys(self.kept, (ready,))
+        needs = {i: (self.applied[-1][i][w], *self._clock(i)) for i in self.kept}
+        if self.by_layer:
+            return needs
+        every = tuple(dict.fromkeys(op for ops in needs.values() for op in ops))
+        return dict.fromkeys(self.kept, (wait(self.ops, f"for the turn of worker {w}", every, stream=f"wait {w}"),))
 
-    def _clock(self, step: int) -> int:
-        """One op that ends when all workers' gradients of a step have been applied."""
-        if step not in self.clocks:
-            everybody = tuple(i for mine in self.applied[step] for i in mine)
-            self.clocks[step] = wait(self.ops, f"for step {step} of every worker", everybody, stream="clock")
-        return self.clocks[step]
+    def _clock(self, i: int) -> tuple[int, ...]:
+        """An op that ends when the gradients of a layer that the bound asks for have been applied, of all workers."""
+        if self.staleness is None or self.staleness >= len(self.applied):
+            return ()
+        step = len(self.applied) - 1 - self.staleness
+        if (step, i) not in self.clocks:
+            name = f"for step {step} of {self.model.layers[i].name}"
+            self.clocks[step, i] = wait(self.ops, name, tuple(self.applied[step][i]), stream=f"clock {i}")
+        return (self.clocks[step, i],)
 
     def use(self, came: dict[int, list[tuple[int, tuple[int, ...]]]]) -> None:
         """Apply each gradient on arrival."""
-        mine: list[list[int]] = [[] for _ in self.links]
+        self.applied.append({i: [] for i in self.kept})
         for i in reversed(self.kept):
             for w, after in came[i]:
                 name = f"apply {self.model.layers[i].name} worker {w}"
-                mine[w].append(self._serve(name, self.update_seconds(i), "optimizer", after))
-        self.applied.append([tuple(ends) for ends in mine])
+                self.applied[-1][i].append(self._serve(name, self.update_seconds(i), "optimizer", after))
+        self.began = True

@@ -150,6 +150,8 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
         if phase is None or (op.step != last and phase != "copy the model"):
             continue
         start, stop = float(timeline.row_start[row]), float(timeline.row_end[row])
+        if start == stop:  # ranks that only hand over
+            continue
         ranks = len(timeline.rank_sets[timeline.row_set[row]])
         begin[phase] = min(begin.get(phase, np.inf), start)
         end[phase] = max(end[phase], stop)

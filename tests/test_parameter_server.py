@@ -1,0 +1,341 @@
+"""Parameter servers: bytes and times against closed forms, asynchrony's bounds, and where servers may sit."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import statistics
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from player import toy_cost, toy_model
+from toy import star
+
+from clustersim import fabrics
+from clustersim.analysis.metrics import summary
+from clustersim.engine import simulate
+from clustersim.errors import ProgramError
+from clustersim.mesh import Mesh
+from clustersim.program import Recv, Send, Serve
+from clustersim.strategies.parameter_server import ParameterServerConfig, build, holding, place
+from clustersim.strategies.ps_report import report, staleness
+from clustersim.strategies.server_layout import shares
+
+MIB = 2**20
+Z = 4 * MIB
+STEP_TIMES = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
+
+
+def free(model, **more):
+    """Costs with a server whose memory takes no time."""
+    return toy_cost(model, **({"host_bandwidth": 1e18, "grad_copy_bandwidth": 1e18, "optimizer": 0.0} | more))
+
+
+def on_switch(n, server="gpu", rate=1e9, forward=1e-9, steps=4, model=None, **knobs):
+    """n workers and a server of their own (or not) on one switch at line rate: program, timeline, mesh, topology."""
+    model = model or toy_model([[Z // 4]])
+    topology = star(n + (server == "gpu"), bandwidth=rate, per_node=1)
+    config = ParameterServerConfig(server=server, **knobs)
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    cost = free(
+        model, forward=forward, backward=forward, **({"jitter": knobs.pop("jitter")} if "jitter" in knobs else {})
+    )
+    program = build(model, cost, ranks, config, steps, 3)
+    return program, simulate(program, topology, ranks, backend="ideal"), ranks, topology, config
+
+
+def step_time(timeline, ranks):
+    model = toy_model([[Z // 4]])
+    return summary(timeline, model, samples_per_step=1, workers=ranks.workers)["step_time_s"]
+
+
+# --- bytes and times ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 5, 16])
+def test_a_server_takes_n_z_and_gives_n_z_every_step(n):
+    program, timeline, ranks, topology, config = on_switch(n, steps=3)
+    found = report(program, timeline, topology, ranks, config)["servers"][0]
+    assert (found["bytes_in"], found["bytes_out"]) == (n * Z, n * Z)
+    moved = timeline.links.bytes_per_link()
+    server = int(ranks.gpus[-1])
+    assert moved[server] == pytest.approx(3 * n * Z, rel=1e-3)  # and requests, 64 bytes each
+    assert moved[topology.link_dst == server].sum() == pytest.approx(3 * n * Z, rel=1e-3)
+
+
+def test_a_server_takes_time_linear_in_the_number_of_workers_where_a_ring_is_flat():
+    sizes = np.array([2, 4, 8, 16, 32, 64])
+    times = np.array([step_time(*on_switch(n, steps=3)[1:3]) for n in sizes.tolist()])
+    # All pull N Z through one link, and push as much when that is over.
+    assert times == pytest.approx(2 * sizes * Z / 1e9, rel=1e-2)
+
+
+def test_servers_that_share_the_parameters_divide_the_time():
+    model = toy_model([[Z // 16]] * 4)
+    one, four = (step_time(*_sharded(model, servers)) for servers in (1, 4))
+    assert one / four == pytest.approx(4, rel=2e-2)
+
+
+def _sharded(model, servers):
+    topology = star(8 + servers, bandwidth=1e9, per_node=1)
+    config = ParameterServerConfig(server="gpu", servers=servers)
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    program = build(model, free(model, forward=1e-9, backward=1e-9), ranks, config, 3, 0)
+    return simulate(program, topology, ranks, backend="ideal"), ranks
+
+
+def test_pushes_hide_behind_backward_and_pulls_behind_forward():
+    model = toy_model([[MIB // 4]] * 8)
+    topology = star(3, bandwidth=1e9, per_node=1)
+    config = ParameterServerConfig(server="gpu")
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    program = build(model, free(model, forward=10e-3, backward=10e-3), ranks, config, 3, 0)
+    timeline = simulate(program, topology, ranks, backend="ideal")
+    layer = 2 * MIB / 1e9  # both workers' bytes of a layer through the server's link
+    # 16 spans of compute; only the first layer's pull and the last one's push are exposed.
+    assert step_time(timeline, ranks) == pytest.approx(8 * 20e-3 + 2 * layer, rel=1e-3)
+
+
+def test_a_servers_memory_is_used_in_order_of_arrival_and_bounds_the_step():
+    model = toy_model([[Z // 4]])
+    topology = star(5, bandwidth=1e12, per_node=1)
+    config = ParameterServerConfig(server="gpu")
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    cost = toy_cost(model, 1e-9, 1e-9, grad_copy_bandwidth=1e9, optimizer_traffic=12.0 * Z)
+    timeline = simulate(build(model, cost, ranks, config, 4, 0), topology, ranks, backend="ideal")
+    assert step_time(timeline, ranks) == pytest.approx((4 * 3 * Z + 12 * Z) / 1e9, rel=1e-3)
+
+
+def test_round_robin_deals_out_whole_tensors_and_even_cuts_them():
+    model = toy_model([[10, 20], [30], [40]])
+    assert shares(model, 2, "round_robin").tolist() == [[10, 20], [30, 0], [0, 40]]
+    assert shares(model, 2, "even").tolist() == [[15, 15], [15, 15], [20, 20]]
+    tied = toy_model([[10], [20]], tied=True)
+    assert shares(tied, 1, "even").sum() == tied.parameters
+
+
+def test_a_worker_that_serves_sends_nothing_to_itself():
+    program, timeline, ranks, topology, config = on_switch(4, server="worker", steps=2)
+    found = report(program, timeline, topology, ranks, config)["servers"][0]
+    assert (found["bytes_in"], found["bytes_out"]) == (3 * Z, 3 * Z)
+    assert timeline.world_size == 4
+
+
+def test_a_worker_of_several_gpus_pushes_once():
+    model = toy_model([[Z // 4]])
+    topology = fabrics.load("hgx-a100", nodes=1)
+    pushed = {}
+    for gpus in (1, 4):
+        config = ParameterServerConfig(gpus_per_worker=gpus)
+        ranks = place(topology, fabrics.mesh(topology), config)
+        program = build(model, free(model), ranks, config, 2, 0)
+        timeline = simulate(program, topology, ranks)
+        pushed[gpus] = report(program, timeline, topology, ranks, config)["servers"][0]["bytes_in"]
+    assert pushed == {1: 8 * Z, 4: 2 * Z}
+
+
+def test_workers_update_where_the_server_only_adds_up():
+    program, *_ = on_switch(3, server_updates=False)
+    worker, server = program.roles
+    assert [op.name for op in worker.ops if op.phase == "optimizer"] == ["optimizer"] * 4
+    assert not any(op.name.startswith("update") for op in server.ops)
+
+
+def test_names_say_who_pushes_and_pulls_what_to_whom():
+    worker, server = on_switch(3, steps=1)[0].roles
+    said = {op.name for op in server.ops}
+    assert {"push l0 worker 2 -> server", "pull l0 worker 2 <- server", "accumulate l0 worker 2", "update l0"} <= said
+    assert {op.name for op in worker.ops if isinstance(op, Send | Recv)} == {
+        "pull request all layers -> server", "pull l0 <- server", "push l0 -> server",
+    }  # fmt: skip
+
+
+# --- asynchrony --------------------------------------------------------------------------------------------------
+
+
+def uneven(staleness_bound, mode="async", jitter=0.2, steps=24, n=5, rate=1e12):
+    """Workers whose steps differ, on links that take next to no time."""
+    model = toy_model([[MIB // 4]] * 2)
+    topology = star(n + 1, bandwidth=rate, per_node=1)
+    config = ParameterServerConfig(server="gpu", mode=mode, staleness=staleness_bound)
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    cost = free(model, jitter=jitter)
+    program = build(model, cost, ranks, config, steps, 5)
+    return program, simulate(program, topology, ranks, backend="ideal"), ranks, topology, config
+
+
+def test_asynchronous_with_staleness_0_is_synchronous():
+    sync, zero = uneven(None, "sync"), uneven(0)
+    assert zero[1].makespan == sync[1].makespan
+    assert staleness(zero[0], zero[1]).max() == 0
+
+
+def test_the_asynchronous_server_itself_waits_for_everybody_at_staleness_0(monkeypatch):
+    # The same through AsyncServer, which applies gradients one by one: with free memory the times are those of sync.
+    sync = uneven(None, "sync")
+    monkeypatch.setattr(ParameterServerConfig, "synchronous", property(lambda self: False))
+    program, timeline, *_ = uneven(0)
+    assert any(op.name.startswith("apply") for op in program.roles[-1].ops)
+    assert timeline.makespan == pytest.approx(sync[1].makespan, rel=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 5])
+def test_staleness_is_never_above_its_bound_and_reaches_it_where_workers_differ_enough(bound):
+    program, timeline, *_ = uneven(bound)
+    seen, unbound = staleness(program, timeline), staleness(*uneven(None)[:2])
+    assert len(seen) == 5 * 23
+    assert seen.max() == min(bound, unbound.max())
+
+
+def test_more_slack_is_faster_up_to_compute_bound_and_never_beyond():
+    times = [uneven(bound)[1].makespan for bound in (0, 1, 2, 4, 8, 16, None)]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(times))
+    assert times[0] > 1.1 * times[-1]
+    program, timeline, *_ = uneven(None)
+    compute = sum(np.asarray(op.duration) for op in program.roles[0].ops if op.phase in {"forward", "backward"})
+    assert timeline.makespan >= compute.max()
+    assert timeline.makespan == pytest.approx(compute.max(), rel=1e-3)
+
+
+def test_no_worker_is_faster_than_its_own_compute():
+    program, timeline, ranks, topology, config = uneven(None, jitter=0.3)
+    rates = report(program, timeline, topology, ranks, config)["samples_per_s_by_worker"]
+    durations = [
+        np.asarray(op.duration) for op in program.roles[0].ops if op.phase in {"forward", "backward"} and op.step
+    ]
+    alone = 23 / sum(durations)
+    assert np.all(np.array(rates) <= alone * (1 + 1e-6))
+    assert np.ptp(rates) > 0.01 * np.mean(rates)
+
+
+def test_a_servers_own_work_bounds_asynchronous_workers_too():
+    model = toy_model([[MIB // 4]])
+    topology = star(9, bandwidth=1e12, per_node=1)
+    config = ParameterServerConfig(server="gpu", mode="async")
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    cost = toy_cost(model, grad_copy_bandwidth=1e9, optimizer_traffic=3.0 * MIB)
+    program = build(model, cost, ranks, config, 10, 0)
+    timeline = simulate(program, topology, ranks, backend="ideal")
+    busy = report(program, timeline, topology, ranks, config)["servers"][0]["busy"]
+    assert timeline.makespan >= 10 * 8 * 3 * MIB / 1e9
+    assert busy > 0.9
+
+
+def test_the_whole_run_is_the_same_for_the_same_seed():
+    one, two = uneven(2), uneven(2)
+    assert np.array_equal(one[1].row_start, two[1].row_start)
+    assert np.array_equal(one[1].row_end, two[1].row_end)
+
+
+# --- places, memory, errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "names"),
+    [
+        ({"server": "cpu"}, ["node0/cpu0"]),
+        ({"server": "cpu", "servers": 3}, ["node0/cpu0", "node1/cpu0", "node0/cpu1"]),
+        ({"server": "gpu", "servers": 2}, ["node0/gpu7", "node1/gpu7"]),
+        (
+            {"server": "gpu", "servers": 2, "gpus_per_server": 2},
+            ["node0/gpu7", "node1/gpu7", "node0/gpu6", "node1/gpu6"],
+        ),
+    ],
+)
+def test_servers_are_spread_over_nodes_first(knobs, names):
+    topology = fabrics.load("hgx-a100", nodes=2)
+    ranks = place(topology, fabrics.mesh(topology), ParameterServerConfig(**knobs))
+    assert [topology.vertex_names[v] for v in ranks.gpus[ranks.workers :].tolist()] == names
+    assert len(set(ranks.gpus.tolist())) == ranks.world_size
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {}, {"servers": 3}, {"server": "gpu", "servers": 2}, {"server": "worker", "servers": 4, "sharding": "even"},
+        {"gpus_per_worker": 4}, {"by_layer": True}, {"server_updates": False}, {"mode": "async", "staleness": 1},
+        {"mode": "async", "server": "worker", "servers": 2, "gpus_per_worker": 2}, {"by_layer": True, "mode": "async"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_every_form_plays_on_two_nodes_and_moves_what_it_should(knobs, accumulation):
+    topology = fabrics.load("hgx-a100", nodes=2)
+    config = ParameterServerConfig(gradient_accumulation_steps=accumulation, **knobs)
+    ranks = place(topology, fabrics.mesh(topology), config)
+    model = toy_model([[MIB, 3], [], [MIB // 2], [7]], tied=True)
+    program = build(model, toy_cost(model, jitter=0.05, overlap_slowdown=0.3), ranks, config, 3, 1)
+    program.check()
+    timeline = simulate(program, topology, ranks)
+    servers = report(program, timeline, topology, ranks, config)["servers"]
+    workers = ranks.workers // config.gpus_per_worker
+    own = 1 if config.server == "worker" else 0
+    kept = shares(model, config.shards, config.sharding).sum(axis=0) * 4.0
+    assert [s["bytes_in"] for s in servers] == pytest.approx((workers - own) * kept)
+    assert [s["bytes_out"] for s in servers] == pytest.approx((workers - own) * kept)
+    assert all(0 <= s["link_use_in"] <= 1 + 1e-9 for s in servers)
+    assert all(isinstance(op, Serve) for role in program.roles for op in role.ops if op.stream == "server")
+
+
+def test_workers_hold_no_optimizer_states_unless_they_update():
+    model, ranks = toy_model([[100], [300]]), Mesh(np.arange(4), 4)
+    keeps = {
+        kind: holding(model, ranks, ParameterServerConfig(**knobs)).updated
+        for kind, knobs in (
+            ("server", {}),
+            ("worker", {"server_updates": False}),
+            ("shard", {"server": "worker", "servers": 4, "sharding": "even"}),
+        )
+    }
+    assert keeps == {"server": 0, "worker": 400, "shard": 100}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"mode": "sync", "staleness": 2}, "staleness = 2 needs mode = 'async'"),
+        ({"mode": "async", "server_updates": False}, "needs server_updates = true"),
+        ({"gpus_per_server": 2}, "needs server = 'gpu'"),
+        ({"server": "tpu"}, "tpu"),
+        ({"mode": "async", "staleness": -1}, "staleness"),
+    ],
+)
+def test_knobs_that_contradict_each_other_are_errors(table, message):
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert({"kind": "parameter_server"} | table, ParameterServerConfig)
+
+
+def test_ranks_that_do_not_divide_or_are_not_there_are_errors():
+    topology = star(4)
+    model = toy_model([[4]])
+    with pytest.raises(ProgramError, match="node without a CPU"):
+        place(topology, Mesh(topology.gpus, 4), ParameterServerConfig())
+    with pytest.raises(ProgramError, match="leave nobody to work"):
+        place(topology, Mesh(topology.gpus, 4), ParameterServerConfig(server="gpu", servers=4))
+    odd = ParameterServerConfig(server="worker", gpus_per_worker=3)
+    with pytest.raises(ProgramError, match="do not divide into workers of 3"):
+        build(model, toy_cost(model), Mesh(topology.gpus, 4), odd, 1, 0)
+    many = ParameterServerConfig(server="worker", servers=5)
+    with pytest.raises(ProgramError, match="5 servers among 4 workers"):
+        build(model, toy_cost(model), Mesh(topology.gpus, 4), many, 1, 0)
+
+
+# --- measured ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not STEP_TIMES.is_file(), reason="needs ../shared/measurements/training_steps.csv")
+def test_resnet50_with_parameter_servers_on_k80_and_p100_is_within_20_percent():
+    from clustersim.calibration.step_play import costs_of, step_time
+    from clustersim.calibration.step_rows import read
+
+    errors = []
+    with STEP_TIMES.open() as file:
+        for row in csv.DictReader(file):
+            servers = row["case_id"].startswith("tfps") and row["strategy"].startswith("ps (parameter_server")
+            if servers and row["model"] == "ResNet-50" and row["gpus"] == "2":
+                run = read(row)
+                errors.append(abs(step_time(run, costs_of(run)) / run.measured - 1))
+    assert len(errors) == 5
+    assert statistics.median(errors) <= 0.20
