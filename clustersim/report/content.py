@@ -32,7 +32,7 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
     window = float(table["begin"]), float(table["end"])
     return {
         "title": title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})"),
-        "verdict": verdict(facts, timeline, table, lost),
+        "verdict": verdict(facts, timeline.world_size, table, lost),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
         "gantts": _gantts(run, table),

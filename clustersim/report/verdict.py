@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clustersim.timeline import Timeline
 from clustersim.units import format_bytes, format_time
 
 Facts = Mapping[str, Any]
@@ -30,21 +29,22 @@ USEFUL = 0.02
 """Share of a step below which a loss is not worth a planner's time."""
 
 
-def verdict(facts: Facts, timeline: Timeline, table: Facts, lost: Facts) -> str:
+def verdict(facts: Facts, world_size: int, table: Facts, lost: Facts) -> str:
     """What the run came to, and what it loses most by.
 
     Parameters
     ----------
-    facts : of the saved run; may be empty. table : of ``breakdown``. lost : of ``stalls``, worst first.
+    facts : of the saved run; may be empty. world_size : its ranks. table : of ``breakdown``.
+    lost : of ``stalls``, worst first.
     """
-    return f"{_what(facts, timeline, table)}{_memory(facts)}; {_loss(lost)}."
+    return f"{_what(facts, world_size, table)}{_memory(facts)}; {_loss(lost)}."
 
 
-def _what(facts: Facts, timeline: Timeline, table: Facts) -> str:
+def _what(facts: Facts, world_size: int, table: Facts) -> str:
     step = format_time(float(table["step_time_s"]))
     if not facts.get("model"):
-        return f"A step of these {timeline.world_size:,} ranks takes {step}"
-    gpus = facts.get("gpus", timeline.world_size)
+        return f"A step of these {world_size:,} ranks takes {step}"
+    gpus = facts.get("gpus", world_size)
     text = f"{facts['model']} on {gpus:,} {facts.get('device', 'GPU')} with {facts.get('strategy', '?')}: {step} a step"
     if facts.get("samples_per_s"):
         text += f", {facts['samples_per_s']:,.1f} samples per second"

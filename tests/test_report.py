@@ -1,0 +1,242 @@
+"""The report says what the run came to, loads nothing, escapes what it prints, and opens without errors."""
+
+from __future__ import annotations
+
+import html as escaping
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from player import play, toy_cost, toy_model
+
+import clustersim
+from clustersim.errors import TraceError
+from clustersim.mesh import Mesh
+from clustersim.report import html, write_report
+from clustersim.report.verdict import CAUSE_WORDS, verdict
+from clustersim.strategies.ddp import DDPConfig, build
+from clustersim.traces.saved import SavedRun, load_run
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & $\\frac{1}{2}$ \"'"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    result = clustersim.load("ddp_gpt2_xl_2x8_a100").run()
+    path = tmp_path_factory.mktemp("run") / "run.npz"
+    result.save(path)
+    return load_run(path)
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return html(run)
+
+
+@pytest.fixture(scope="module")
+def hostile(run):
+    """Every name that can come from a file is an attack."""
+    timeline = run.timeline
+    ops = tuple(replace(op, name=f"{HOSTILE} {op.name}", stream=op.stream) for op in timeline.ops)
+    names = [f"{HOSTILE} {i} -> x" for i in range(len(timeline.links.link_names))]
+    links = replace(timeline.links, link_names=names)
+    topology = replace(run.topology, name=HOSTILE)
+    facts = run.facts | {"title": HOSTILE, "model": HOSTILE, "notes": [HOSTILE], "inputs": {HOSTILE: HOSTILE}}
+    return SavedRun(replace(timeline, ops=ops, links=links), topology, facts)
+
+
+class Page(HTMLParser):
+    """Tags and attributes of a page, and whether elements close in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "use", "path", "rect", "image", "input"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.ids, self.open, self.words = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in {"script", "style"}:
+            self.words.append(data)
+
+
+def test_every_part_is_there_in_the_order_a_reader_needs(page):
+    parts = [
+        "verdict",
+        'id="time"',
+        'id="gantt"',
+        'id="stalls"',
+        'id="hotspots"',
+        'id="path"',
+        'id="memory"',
+        'id="inputs"',
+    ]
+    body = page[page.index("<main>") :]
+    places = [body.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_figures_are_those_of_the_run(page, run):
+    words = " ".join(" ".join(Page(page).words).split())
+    assert f"{run.facts['samples_per_s']:,.1f}" in words
+    assert f"{run.facts['mfu']:.1%}" in words
+    assert "cluster.topology" in words
+    assert run.facts["notes"][0] in words
+
+
+def test_elements_close_in_order_and_ids_are_unique(page):
+    read = Page(page)
+    assert read.open == []
+    assert len(read.ids) == len(set(read.ids))
+    known = set(read.ids)
+    used = re.findall(r'href="#([^"]+)"', page) + re.findall(r"url\(#([^)]+)\)", page)
+    assert used
+    assert set(used) <= known
+
+
+def test_the_page_loads_nothing(page):
+    read = Page(page)
+    for name, value in read.attributes:
+        if name in {"src", "href", "xlink:href", "data", "action"}:
+            assert value.startswith(("#", "data:")), (name, value)
+    assert not re.search(r"@import|url\((?!#)", page)
+    policy = next(value for name, value in read.attributes if name == "content" and value.startswith("default-src"))
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+
+
+def test_hostile_names_stay_text(hostile):
+    page = html(hostile)
+    read = Page(page)
+    assert read.tags.count("script") == 1
+    assert "<img" not in page
+    assert not [name for name, _ in read.attributes if name.startswith("on")]
+    assert escaping.escape(HOSTILE) in page or HOSTILE in " ".join(read.words)
+    assert read.open == []
+
+
+def test_each_bar_of_the_gantt_tells_its_op_and_when(page, run):
+    last = page[page.index("The last step") : page.index("The whole run")]
+    titles = [escaping.unescape(t) for t in re.findall(r"<title>(.*?)</title>", last, re.S)]
+    assert any(t.startswith("optimizer\n") and "GFLOP" not in t for t in titles)
+    assert any("physical bound" in t for t in titles)
+    assert any(t.startswith("many short ones") for t in titles)
+    assert any(t.startswith("waits") for t in titles)
+
+
+def test_a_run_that_nobody_said_anything_about_has_a_report_too(tmp_path):
+    model = toy_model([[2**21]] * 4)
+    program = build(model, toy_cost(model, jitter=0.05), Mesh(np.arange(16), 8), DDPConfig(), 3, 1)
+    timeline = replace(play(program, lambda op: 1e-3), source="a measured trace")
+    write_report(SavedRun(timeline, None, {}), tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "a run of 16 ranks (a measured trace)" in text
+    assert 'id="hotspots"' not in text
+    assert 'id="memory"' not in text
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_a_report_on_1024_gpus_is_small_and_quick(tmp_path):
+    result = clustersim.load("ddp_llama3_8b_128x8_h100", {"run.steps": 2}).run()
+    begin = time.process_time()
+    write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), tmp_path / "r.html")
+    assert time.process_time() - begin < 20
+    assert (tmp_path / "r.html").stat().st_size < 5e6
+
+
+def test_a_verdict_is_one_sentence_that_names_the_largest_loss():
+    lost = {"cause": ["slow rank", "link"], "share": [0.21, 0.1], "subject": ["rank 3", "x"], "link_name": ["", "x"]}
+    table = {"step_time_s": 0.2}
+    text = verdict({"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}, 8, table, lost)
+    end = "the largest loss, 21.0% of the step, is a slow rank (rank 3)."
+    assert text == f"m on 8 D with ddp: 200 ms a step at 40.0% of peak; {end}"
+    small = lost | {"share": [0.004, 0.001]}
+    assert "little is lost" in verdict({"model": "m"}, 8, table, small)
+    full = {"model": "m", "fits": False, "memory": {"missing_bytes": 2**31}}
+    assert "if it fitted, but it needs 2 GiB more" in verdict(full, 8, table, lost)
+
+
+def test_every_cause_has_words():
+    from clustersim.analysis.stalls import CAUSES
+
+    assert set(CAUSES) - {"unknown"} == set(CAUSE_WORDS)
+
+
+def test_a_missing_run_says_how_to_make_one(tmp_path):
+    with pytest.raises(TraceError, match=r"run\.npz: no such file; .*--out DIR"):
+        load_run(tmp_path / "nowhere" / "run.npz")
+
+
+# What opens the page, with nothing that asks the network.
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
+    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
+    "--virtual-time-budget=3000",
+]  # fmt: skip
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium to open the report with")
+
+
+def opened(text, tmp_path, script=""):
+    """(document after its scripts ran, what the console said)."""
+    path = tmp_path / "report.html"
+    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+HOVER = """
+var bar = Array.from(document.querySelectorAll('.gantt rect')).find(function (r) { return r.querySelector('title'); });
+var said = bar.querySelector('title').textContent;
+bar.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: 50, clientY: 50}));
+var tip = document.getElementById('tip');
+document.documentElement.dataset.hover = tip.style.display === 'block' && tip.textContent === said;
+document.documentElement.dataset.main = document.querySelector('main').scrollWidth <= window.innerWidth;
+console.log('seen');
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize("which", ["page", "hostile"])
+def test_it_opens_without_a_word_on_the_console_and_bars_tell_what_they_are(which, request, tmp_path):
+    text = html(request.getfixturevalue("hostile")) if which == "hostile" else request.getfixturevalue("page")
+    document, console = opened(text, tmp_path, HOVER)
+    assert 'data-hover="true"' in document
+    assert 'data-main="true"' in document
+    assert len(console) == 1
+    assert "seen" in console[0]
+
+
+@needs_browser
+def test_a_phone_scrolls_figures_and_never_the_page(page, tmp_path):
+    inside = escaping.escape(
+        page.replace("</body>", "<script>parent.postMessage(document.documentElement.scrollWidth, '*')</script></body>")
+    )
+    frame = f"<body><iframe width=390 height=800 sandbox='allow-scripts' srcdoc=\"{inside}\"></iframe></body>"
+    tell = "window.onmessage = function (e) { document.body.dataset.wide = e.data; };"
+    document, _ = opened(f"<script>{tell}</script>{frame}", tmp_path)
+    assert int(re.search(r'data-wide="(\d+)"', document).group(1)) <= 390
