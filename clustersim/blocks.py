@@ -52,6 +52,16 @@ class Block:
         times = (column[kept] if len(column) > 1 else column for column in self.times)
         return Block(self.op, self.ranks[kept], *times)
 
+    def between(self, begin: float, end: float) -> Block | None:
+        """The block as it was between two times [s], without ranks that did nothing then; None where none did."""
+        if self.ready.min() >= begin and self.end.max() <= end and self.end.min() > begin and self.ready.max() < end:
+            return self
+        kept = np.broadcast_to((self.end > begin) & (self.ready < end), len(self.ranks))
+        if not kept.any():
+            return None
+        some = self if kept.all() else self.of_ranks(kept)
+        return Block(some.op, some.ranks, *(np.clip(column, begin, end) for column in some.times))
+
 
 class Pool:
     """Columns of times, each kept once: equal ones are one array, and one that is the same for all ranks is short."""

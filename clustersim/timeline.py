@@ -292,6 +292,16 @@ def of_ops(timeline: Timeline, chosen: npt.NDArray[np.bool_]) -> Timeline:
     return _with(timeline, timeline.world_size, sets, columns, blocks, timeline.rank_node)
 
 
+def between(timeline: Timeline, begin: float, end: float) -> Timeline:
+    """The same run as it was between two times [s]: spans that touch them, cut off there, with every op's step."""
+    sets, op, of, ready, start, stop = timeline._rows()
+    kept = (stop > begin) & (ready < end)
+    columns = (np.clip(column[kept], begin, end) for column in (ready, start, stop))
+    blocks = tuple(cut for block in timeline.blocks if (cut := block.between(begin, end)) is not None)
+    rows = (op[kept], of[kept], *columns)
+    return _with(timeline, timeline.world_size, sets, rows, blocks, timeline.rank_node)
+
+
 def _with(
     timeline: Timeline,
     world_size: int,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clustersim.analysis.metrics import occupancy, occupancy_of_all
 from clustersim.engine import rows, simulate
 from clustersim.program import Compute, Program, Role
-from clustersim.timeline import alike, first_ranks, of_ops
+from clustersim.timeline import alike, between, first_ranks, of_ops
 
 N = 8
 PARTITIONS = (np.arange(N)[None], np.arange(N).reshape(2, 4), np.arange(N).reshape(2, 4).T.copy())
@@ -63,7 +63,12 @@ def test_blocks_expand_to_the_rows_that_were_kept_one_by_one(program):
 def test_spans_sums_classes_and_parts_do_not_depend_on_how_a_run_is_kept(program, ranks):
     wide, narrow = play(program, 2), play(program, N + 1)
     chosen = np.arange(len(program.roles[0].ops)) % 2 == 0
-    for change in (lambda t: t, lambda t: first_ranks(t, 5), lambda t: of_ops(t, chosen)):
+    for change in (
+        lambda t: t,
+        lambda t: first_ranks(t, 5),
+        lambda t: of_ops(t, chosen),
+        lambda t: between(t, 1.0, 2.5),
+    ):
         one, other = change(wide), change(narrow)
         assert one.makespan == other.makespan
         wanted = [rank for rank in ranks if rank < one.world_size]
@@ -72,7 +77,8 @@ def test_spans_sums_classes_and_parts_do_not_depend_on_how_a_run_is_kept(program
             assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
         for name, column in other.per_op().items():
             np.testing.assert_allclose(one.per_op()[name], column, rtol=1e-12)
-        assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
+        if i < 3:  # cut off at one moment, ranks in different rows can have come to be alike, which rows do not see
+            assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
 
 
 @given(programs())

@@ -13,7 +13,7 @@ from clustersim.collectives.base import bus_factor
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, PHASES
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, first_ranks, of_ops
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, between, first_ranks, of_ops
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -66,7 +66,8 @@ def summary(
     run = of_ops(timeline, np.isin(steps, steady))
     run = first_ranks(run, timeline.world_size if workers is None else workers)
     world = run.world_size
-    inside = _inside(first_ranks(timeline, world), window["begin"], window["end"])
+    # A receive is posted, and a rank ahead begins, a step early: the window has spans of whatever step.
+    inside = between(first_ranks(timeline, world), window["begin"], window["end"])
     per_rank = _per_rank(inside, len(steady))
     mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
     phases = {phase: seconds / step_time for phase, seconds in _phases(inside, len(steady)).items()}
@@ -127,19 +128,6 @@ def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any
         "end": float(end[-1]),
         "first": float(end[0]) - begin,
     }
-
-
-def _inside(timeline: Timeline, begin: float, end: float) -> Timeline:
-    """What lies between two times [s], of whatever step: a receive is posted, and a rank ahead begins, a step early."""
-    rows = (timeline.row_end > begin) & (timeline.row_ready < end)
-    return replace(
-        timeline,
-        row_op=timeline.row_op[rows],
-        row_set=timeline.row_set[rows],
-        row_ready=np.clip(timeline.row_ready[rows], begin, end),
-        row_start=np.clip(timeline.row_start[rows], begin, end),
-        row_end=np.clip(timeline.row_end[rows], begin, end),
-    )
 
 
 def _per_gpu(run: Timeline, of_op: Floats) -> float:
