@@ -126,7 +126,11 @@ class Chase(Meetings):
         seconds = np.minimum(self.cut.stop[part], end) - np.maximum(self.cut.start[part], begin)
         why = self.cut.why[part]
         kernels = np.where(why == SIDE_KERNEL, KERNEL, why)
-        rule = int(np.argmax(np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=NOTHING + 1)))
+        spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=NOTHING + 1)
+        spent[NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
+        rule = int(np.argmax(spent))
+        if not (kernels == rule).any():
+            return rule, -1
         best = np.argmax(np.where(kernels == rule, seconds, -1.0))
         return rule, int(self.cut.op[part][best])
 

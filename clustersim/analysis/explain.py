@@ -75,7 +75,7 @@ def explain(
     shares = breakdown(timeline, cut=found.cut)
     table = stalls(timeline, top=top, found=found)
     path = critical_path(timeline, warmup_steps=warmup_steps)
-    bounds: dict[str, Any] = {"text": np.zeros(0, dtype=str), "saving": np.zeros(0)}
+    bounds: dict[str, Any] = {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
     if timeline.source == "simulated":
         bounds = whatif(timeline, factor=factor, peak_flops=facts.peak_flops, warmup_steps=warmup_steps)
     warned = warnings(
@@ -85,7 +85,8 @@ def explain(
         device_bytes=facts.device_bytes,
         warmup_steps=warmup_steps,
     )
-    kept = bounds["saving"] >= WORTH_A_WORD
+    trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
+    kept = (bounds["saving"] >= WORTH_A_WORD) & ~np.array(trivial, dtype=bool)
     return Explanation(
         verdict=_verdict(table),
         shares=_shares(timeline, shares),
@@ -114,6 +115,10 @@ _HEADLINES = {
     "launch": "it is launch-bound: the host launches kernels more slowly than they run",
     "unknown": "communication is exposed",
 }
+
+
+def _pairs(bounds: dict[str, Any]) -> list[tuple[str, float]]:
+    return list(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
 
 
 def _verdict(table: dict[str, Any]) -> str:

@@ -50,6 +50,16 @@ def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
     return np.asarray(of, dtype=np.int64).ravel()
 
 
+def skews(timeline: Timeline) -> Floats:
+    """(n_ops,) float [s]: from the first rank's arrival at a collective to the last one's; nan for other ops."""
+    first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
+    np.minimum.at(first, timeline.row_op, timeline.row_ready)
+    np.maximum.at(last, timeline.row_op, timeline.row_ready)
+    talks = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops], dtype=bool)
+    spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
+    return spread
+
+
 def pace_ratios(timeline: Timeline) -> Floats:
     """(world_size,) float: each rank's kernel time in the whole run over the median of its role; 1 without any."""
     seconds = kernel_seconds(timeline)

@@ -92,9 +92,10 @@ def pieces(timeline: Timeline, begin: float | None = None, end: float | None = N
     spans = _spans(timeline, ranks, t0, t1)
     scale = 2.0 * max(t1 - t0, 1e-30)  # one float orders by rank, then by time
     owner, key = _cuts(spans, len(ranks), t1 - t0, scale)
-    left = key[:-1][owner[1:] == owner[:-1]]
-    right = key[1:][owner[1:] == owner[:-1]]
-    who = owner[:-1][owner[1:] == owner[:-1]]
+    inside = owner[1:] == owner[:-1]
+    if timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
+        inside &= _seen(spans, len(ranks), scale, key[:-1], owner[:-1])
+    left, right, who = key[:-1][inside], key[1:][inside], owner[:-1][inside]
     why, op, beside = _holders(timeline, spans, who, left, scale)
     shift = t0 - who * scale
     return Pieces(
@@ -136,6 +137,15 @@ def _cuts(spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: floa
     marks = [base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))]
     key = np.unique(np.concatenate(marks))
     return (key / scale + 1e-9).astype(np.int64), key
+
+
+def _seen(spans: dict[str, npt.NDArray[Any]], n: int, scale: float, left: Floats, owner: Ints) -> Bools:
+    """Whether a piece lies between its rank's first and last span."""
+    first, last = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
+    np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
+    found: Bools = (left >= first[owner]) & (left < last[owner])
+    return found
 
 
 def _holders(
@@ -196,6 +206,9 @@ def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
 
 
 def kernel_state(op: OpInfo) -> int:
+    """State of a rank that runs a compute op."""
+    if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
+        return MEMORY
     if op.bound == "host" or op.phase in _HOST_PHASES:
         return HOST
     return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)

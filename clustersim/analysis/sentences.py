@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.analysis.pace import skews
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def sentence(found: Causes, charge: Charge) -> str:
 
 
 def _cost(found: Causes, charge: Charge) -> str:
-    per_step, length = charge.seconds / (found.workers * found.steps), (found.cut.end - found.cut.begin) / found.steps
+    per_step, length = charge.seconds / (found.workers * found.steps), found.length / found.steps
     share = _share(found, charge)
     return (
         f"{format_time(per_step)} of every {format_time(length)} step ({share:.1%}), mean over {_ranks(found.workers)}"
@@ -28,7 +29,7 @@ def _cost(found: Causes, charge: Charge) -> str:
 
 
 def _share(found: Causes, charge: Charge) -> float:
-    length = found.cut.end - found.cut.begin
+    length = found.length
     return charge.seconds / (found.workers * length) if length > 0 else 0.0
 
 
@@ -191,10 +192,16 @@ def _schedule(found: Causes, charge: Charge) -> str:
 
 
 def _late_launch(found: Causes, charge: Charge) -> str:
-    return (
+    spread = skews(found.timeline)
+    spread = spread[np.isfinite(spread)]
+    text = (
         f"Ranks reach collectives at different times because their hosts launch late: rank {charge.rank} waits "
-        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, whose GPU was idle."
+        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, whose GPU was idle"
     )
+    if not len(spread):
+        return text + "."
+    low, high = format_time(float(spread.min())), format_time(float(spread.max()))
+    return f"{text}; from first to last arrival it is {low} to {high}."
 
 
 def _host_copies(found: Causes, charge: Charge) -> str:

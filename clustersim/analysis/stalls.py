@@ -98,6 +98,13 @@ class Causes:
         """How many ranks costs are means over: servers do not train."""
         return len(workers(self.timeline))
 
+    @property
+    def length(self) -> float:
+        """Seconds of the window that a rank is known in, mean over ranks: all of it in a simulated run."""
+        train = self.cut.class_of[workers(self.timeline)]
+        known = np.bincount(self.cut.owner, weights=self.cut.seconds, minlength=len(self.cut.ranks))
+        return float(known[train].mean()) if len(train) else 0.0
+
 
 def causes(
     timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
@@ -135,7 +142,7 @@ def stalls(
 
     found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
     world, steps = found.workers, found.steps
-    length = (found.cut.end - found.cut.begin) / steps
+    length = found.length / steps
     chosen = [c for c in found.charges if c.seconds > 0][:top]
     cost = np.array([c.seconds / (world * steps) for c in chosen])
     names = timeline.links.link_names if timeline.links is not None else ()

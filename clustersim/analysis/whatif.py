@@ -37,6 +37,7 @@ KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "b
 """What can be asked."""
 
 _INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+_UNHIDES = frozenset({"compute speed", "host speed", "bucket size"})
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _IN_NODE = re.compile(r"^node\d+/")
 
@@ -111,13 +112,14 @@ def _changed(run: Graph, knob: str, factor: float, peak: float | None) -> _Chang
     transfers = {
         node.ops[0]: _shortest(rates, node.ops, knob, factor, node.seconds) for node in run.nodes if len(node.first)
     }
-    # What hidden communication costs a kernel shrinks no faster than the communication or the kernels do.
+    # What hidden communication costs kernels shrinks no faster than the communication does; with other kernels, or
+    # other buckets, nothing may be hidden any more.
     shares = [
         float(np.min(transfers[node.ops[0]] / np.maximum(node.seconds, 1e-30), initial=1.0))
         for node in run.nodes
         if len(node.first)
     ]
-    kept = 0.0 if knob == "bucket size" else min(shares, default=1.0) / (factor if knob == "compute speed" else 1.0)
+    kept = 0.0 if knob in _UNHIDES else min(shares, default=1.0)
     compute = {}
     for i, seconds in run.seconds.items():
         column = seconds / _faster(ops[i], knob, factor)
@@ -138,16 +140,16 @@ def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, sec
     """The shortest each meeting of a node could take [s]."""
     op = next((rates.timeline.ops[i] for i in ops if "latency" in rates.timeline.ops[i].detail), None)
     if op is None:
-        return seconds / (factor if knob in {*_WIDER, "latency"} else 1.0)
+        return seconds / (factor if knob in {*WIDER, "latency"} else 1.0)
     latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
     if knob == "bucket size" and op.kind in _REDUCES:
         return np.minimum(seconds, float(op.detail.get("lower_bound", 0.0)))
     ceiling = float(op.detail.get("ceiling", np.inf))
-    wide, narrow = rates.of(ops, _WIDER.get(knob, _none))
+    wide, narrow = rates.of(ops, WIDER.get(knob, _none))
     before = min(wide, narrow, ceiling)
     if knob == "latency":
         latency /= factor
-    elif knob in _WIDER and np.isfinite(wide):
+    elif knob in WIDER and np.isfinite(wide):
         wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
     rate = min(wide, narrow, ceiling)
     if np.isfinite(rate):
@@ -165,7 +167,7 @@ def _at_node(name: str) -> bool:
     return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
 
 
-_WIDER: dict[str, Callable[[str, str], bool]] = {
+WIDER: dict[str, Callable[[str, str], bool]] = {
     "NVLink": lambda kind, name: kind in _INSIDE,
     "NIC": lambda kind, name: kind == "net" and _at_node(name),
     "fabric": lambda kind, name: kind == "net" and not _at_node(name),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,60 +12,108 @@ from clustersim.cli.common import json_option, print_json, set_option, working
 
 if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation, Facts
+    from clustersim.scenario.running import Prepared
     from clustersim.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A run by name: its Timeline, what else is known of it, its title; and its parts where it was simulated now."""
+
+    timeline: Timeline
+    facts: Facts
+    title: str
+    prepared: Prepared | None = None
 
 
 @click.command(short_help="Say why a run took as long as it did.")
 @click.argument("run")
 @set_option
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many causes to print.")
+@click.option("--rerun", is_flag=True, help="Run a scenario again with each knob changed, beside its bound.")
 @json_option
-def explain(run: str, changes: tuple[str, ...], top: int, as_json: bool) -> None:
+def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: bool) -> None:
     """Say why a run took as long as it did.
 
     RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file or the name of a shipped one), which is
-    simulated first, or the file of a saved or measured run.
+    simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
     from clustersim.analysis.explain import explain as explained
 
-    timeline, facts, title = load(run, changes)
-    with working(f"explaining {title}"):
-        found = explained(timeline, facts, top=top)
+    loaded = load(run, changes)
+    if rerun and loaded.prepared is None:
+        raise click.UsageError("--rerun needs a scenario: this run is over")
+    with working(f"explaining {loaded.title}"):
+        found = explained(loaded.timeline, loaded.facts, top=top)
+    again = _again(loaded, found) if rerun else {}
+    idle = _idle_knobs(loaded)
     if as_json:
-        print_json({"run": title, **found.to_dict()})
+        print_json({"run": loaded.title, **found.to_dict(), "rerun": again, "idle_knobs": idle})
     else:
-        _print(title, found)
+        _print(loaded.title, found, again, idle)
 
 
-def load(run: str, changes: tuple[str, ...] = ()) -> tuple[Timeline, Facts, str]:
-    """A run by name: (its Timeline, what else is known of it, its title). Simulates a scenario.
-
-    Raises :class:`ClusterSimError` for a run that cannot be found or read.
-    """
+def load(run: str, changes: tuple[str, ...] = ()) -> Loaded:
+    """A run by name; simulates a scenario. Raises :class:`ClusterSimError` for one that cannot be found or read."""
     from clustersim import scenario as scenarios
     from clustersim.analysis.explain import Facts
     from clustersim.errors import TraceError
 
     path = Path(run)
-    if path.is_dir() or path.suffix == ".npz":
+    if path.is_dir() or (path.is_file() and path.suffix != ".toml"):
         if changes:
             raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
-        return _saved(path)
+        return _over(path)
     loaded = scenarios.load(run, scenarios.parse_overrides(changes))
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
-    return result.timeline, Facts.of(result.to_dict()), result.scenario.title
+    return Loaded(result.timeline, Facts.of(result.to_dict()), result.scenario.title, result.prepared)
 
 
-def _saved(path: Path) -> tuple[Timeline, Facts, str]:
+def _over(path: Path) -> Loaded:
+    """A run that was saved or measured."""
+    from clustersim import traces
     from clustersim.analysis.explain import Facts
-    from clustersim.traces.saved import load_run
+    from clustersim.errors import TraceError
+    from clustersim.traces.saved import NAME, load_run
 
-    run = load_run(path)
-    return run.timeline, Facts.of(run.facts), str(run.facts.get("title") or path.name)
+    if path.suffix == ".npz" or (path / NAME).is_file():
+        run = load_run(path)
+        return Loaded(run.timeline, Facts.of(run.facts), str(run.facts.get("title") or path.name))
+    read = traces.read(path)
+    if isinstance(read, traces.Samples):
+        raise TraceError(f"{path}: a benchmark's table has no run to explain; `clustersim trace` tells what it holds")
+    return Loaded(read, Facts(), path.name)
 
 
-def _print(title: str, found: Explanation) -> None:
+def _again(loaded: Loaded, found: Explanation) -> dict[str, float]:
+    """Per knob, the share of the step it saves when the scenario is really run again."""
+    from clustersim.scenario.rerun import rerun_saving, step_time
+
+    table = found.tables["whatif"]
+    saved: dict[str, float] = {}
+    if loaded.prepared is None:
+        return saved
+    now = step_time(loaded.timeline)
+    for knob, factor in zip(table["knob"].tolist(), table["factor"].tolist(), strict=True):
+        with working(f"running again: {knob}"):
+            saving = rerun_saving(loaded.prepared, knob, factor, now)
+        if saving is not None:
+            saved[knob] = saving
+    return saved
+
+
+def _idle_knobs(loaded: Loaded) -> list[str]:
+    """What was changed and made no difference, and why."""
+    from clustersim.scenario.idle import idle_knobs
+
+    if loaded.prepared is None or not loaded.prepared.scenario.changes:
+        return []
+    with working("running without each change"):
+        return idle_knobs(loaded.prepared.scenario, loaded.timeline)
+
+
+def _print(title: str, found: Explanation, again: dict[str, float], idle: list[str]) -> None:
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
     click.echo(f"{title}: {found.verdict}")
     click.echo(f"where the time goes: {found.shares}")
@@ -72,7 +121,17 @@ def _print(title: str, found: Explanation) -> None:
         click.echo(f"{i:2d}. {text}")
     for text in found.path:
         click.echo(f"critical path: {text}")
-    for text in found.bounds:
+    for text in _bounds(found, again):
         click.echo(f"what if: {text}")
-    for text in found.warnings:
+    for text in found.warnings + idle:
         click.echo(f"warning: {text}")
+
+
+def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
+    table: dict[str, Any] = found.tables["whatif"]
+    knob_of = dict(zip(table["text"].tolist(), table.get("knob", ()), strict=True))
+    said = []
+    for text in found.bounds:
+        knob = str(knob_of[text])
+        said.append(f"{text}, the run says {again[knob]:.1%}" if knob in again else text)
+    return said

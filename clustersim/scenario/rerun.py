@@ -1,0 +1,116 @@
+"""A scenario run again with one thing better, to set beside the bound that :mod:`clustersim.analysis.whatif` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.whatif import WIDER
+from clustersim.collectives.base import Group, Plan, Request
+from clustersim.errors import ScenarioError, nearest
+from clustersim.program import Compute, Op, Role
+from clustersim.scenario.schema import version
+from clustersim.strategies import STRATEGIES
+from clustersim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Prepared
+
+BUCKETS = (1, 5, 25, 100, 1000)
+"""Sizes [MiB] tried for ``bucket size``, and PyTorch's own first bucket."""
+
+
+def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> float | None:
+    """What share of a step of ``now`` seconds a knob of :data:`clustersim.analysis.whatif.KNOBS` really saves.
+
+    Returns None for a knob this scenario does not have. Of ``bucket size`` the best of some is taken; ``batch`` is per
+    sample. Negative where the step gets longer. Raises :class:`ScenarioError` for an unknown knob.
+    """
+    if knob not in _RERUNS:
+        raise ScenarioError(f"no knob {knob!r}; {nearest(knob, _RERUNS)}")
+    step = _RERUNS[knob](prepared, knob, factor)
+    return None if step is None or now <= 0 else 1.0 - step / now
+
+
+def step_time(timeline: Timeline) -> float:
+    """Seconds per step of the steady state."""
+    window = steady_window(timeline)
+    return (window.end - window.begin) / len(window.steps)
+
+
+def _faster(prepared: Prepared, knob: str, factor: float) -> float:
+    bounds = {"compute", "memory"} if knob == "compute speed" else {"launch", "host"}
+
+    def one(op: Op) -> Op:
+        if not isinstance(op, Compute) or op.bound not in bounds:
+            return op
+        return replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
+
+    program = prepared.program
+    roles = tuple(Role(role.name, role.ranks, tuple(one(op) for op in role.ops)) for role in program.roles)
+    return step_time(replace(prepared, program=replace(program, roles=roles)).run().timeline)
+
+
+def _wider(prepared: Prepared, knob: str, factor: float) -> float:
+    topology, chosen = prepared.topology, WIDER[knob]
+    helped = np.array([chosen(kind, topology.link_name(i)) for i, kind in enumerate(topology.link_kinds)], dtype=bool)
+    wider = replace(topology, link_bandwidth=topology.link_bandwidth * np.where(helped, factor, 1.0))
+    return step_time(replace(prepared, topology=wider).run().timeline)
+
+
+def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
+    from clustersim import collectives, engine
+
+    file = prepared.scenario.file
+
+    def planner(request: Request, group: Group) -> Plan:
+        plan = collectives.plan(request, group, backend=file.run.backend)
+        return replace(plan, latency=plan.latency / factor)
+
+    timeline = engine.simulate(
+        prepared.program,
+        prepared.topology,
+        prepared.mesh,
+        planner=planner,
+        fidelity=file.run.fidelity,
+        launch=STRATEGIES[file.strategy["kind"]].launch or file.run.launch,
+        nccl_version=version(file.run.nccl_version),
+    )
+    return step_time(timeline)
+
+
+def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None:
+    if not hasattr(prepared.scenario.config, "bucket_cap_mb"):
+        return None
+    tried = [{"strategy.bucket_cap_mb": size} for size in BUCKETS] + [{"strategy.first_bucket_bytes": 2**20}]
+    return min(_changed(prepared, change) for change in tried)
+
+
+def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
+    size = prepared.scenario.config.micro_batch_size * factor
+    if size != int(size):
+        return None
+    return _changed(prepared, {"strategy.micro_batch_size": int(size)}) / factor
+
+
+def _changed(prepared: Prepared, change: Mapping[str, object]) -> float:
+    from clustersim.scenario import load
+
+    scenario = prepared.scenario
+    return step_time(load(scenario.path, {**scenario.changes, **change}).run().timeline)
+
+
+_RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
+    "compute speed": _faster,
+    "host speed": _faster,
+    "NVLink": _wider,
+    "NIC": _wider,
+    "fabric": _wider,
+    "latency": _nearer,
+    "bucket size": _other_buckets,
+    "batch": _larger_batch,
+}
