@@ -86,6 +86,8 @@ def _print(result: Result, out: Path | None, page: Path | None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from clustersim.cli.strategy_lines import lines
+
     values = result.to_dict()
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
@@ -96,6 +98,8 @@ def _print(result: Result, out: Path | None, page: Path | None) -> None:
     console = stdout()
     console.print(table)
     _print_links(console, values.get("hottest_links") or [])
+    for line in lines(values["of_strategy"]):
+        console.print(escape(line), soft_wrap=True)
     if not values["fits"]:
         text = f"{values['memory']['message']}; timed as if the memory were there"
         console.print(escape(text), style="bold red", soft_wrap=True)

@@ -65,7 +65,7 @@ def _forms(own: Scenario) -> list[tuple[str, str, dict[str, Any]]]:
         if kind == written["kind"]:
             forms.append((kind, "as written", dict(written)))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
-            table = common | {"kind": kind} | knobs
+            table: dict[str, Any] = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             if table != written:

@@ -182,6 +182,8 @@ def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[st
         bound = "no bound" if config.staleness is None else f"at most {config.staleness} step(s) stale"
         pace = f"asynchronous, {bound}"
     does = "adds up and updates" if config.server_updates else "adds up; workers update"
+    if not config.synchronous:
+        does = "applies every gradient when it comes"
     return (
         f"parameter_server: {count} worker(s) of {gpus} GPU(s), {len(who.servers)} server(s) in {where}, {pace}",
         f"parameter_server: a server {does}; each keeps {kept}{more}",

@@ -1,0 +1,96 @@
+"""Every strategy on one machine and model: the table, its reasons, and the shipped scenarios of data parallelism."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clustersim import scenario
+from clustersim.errors import ScenarioError
+from clustersim.scenario.comparison import VARIANTS, compare
+from clustersim.strategies import STRATEGIES
+
+SMALL = {"run.steps": 2, "model.name": "alexnet", "cluster.gpus_per_node": 2}
+FIGURES = ("step_time_s", "exposed_communication_s", "peak_memory_bytes", "bytes_sent_per_gpu", "fits")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return compare("ddp_resnet50_1x8_v100", SMALL)
+
+
+def test_every_strategy_has_a_row_and_every_variant_is_of_a_known_one(rows):
+    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    assert set(VARIANTS) <= set(STRATEGIES)
+    assert len({(row["strategy"], row["variant"]) for row in rows}) == len(rows)
+
+
+def test_the_scenarios_own_strategy_is_a_row_with_the_figures_of_a_run(rows):
+    (own,) = [row for row in rows if row["own"]]
+    assert own["strategy"] == "ddp"
+    result = scenario.load("ddp_resnet50_1x8_v100", SMALL).run()
+    assert own["step_time_s"] == result.summary["step_time_s"]
+    assert own["peak_memory_bytes"] == result.memory.total
+
+
+def test_what_runs_has_all_figures_and_what_does_not_a_reason(rows):
+    for row in rows:
+        known = [row[name] is not None for name in FIGURES]
+        assert all(known) or (not any(known) and row["reason"]), row
+        assert row["reason"] or row["fits"]
+
+
+def test_one_gpu_without_communication_is_the_fastest_step(rows):
+    alone = next(row for row in rows if row["strategy"] == "single")
+    assert alone["bytes_sent_per_gpu"] == alone["exposed_communication_s"] == 0
+    # A server on a CPU takes the optimizer step off the GPU, which alone has to do it.
+    assert all(row["step_time_s"] >= 0.9 * alone["step_time_s"] for row in rows if row["step_time_s"])
+
+
+def test_a_strategy_that_cannot_run_says_why_in_its_row():
+    rows = compare("ddp_resnet50_1x8_v100", SMALL | {"cluster.topology": "hgx-a100", "cluster.nodes": 2})
+    broken = next(row for row in rows if row["strategy"] == "data_parallel")
+    assert broken["step_time_s"] is None
+    assert broken["reason"].startswith("torch.nn.DataParallel is one process on one node")
+    assert sum(row["step_time_s"] is None for row in rows) == 1
+
+
+def test_a_model_that_does_not_fit_is_a_row_that_says_so():
+    changes = {"model.name": "gpt2-xl", "cluster.gpus_per_node": 2, "strategy.micro_batch_size": 1, "run.steps": 1}
+    rows = compare("ddp_resnet50_1x8_v100", changes)
+    own = next(row for row in rows if row["own"])
+    assert own["fits"] is False
+    assert "does not fit" in own["reason"]
+
+
+def test_a_scenario_that_cannot_be_read_is_one_error():
+    with pytest.raises(ScenarioError, match="no scenario"):
+        compare("ddp_resnet51")
+
+
+def test_the_command_prints_a_table_or_json(clustersim):
+    options = ["--set", "run.steps=1", "--set", "model.name=alexnet", "--set", "cluster.gpus_per_node=2"]
+    done = clustersim("compare-strategies", "ddp_resnet50_1x8_v100", *options, "--json")
+    assert done.returncode == 0
+    table = json.loads(done.stdout)["rows"]
+    assert {row["strategy"] for row in table} == set(STRATEGIES)
+    text = clustersim("compare-strategies", "ddp_resnet50_1x8_v100", *options)
+    assert text.returncode == 0
+    assert all(kind in text.stdout for kind in STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ps_sync_cpu_1x8", "server at node0/cpu0"),
+        ("ps_async_1x8", "staleness of reads"),
+        ("dp_torch_1x8", "torch"),
+        ("sgd_steps_1x8", "phase exchange gradients"),
+    ],
+)
+def test_shipped_scenarios_of_each_kind_run(clustersim, name, said):
+    done = clustersim("run", name, "--set", "cluster.gpus_per_node=2", "--set", "run.steps=3")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout or name == "dp_torch_1x8"
+    assert "step time" in done.stdout
