@@ -15,6 +15,7 @@ import click
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
+from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
@@ -45,7 +46,19 @@ def cli() -> None:
     """Simulate data-parallel training on GPU clusters, checked against real measurements."""
 
 
-for _command in (run, explain, report, export, describe, compare_strategies, check, collective, trace, validate):
+for _command in (
+    run,
+    explain,
+    compare,
+    report,
+    export,
+    describe,
+    compare_strategies,
+    check,
+    collective,
+    trace,
+    validate,
+):
     cli.add_command(_command)
 
 

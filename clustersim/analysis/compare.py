@@ -1,0 +1,196 @@
+"""Two runs side by side: where they differ, worst first. Simulated and measured runs compare alike.
+
+Ops are matched within a step: first by name and how-manieth of that name; of what is left, transfers by kind and order
+(a simulated ``all_reduce bucket 3`` and a profiler's third all_reduce of a step), then by the sort of name alone. What
+still has no partner is in one run only. Times are per step and per rank that trains, so steps, ranks and warm-up may
+differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.pieces import workers
+from clustersim.analysis.transfers import sort_of
+from clustersim.timeline import Timeline
+from clustersim.units import format_time
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One op of a step: seconds from start to end, seconds waited before, per rank and step; bytes."""
+
+    name: str
+    kind: str
+    place: int
+    seconds: float
+    wait: float
+    nbytes: float
+
+
+def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> dict[str, Any]:
+    """Where two runs differ.
+
+    Returns
+    -------
+    dict of ``ops``, columns with a row per matched or lone op, the largest difference first: ``name_a``, ``name_b``
+    (empty where a run has no such op), ``kind``, ``seconds_a``, ``seconds_b``, ``wait_a``, ``wait_b`` [s per step and
+    rank], ``difference_s`` (b less a, waits included), ``nbytes_a``, ``nbytes_b``; ``states``, columns ``state``,
+    ``seconds_a``, ``seconds_b``, ``difference_s`` [s per step, mean over ranks]; ``step_a``, ``step_b`` [s]; and
+    ``text``, the sentences.
+    """
+    pairs = _matched(_works(a, warmup_steps), _works(b, warmup_steps))
+    rows = [_row(one, other) for one, other in pairs]
+    order = sorted(range(len(rows)), key=lambda i: (-abs(float(rows[i]["difference_s"])), i))
+    names = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
+             "nbytes_b")  # fmt: skip
+    ops = {name: np.array([rows[i][name] for i in order]) for name in names}
+    found: dict[str, Any] = {"ops": ops, "states": _states(a, b, warmup_steps)}
+    for key, run in (("step_a", a), ("step_b", b)):
+        window = steady_window(run, warmup_steps)
+        found[key] = (window.end - window.begin) / len(window.steps)
+    return found | {"text": _text(found)}
+
+
+def _works(run: Timeline, warmup_steps: int) -> list[_Work]:
+    """What the ranks that train did in a step of the steady state, in the order it began."""
+    window, train = steady_window(run, warmup_steps), workers(run)
+    trains = np.zeros(run.world_size, dtype=bool)
+    trains[train] = True
+    count = np.array([trains[s].sum() for s in run.rank_sets], dtype=np.float64)[run.row_set]
+    n = len(run.ops)
+    per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
+    seconds = np.bincount(run.row_op, weights=(run.row_end - run.row_start) * count, minlength=n) * per_rank
+    wait = np.bincount(run.row_op, weights=(run.row_start - run.row_ready) * count, minlength=n) * per_rank
+    first = np.full(n, np.inf)
+    np.minimum.at(first, run.row_op, run.row_start)
+    steady = set(window.steps.tolist())
+    began: dict[int, float] = {}
+    for i, op in enumerate(run.ops):
+        began[op.step] = min(began.get(op.step, np.inf), float(first[i]))
+    merged: dict[tuple[str, str, int], list[Any]] = {}
+    uses: defaultdict[tuple[int, str, str], int] = defaultdict(int)
+    for i, op in enumerate(run.ops):
+        if op.step not in steady or not np.isfinite(first[i]) or not (seconds[i] or wait[i]):
+            continue
+        use = uses[op.step, op.name, op.role]
+        uses[op.step, op.name, op.role] += 1
+        held = merged.setdefault((op.name, op.role, use), [op, 0.0, 0.0, np.inf, use])
+        held[1] += float(seconds[i])
+        held[2] += float(wait[i]) if op.kind != "compute" else 0.0
+        held[3] = min(held[3], float(first[i]) - began[op.step])
+    ordered = sorted(merged.values(), key=lambda held: held[3])
+    return [_Work(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
+
+
+def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None, _Work | None]]:
+    """Pairs by name and place, then transfers by kind and order, then compute by sort of name; the rest alone."""
+    pairs: list[tuple[_Work | None, _Work | None]] = []
+    left, right = mine, others
+    for key in (_by_name, _by_kind, _by_sort):
+        waiting: defaultdict[object, list[_Work]] = defaultdict(list)
+        for work in right:
+            waiting[key(work)].append(work)
+        rest = []
+        for work in left:
+            name = key(work)
+            if name is not None and waiting.get(name):
+                pairs.append((work, waiting[name].pop(0)))
+            else:
+                rest.append(work)
+        taken = {id(other) for _, other in pairs}
+        left, right = rest, [work for work in right if id(work) not in taken]
+    return pairs + [(work, None) for work in left] + [(None, work) for work in right]
+
+
+def _by_name(work: _Work) -> object:
+    return work.name, work.place
+
+
+def _by_kind(work: _Work) -> object:
+    return None if work.kind == "compute" else work.kind
+
+
+def _by_sort(work: _Work) -> object:
+    return work.kind, sort_of(work.name)
+
+
+def _row(one: _Work | None, other: _Work | None) -> dict[str, Any]:
+    some = one or other
+    row: dict[str, Any] = {"kind": some.kind if some else ""}
+    for side, work in (("a", one), ("b", other)):
+        row |= {
+            f"name_{side}": work.name if work else "",
+            f"seconds_{side}": work.seconds if work else 0.0,
+            f"wait_{side}": work.wait if work else 0.0,
+            f"nbytes_{side}": work.nbytes if work else 0.0,
+        }
+    row["difference_s"] = row["seconds_b"] + row["wait_b"] - row["seconds_a"] - row["wait_a"]
+    return row
+
+
+def _states(a: Timeline, b: Timeline, warmup_steps: int) -> dict[str, Any]:
+    tables = [breakdown(run, warmup_steps=warmup_steps) for run in (a, b)]
+    seconds = [t["seconds"][workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
+    return {
+        "state": tables[0]["states"],
+        "seconds_a": seconds[0],
+        "seconds_b": seconds[1],
+        "difference_s": seconds[1] - seconds[0],
+    }
+
+
+def _text(found: dict[str, Any]) -> list[str]:
+    """The step, what it went to, and the ops that differ most."""
+    before, after = found["step_a"], found["step_b"]
+    if before <= 0:
+        return []
+    if abs(after - before) <= 1e-9 * before:
+        return [f"both take {format_time(before)} a step"]
+    word = "longer" if after > before else "shorter"
+    said = [
+        f"a step takes {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"
+    ]
+    states = found["states"]
+    for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
+        change = float(states["difference_s"][i])
+        if abs(change) > 1e-3 * before:
+            said.append(f"{states['state'][i]}: {_signed(change)} a step ({_from_to(states, i)})")
+    return said
+
+
+def _from_to(table: dict[str, Any], i: int) -> str:
+    return f"{format_time(float(table['seconds_a'][i]))} to {format_time(float(table['seconds_b'][i]))}"
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
+
+
+def sentences(found: dict[str, Any], top: int = 10) -> list[str]:
+    """The ops that differ most, in words."""
+    ops, said = found["ops"], []
+    for i in range(min(top, len(ops["kind"]))):
+        change = float(ops["difference_s"][i])
+        if not change:
+            break
+        one, other = str(ops["name_a"][i]), str(ops["name_b"][i])
+        if not one or not other:
+            said.append(
+                f"{(one or other)!r} is only in {'A' if one else 'B'}: {format_time(abs(change))} a step and rank"
+            )
+            continue
+        name = repr(one) if one == other else f"{one!r} (A), {other!r} (B)"
+        waits = float(ops["wait_b"][i] - ops["wait_a"][i])
+        tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
+        said.append(f"{name}: {_signed(change)} a step and rank ({_from_to(ops, i)}){tail}")
+    return said
