@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
@@ -57,6 +58,7 @@ for _command in (
     check,
     collective,
     trace,
+    capture,
     validate,
 ):
     cli.add_command(_command)

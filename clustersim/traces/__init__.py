@@ -9,6 +9,7 @@ from pathlib import Path
 from clustersim.errors import TraceError, nearest
 from clustersim.timeline import Timeline
 from clustersim.traces import (
+    captured,
     deepspeed,
     files,
     kineto,
@@ -52,6 +53,7 @@ _ROWS = (
     Format("pftrace", "Perfetto protobuf", (".pftrace", ".perfetto-trace"), pftrace.write_pftrace, takes_memory=True),
     Format("csv", "CSV of spans", (".csv", ".csv.gz"), spans_csv.write_csv),
     Format("run", "saved run", sniff=saved.sniff, read=saved.read),
+    Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
     Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
     Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=nccl_tests_log.read_json),
     Format("kineto", "PyTorch profiler trace", sniff=kineto.sniff, read=kineto.read),

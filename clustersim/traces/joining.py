@@ -152,13 +152,17 @@ def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, Seen]
     Ranks that share nothing with the first are reached through others; one that shares nothing with anybody keeps its
     own clock.
     """
-    offsets = {traces[0].rank: 0.0}
+    offsets, host = {traces[0].rank: 0.0}, {t.rank: t.host for t in traces}
     waiting = [t.rank for t in traces[1:]]
     while waiting:
         reached = []
         for rank in waiting:
             for known in list(offsets):
                 shared = [k for k in keyed[rank] if k in keyed[known] and keyed[rank][k].kind not in _ONE_WAY]
+                if host[rank] and host[rank] == host[known]:  # one machine has one clock
+                    offsets[rank] = offsets[known]
+                    reached.append(rank)
+                    break
                 if shared:
                     gaps = [keyed[rank][k].end - keyed[known][k].end for k in shared]
                     gap = float(np.median(gaps))

@@ -100,6 +100,8 @@ class Sample:
     launch : as :class:`clustersim.collectives.base.Group`; empty where not said.
     version : of NCCL, ``"2.28.3"``; empty where not said. env : settings that matter, ``"NCCL_ALGO=RING"``.
     skew : float [s], how much later the last rank came than the first, nan where not measured.
+    fastest : float [s], of the repeats, nan where not measured: what a machine with other work on it could do.
+    at_once : how many groups ran this collective at the same time.
     count : how many repeats ``seconds`` is the mean of; 0 where not said.
     device, platform : the GPU, and the machine in words.
     source : the file and line, or the address, of the row. case : rows with one case belong together.
@@ -117,6 +119,8 @@ class Sample:
     launch: str = ""
     version: str = ""
     env: str = ""
+    fastest: float = float("nan")
+    at_once: int = 1
     count: int = 0
     device: str = ""
     platform: str = ""

@@ -1,0 +1,212 @@
+"""Part (a): every collective over every sort of group, in nccl-tests' columns.
+
+Times are nccl-tests': calls in a row, per call, averaged over ranks; here the median of several such loops, with every
+rank's own. Groups that run at once show what they cost each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from clustersim.calibration.capture.parts import Budget, Part
+from clustersim.calibration.capture.world import World, middle, repeats_for
+from clustersim.collectives.base import bus_factor
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
+         "sendrecv", "barrier")  # fmt: skip
+REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+ROOTED = {"broadcast", "reduce", "scatter", "gather"}
+SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
+LARGEST = 4 * 2**30
+"""Largest S [bytes]."""
+LOOPS = 5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Groups that work at once: ``groups`` of ranks, with ``copies`` communicators each."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...] = KINDS
+    copies: int = 1
+
+
+def layouts(size: int, local: int) -> Iterator[Layout]:
+    """The world; then, for contention, its nodes and rails (or halves of one node), alone and all at once."""
+    ranks = tuple(range(size))
+    yield Layout("world", (ranks,))
+    yield Layout("world twice", (ranks,), ("all_reduce",), 2)
+    few = ("all_reduce", "all_gather")
+    parts: dict[str, list[tuple[int, ...]]] = {}
+    if size > local > 1:
+        parts["node"] = [ranks[i : i + local] for i in range(0, size, local)]
+    if size > local:
+        parts["rail"] = [ranks[i::local] for i in range(local)]
+    elif size >= 4:
+        parts["half"] = [ranks[: size // 2], ranks[size // 2 :]]
+    for name, groups in parts.items():
+        yield Layout(f"one {name}", (groups[0],), few)
+        if len(groups) > 1:
+            yield Layout(f"every {name}", tuple(groups), few)
+
+
+def capture_collectives(world: World, part: Part, seconds: float, largest: float = LARGEST) -> None:
+    """Measure every layout within ``seconds``."""
+    if world.size < 2:
+        part.write({"skipped": "collectives need two ranks or more"})
+        return
+    budget = Budget(seconds)
+    todo = [(layout, kind) for layout in layouts(world.size, world.local_size) for kind in layout.kinds]
+    dist = world.torch.distributed
+    handles: dict[str, list[list[Any]]] = {}
+    for i, (layout, kind) in enumerate(todo):
+        if layout.name not in handles:
+            handles[layout.name] = [
+                [dist.new_group(list(group)) for _ in range(layout.copies)] for group in layout.groups
+            ]
+        world.say(f"collectives {i + 1}/{len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
+        _sweep(world, part, layout, handles[layout.name], kind, world.told(budget.share(len(todo) - i)), largest)
+
+
+def _sweep(world: World, part: Part, layout: Layout, handles: Any, kind: str, seconds: float, largest: float) -> None:
+    """One kind over all sizes, smallest first, as far as the time goes."""
+    mine = next((i for i, group in enumerate(layout.groups) if world.rank in group), None)
+    n, budget = len(layout.groups[0]), Budget(seconds)
+    factor = 2 if seconds > 4 else 4
+    size, last = 8.0, 0.0
+    while size <= largest:
+        quick = 3 * last * factor  # a warm-up and two calls of the next size
+        if world.told(bool(last and quick > budget.left)):
+            part.write({"skipped": f"{kind} over {layout.name}, from {size:.0f} B: the time budget is spent"})
+            return
+        call = _prepare(world, layout, handles, mine, kind, size, n)
+        if call is None:
+            part.write({"skipped": f"{kind} over {layout.name}, from {size:.0f} B: does not fit the memory"})
+            return
+        row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=mine is not None)
+        last = row["time"] * 1e-6
+        _write(part, world, layout, kind, size, n, row)
+        if kind == "barrier":
+            return
+        size *= factor
+
+
+Call = tuple[Callable[[], Any], Callable[[], int | None]]
+
+
+def _prepare(
+    world: World, layout: Layout, handles: Any, mine: int | None, kind: str, size: float, n: int
+) -> Call | None:
+    """The call of this rank, or None where some rank cannot hold the tensors."""
+    torch = world.torch
+    room = 3.0 * size * layout.copies + 2**20 < world.free_memory()
+    calls: list[Call] = []
+    if room and mine is not None:
+        try:
+            calls = [
+                _call(torch, world.device, kind, int(size), handle, layout.groups[mine], world.rank, layout.copies > 1)
+                for handle in handles[mine]
+            ]
+        except (RuntimeError, MemoryError):  # out of memory, on host or card
+            room = False
+    if not all(world.gather(room)):
+        return None
+    if layout.copies == 1:
+        return calls[0] if calls else (lambda: None, lambda: None)
+
+    def together() -> None:
+        for work in [call() for call, _ in calls]:
+            work.wait()
+
+    return together, calls[0][1] if calls else lambda: None
+
+
+def _call(
+    torch: Any, device: Any, kind: str, size: int, group: Any, ranks: tuple[int, ...], rank: int, asynchronous: bool
+) -> Call:
+    """(the collective, how many elements came out wrong in its first call)."""
+    dist, n, at = torch.distributed, len(ranks), ranks.index(rank)
+    count = max(n, size // 4 // n * n) if kind in SPLIT else max(1, size // 4)
+    whole = torch.full((count,), float(at + 1), device=device)
+    part = torch.full((count // n,), float(at + 1), device=device)
+    root, also = ranks[0], {"group": group, "async_op": asynchronous}
+    total = n * (n + 1) / 2.0
+    pieces = list(whole.chunk(n)) if kind in SPLIT else []
+
+    def off(tensor: Any, value: float) -> int:
+        return int((tensor != value).sum())
+
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, **also), lambda: off(whole, total)
+    if kind == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, **also), lambda: off(whole[-1:], float(n))
+    if kind == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole, **also), lambda: off(part, total)
+    if kind == "all_to_all":
+        out = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(out, whole, **also), lambda: off(out[-1:], float(n))
+    if kind == "broadcast":
+        return lambda: dist.broadcast(whole, root, **also), lambda: off(whole, 1.0)
+    if kind == "reduce":
+        return lambda: dist.reduce(whole, root, **also), lambda: off(whole, total) if at == 0 else None
+    if kind == "scatter":
+        return lambda: dist.scatter(part, pieces if at == 0 else None, root, **also), lambda: off(part, 1.0)
+    if kind == "gather":
+        return lambda: dist.gather(part, pieces if at == 0 else None, root, **also), lambda: None
+    if kind == "sendrecv":
+        return _ring(dist, torch.empty_like(whole), whole, ranks, at, group), lambda: None
+    return (lambda: dist.barrier(group=group)), lambda: None
+
+
+def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group: Any) -> Callable[[], None]:
+    """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
+    after, before = ranks[(at + 1) % len(ranks)], ranks[at - 1]
+
+    def call() -> None:
+        ops = [dist.P2POp(dist.isend, out, after, group), dist.P2POp(dist.irecv, into, before, group)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    return call
+
+
+def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str, Any]:
+    """Warm up, then loops of calls; times in microseconds, as nccl-tests prints them."""
+    run, wrong = call
+    run()
+    world.sync()
+    bad = [w for w in world.gather(wrong()) if w is not None]
+    once = world.loop(run, 1)
+    repeats = world.told(repeats_for(max(world.gather(once)), seconds / LOOPS))
+    loops = []
+    for _ in range(LOOPS):
+        world.wait()
+        loops.append(world.loop(run, repeats) if member else None)
+    ranks = world.gather(loops)
+    mine = [times for times in ranks if times[0] is not None]
+    means = [sum(times[i] for times in mine) / len(mine) for i in range(LOOPS)]
+    return {
+        "time": middle(means) * 1e6,
+        "time_min": min(means) * 1e6,
+        "time_max": max(means) * 1e6,
+        "rank_times": [middle(times) * 1e6 if times[0] is not None else None for times in ranks],
+        "#wrong": sum(bad) if bad else None,
+        "iterations": repeats * LOOPS,
+    }
+
+
+def _write(part: Part, world: World, layout: Layout, kind: str, size: float, n: int, row: dict[str, Any]) -> None:
+    count = max(n, int(size) // 4 // n * n) if kind in SPLIT else max(1, int(size) // 4)
+    nbytes = 0 if kind == "barrier" else count * 4
+    algbw = nbytes / row["time"] / 1e3
+    local = {rank // world.local_size for rank in layout.groups[0]}
+    part.write({
+        "kind": kind, "size": nbytes, "count": count // n if kind in SPLIT else count, "type": "float",
+        "redop": "sum" if kind in REDUCING else "none", "root": 0 if kind in ROOTED else -1,
+        "time": row["time"], "algbw": algbw, "busbw": algbw * bus_factor(kind, n), "#wrong": row["#wrong"],
+        "ranks": n, "nodes": len(local), "layout": layout.name, "groups_at_once": len(layout.groups) * layout.copies,
+        **{key: row[key] for key in ("time_min", "time_max", "rank_times", "iterations")},
+    })  # fmt: skip

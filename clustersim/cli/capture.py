@@ -1,0 +1,42 @@
+"""``clustersim capture``: measure this machine, by running ``torchrun`` on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from clustersim.errors import ClusterSimError
+
+
+@click.command(short_help="Measure this machine with PyTorch.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
+@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start.")
+@click.option("--budget", default="10min", show_default=True, help="Wall-clock time.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), default=None, help="nccl on cuda, gloo on cpu.")
+@click.option("--parts", default=None, help="Of: collectives, compute, steps; commas between.  [all]")
+@click.option("--largest", default=None, help="Largest collective.  [4G]")
+@click.option("--share-gpu", is_flag=True, help="Let ranks share one card, over sockets.")
+def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | None) -> None:
+    """Measure collectives, compute and training steps on this machine. For several machines, start this on each:
+
+    torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibration.capture --out DIR
+    """
+    from clustersim.units import parse_message_size, parse_time
+
+    if find_spec("torch") is None:
+        raise ClusterSimError("capture needs PyTorch: pip install 'clustersim[capture]'")
+    parse_time(options["budget"] or "")
+    if options["largest"]:
+        parse_message_size(options["largest"])
+    words = [word for name, value in options.items() if value for word in (f"--{name}", value)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
+    command = [sys.executable, *launcher, "-m", "clustersim.calibration.capture", "--out", str(out), *words]
+    done = subprocess.run([*command, *(["--share-gpu"] if share_gpu else [])], check=False)
+    if done.returncode:
+        raise ClusterSimError(f"the capture ended with {done.returncode}; what was measured before is in {out}")
+    click.echo(str(out))
