@@ -50,7 +50,8 @@ def breakdown(
     else:
         n_steps = steps_between(timeline, cut.begin, cut.end)
     length, n, k = max(cut.end - cut.begin, 0.0), len(cut.ranks), len(STATES)
-    of_class = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k).reshape(n, k)
+    of_class = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k)
+    of_class = of_class.astype(np.float64).reshape(n, k)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
     share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)

@@ -90,7 +90,7 @@ def pieces(timeline: Timeline, begin: float | None = None, end: float | None = N
     t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
     ranks, class_of = alike(timeline)
     spans = _spans(timeline, ranks, t0, t1)
-    scale = 2.0 * max(t1 - t0, 1e-30)  # one float orders by rank, then by time
+    scale = 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
     owner, key = _cuts(spans, len(ranks), t1 - t0, scale)
     inside = owner[1:] == owner[:-1]
     if timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw

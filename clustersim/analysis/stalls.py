@@ -186,6 +186,8 @@ class _Book:
         host_kernel = (cut.why <= SIDE_KERNEL) & ((cut.state == HOST) | (cut.state == LAUNCH))
         idle = (host_kernel | (cut.why > SIDE_KERNEL)) & (self.weight[cut.owner] > 0)
         who = np.flatnonzero(idle)
+        if not len(who):
+            return
         key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
         groups, inverse = np.unique(key, return_inverse=True)
         seconds = np.bincount(inverse, weights=cut.seconds[who], minlength=len(groups))

@@ -1,0 +1,173 @@
+"""Every instant of every rank is in one state, and the closed forms of each state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import all_reduce
+
+import clustersim
+from clustersim import engine
+from clustersim.analysis.breakdown import breakdown, steps_between
+from clustersim.analysis.pieces import STATES, pieces, workers
+from clustersim.program import Compute, Recv, Send
+from clustersim.timeline import OpInfo, Timeline
+
+
+def run(program, n=None, **options):
+    topology = toy.star(program.world_size)
+    return engine.simulate(program, topology, toy.mesh(topology), planner=toy.up_links, **options)
+
+
+def shares(timeline, rank=0, **options):
+    table = breakdown(timeline, begin=0.0, **options)
+    return {s: v for s, v in zip(table["states"].tolist(), table["shares"][rank].tolist(), strict=True) if v > 0}
+
+
+def ops_of(draw_bytes, seconds, world):
+    ops, phases = [], ("forward", "backward", "optimizer", "gradient", "input", "memcpy")
+    bounds = ("compute", "memory", "launch", "host")
+    for i, (kind, value) in enumerate(zip(draw_bytes, seconds, strict=True)):
+        after = (i - 1,) if i and kind % 3 else ()
+        if kind % 4 == 0:
+            groups = [list(range(world))] if kind % 8 else [[r, r + 1] for r in range(0, world, 2)]
+            ops.append(all_reduce(f"r{i}", 1.0 + value, groups, after=after))
+        else:
+            duration = value * (1 + np.arange(world) * (kind % 5) / 10)
+            stream = "compute" if kind % 7 else "side"
+            ops.append(Compute(f"c{i}", duration, stream, after, phases[kind % 6], bounds[kind % 4]))
+    return ops
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.floats(0, 5).map(lambda v: round(v, 6))), min_size=1, max_size=25),
+    st.sampled_from([2, 4]),
+)
+def test_shares_of_every_rank_add_up_to_one(drawn, world):
+    ops = ops_of([k for k, _ in drawn], [v for _, v in drawn], world)
+    timeline = run(toy.program(ops, ranks=world, slowdown=0.1))
+    table = breakdown(timeline, begin=0.0)
+    if timeline.makespan > 0:
+        assert table["shares"].sum(axis=1) == pytest.approx(np.ones(world), abs=1e-12)
+        assert table["seconds"].sum(axis=1) * table["steps"] == pytest.approx(np.full(world, timeline.makespan))
+    assert (table["shares"] >= 0).all()
+
+
+@given(st.floats(0.0, 0.5), st.floats(0.5, 1.0))
+def test_a_window_cut_anywhere_is_a_partition(low, high):
+    ops = [Compute("a", 1.0), all_reduce("r", 10.0, [0, 1], after=(0,)), Compute("b", 0.5, after=(1,))]
+    timeline = run(toy.program(ops))
+    end = timeline.makespan
+    cut = pieces(timeline, low * end, high * end)
+    for owner in range(len(cut.ranks)):
+        mine = cut.owner == owner
+        assert cut.seconds[mine].sum() == pytest.approx((high - low) * end, abs=1e-9)
+        assert cut.start[mine][1:] == pytest.approx(cut.stop[mine][:-1], abs=1e-9)
+
+
+def test_each_kind_of_kernel_has_its_state():
+    ops = [
+        Compute("load", 1.0, phase="input", bound="host"),
+        Compute("gemm", 2.0, phase="forward"),
+        Compute("norm", 3.0, phase="backward", bound="memory"),
+        Compute("tiny", 1.0, phase="backward", bound="launch"),
+        Compute("adam", 3.0, phase="optimizer", bound="memory"),
+    ]
+    found = shares(run(toy.program(ops, ranks=1)))
+    assert found == pytest.approx(
+        {"host": 0.1, "compute-bound": 0.2, "memory-bound": 0.3, "launch-bound": 0.1, "optimizer": 0.3}
+    )
+
+
+def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
+    # 2 s of transfer behind 1 s of compute, of which a second kernel hides half.
+    ops = [Compute("a", 1.0), all_reduce("r", 20.0, [0, 1], after=(0,)), Compute("b", 1.0)]
+    timeline = run(toy.program(ops))
+    table = breakdown(timeline, begin=0.0)
+    assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed communication": 1 / 3})
+    assert table["hidden_communication_s"] == pytest.approx([1.0, 1.0])
+    assert table["communication_s"] == pytest.approx([2.0, 2.0])
+
+
+def test_a_wait_for_a_slower_rank_of_the_same_list_is_a_stall():
+    ops = [Compute("a", np.array([1.0, 3.0])), all_reduce("r", 10.0, [0, 1], after=(0,))]
+    timeline = run(toy.program(ops))
+    assert shares(timeline, 0) == pytest.approx({"compute-bound": 0.25, "stall": 0.5, "exposed communication": 0.25})
+    assert shares(timeline, 1) == pytest.approx({"compute-bound": 0.75, "exposed communication": 0.25})
+
+
+def pipeline(p, m):
+    """GPipe's forward on p stages, a second a micro-batch and nothing to send."""
+    roles = []
+    for s in range(p):
+        ops = []
+        for k in range(m):
+            if s:
+                ops.append(Recv(f"recv {k}", 0.0, np.array([s - 1]), "compute", tag=f"{s}"))
+            ops.append(Compute(f"work {k}", 1.0))
+            if s < p - 1:
+                ops.append(Send(f"send {k}", 0.0, np.array([s + 1]), "out", (len(ops) - 1,), tag=f"{s + 1}"))
+        roles.append(ops)
+    return toy.program(*roles, ranks=1)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 4), (3, 8)])
+def test_a_pipelines_bubble_fraction_is_that_of_gpipe(p, m):
+    table = breakdown(run(pipeline(p, m)), begin=0.0)
+    assert table["bubble_fraction"] == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
+
+
+def test_a_copy_to_the_host_that_nothing_hides_is_host_time():
+    ops = [Compute("a", 1.0), Compute("copy", 3.0, "d2h", (0,), "memcpy", "memory")]
+    assert shares(run(toy.program(ops, ranks=1))) == pytest.approx({"compute-bound": 0.25, "host": 0.75})
+
+
+def test_a_measured_gap_is_the_hosts_and_time_outside_the_profile_is_nobodys():
+    info = OpInfo("k", "compute", "compute")
+    timeline = Timeline(
+        2, (info,), (np.array([0]), np.array([1])), np.zeros(4, dtype=np.int64), np.array([0, 0, 1, 1]),
+        np.array([0.0, 4.0, 1.0, 3.0]), np.array([0.0, 4.0, 1.0, 3.0]), np.array([1.0, 5.0, 2.0, 4.0]),
+        source="measured",
+    )  # fmt: skip
+    assert shares(timeline, 0) == pytest.approx({"compute-bound": 0.4, "host": 0.6})
+    assert shares(timeline, 1) == pytest.approx({"compute-bound": 2 / 3, "host": 1 / 3})
+
+
+@pytest.mark.parametrize("name", ["ddp_resnet50_1x8_v100", "why_slow_gpu", "why_launch_bound"])
+def test_it_agrees_with_the_summary(name):
+    result = clustersim.load(name).run()
+    table, summary = breakdown(result.timeline), result.summary
+    by_state = dict(zip(STATES, table["seconds"].mean(axis=0).tolist(), strict=True))
+    kernels = sum(by_state[s] for s in ("compute-bound", "memory-bound", "launch-bound", "optimizer", "host"))
+    assert table["step_time_s"] == pytest.approx(summary["step_time_s"])
+    # The summary counts whole steps, the breakdown the window they end in: ranks enter it at slightly different times.
+    assert kernels == pytest.approx(summary["compute_s"], rel=0.01)
+    waits = by_state["exposed communication"] + by_state["stall"]
+    assert waits == pytest.approx(summary["exposed_communication_s"], rel=0.05, abs=2e-4)
+
+
+def test_a_server_is_no_rank_that_trains():
+    timeline = clustersim.load("why_parameter_server").run().timeline
+    assert workers(timeline).tolist() == list(range(8))
+    assert timeline.world_size == 9
+
+
+def test_steps_that_end_in_a_window_are_counted():
+    ops = [Compute("a", 1.0, step=0), Compute("b", 1.0, step=1), Compute("c", 1.0, step=2)]
+    timeline = run(toy.program(ops, ranks=1))
+    assert [steps_between(timeline, 0.0, t) for t in (1.0, 2.5, 3.0)] == [1, 2, 3]
+    assert steps_between(replace(timeline, row_op=timeline.row_op[:0]), 0.0, 1.0) == 1
+
+
+def test_a_thousand_ranks_take_less_than_two_seconds():
+    timeline = clustersim.load("ddp_llama3_8b_128x8_h100").run().timeline
+    start = time.process_time()
+    table = breakdown(timeline)
+    assert time.process_time() - start < 2.0
+    assert table["shares"].sum(axis=1) == pytest.approx(np.ones(1024))
