@@ -1,0 +1,165 @@
+"""The critical path is the run's length, and a replay with its own durations is the run itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import all_reduce
+
+import clustersim
+from clustersim import engine
+from clustersim.analysis.critical_path import PATH_KINDS, critical_path
+from clustersim.analysis.replay import graph, replayed
+from clustersim.analysis.whatif import KNOBS, whatif
+from clustersim.errors import TraceError
+from clustersim.program import Compute, Recv, Send
+from clustersim.timeline import OpInfo, Timeline
+
+
+def run(program, planner=toy.up_links, **options):
+    topology = toy.star(program.world_size)
+    return engine.simulate(program, topology, toy.mesh(topology), planner=planner, **options)
+
+
+def own(run_graph):
+    """The graph replayed with the durations it was read with."""
+    lost = run_graph.lost
+    compute = {i: s if i not in lost else s + lost[i] for i, s in run_graph.seconds.items()}
+    return replayed(run_graph, compute, {n.ops[0]: n.seconds for n in run_graph.nodes if len(n.first)}, run_graph.needs)
+
+
+def drawn_program(drawn, slowdown):
+    ops = []
+    for i, (kind, value) in enumerate(drawn):
+        after = tuple(sorted({i - 1, kind % i})) if i and kind % 3 else ()
+        if kind % 4 == 0:
+            groups = [[0, 1, 2, 3]] if kind % 8 else [[0, 1], [2, 3]]
+            ops.append(all_reduce(f"r{i}", float(value), groups, after=after))
+        elif kind % 4 == 1:
+            peer = np.array([1, -1, 3, -1]) if kind % 8 == 1 else np.array([-1, 0, -1, 2])
+            ops.append(Send(f"s{i}", float(value), peer, "p2p", after, tag=f"t{i}"))
+            ops.append(Recv(f"v{i}", float(value), _sources(peer), "in", (), tag=f"t{i}"))
+        else:
+            ops.append(Compute(f"c{i}", value / 10 * (1 + np.arange(4) % (1 + kind % 4)), after=after))
+    return toy.program(ops, ranks=4, slowdown=slowdown)
+
+
+def _sources(peer):
+    sources = np.full(len(peer), -1)
+    sources[peer[peer >= 0]] = np.flatnonzero(peer >= 0)
+    return sources
+
+
+programs = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 50)), min_size=1, max_size=15)
+
+
+@given(programs, st.sampled_from([0.0, 0.2]))
+def test_a_replay_with_its_own_durations_is_the_run(drawn, slowdown):
+    timeline = run(drawn_program(drawn, slowdown))
+    ends, real = own(graph(timeline)), timeline.per_op()["end"]
+    assert ends == pytest.approx(real, rel=1e-9, abs=1e-12)
+
+
+@given(programs, st.sampled_from([0.0, 0.2]))
+def test_the_critical_path_fills_the_run_without_gap_or_overlap(drawn, slowdown):
+    timeline = run(drawn_program(drawn, slowdown))
+    path = critical_path(timeline, begin=0.0)
+    assert path["length_s"] == pytest.approx(timeline.makespan)
+    assert path["begin"][1:] == pytest.approx(path["end"][:-1], abs=1e-12)
+    assert set(path["kind"].tolist()) <= set(PATH_KINDS)
+
+
+@pytest.mark.parametrize("name", ["why_slow_gpu", "why_launch_bound", "zero3_llama3_8b_2x8_a100"])
+def test_on_shipped_scenarios_path_and_replay_are_the_run(name):
+    timeline = clustersim.load(name).run().timeline
+    assert own(graph(timeline)) == pytest.approx(timeline.per_op()["end"], rel=1e-12)
+    path = critical_path(timeline)
+    length = float(path["end"][-1] - path["begin"][0])
+    assert path["length_s"] == pytest.approx(length, rel=1e-9)
+    assert sum(path["by_kind"].values()) * path["steps"] == pytest.approx(length, rel=1e-9)
+    assert "idle" not in path["by_kind"]
+
+
+def test_a_parameter_server_replays_exactly_too():
+    timeline = clustersim.load("why_parameter_server", {"run.steps": 2}).run().timeline
+    assert own(graph(timeline)) == pytest.approx(timeline.per_op()["end"], rel=1e-12)
+
+
+def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
+    def planner(request, group):
+        return toy.plan(request, group.gpus, latency=0.5)
+
+    ops = [Compute("a", np.array([1.0, 3.0])), all_reduce("r", 10.0, [0, 1], after=(0,)), Compute("b", 1.0, after=(1,))]
+    timeline = run(toy.program(ops), planner)
+    path = critical_path(timeline, begin=0.0)
+    assert list(zip(path["name"].tolist(), path["kind"].tolist(), strict=True)) == [
+        ("a", "compute-bound"), ("r", "latency"), ("r", "link"), ("b", "compute-bound"),
+    ]  # fmt: skip
+    assert path["rank"][0] == 1
+    assert path["by_kind"] == pytest.approx({"compute-bound": 4.0, "latency": 0.5, "link": 1.0})
+    assert path["by_link"] == pytest.approx({"node0/gpu0 -> switch": 1.0})
+
+
+def test_a_measured_gap_on_the_path_is_idle():
+    info = OpInfo("k", "compute", "compute")
+    timeline = Timeline(
+        1, (info, info), (np.array([0]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), np.array([0.0, 4.0]),
+        np.array([0.0, 4.0]), np.array([1.0, 5.0]), source="measured",
+    )  # fmt: skip
+    assert critical_path(timeline, begin=0.0)["by_kind"] == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
+
+
+def knob(timeline, name, **options):
+    table = whatif(timeline, knobs=(name,), **options)
+    return float(table["saving"][0])
+
+
+def test_bounds_of_a_run_worked_out_by_hand():
+    ops = [
+        Compute("fwd", 2.0), Compute("tiny", 2.0, bound="launch", after=(0,)),
+        all_reduce("r", 40.0, [0, 1], after=(1,)),
+    ]  # fmt: skip
+    timeline = run(toy.program(ops), lambda q, g: toy.plan(q, g.gpus, latency=2.0))
+    assert timeline.makespan == 10.0
+    assert knob(timeline, "compute speed") == pytest.approx(0.1)
+    assert knob(timeline, "host speed") == pytest.approx(0.1)
+    assert knob(timeline, "latency") == pytest.approx(0.1)
+    assert knob(timeline, "latency", factor=4.0) == pytest.approx(0.15)
+    assert knob(timeline, "NIC") == pytest.approx(0.3)  # 40 bytes in 2 s instead of 4, and half the latency
+    assert knob(timeline, "NVLink") == knob(timeline, "fabric") == 0.0
+    assert knob(timeline, "batch") == pytest.approx(0.5)
+
+
+def test_with_a_known_peak_the_batch_bound_counts_flops():
+    timeline = run(toy.program([Compute("fwd", 1.0, flops=8.0)], ranks=1))
+    assert knob(timeline, "batch", peak_flops=10.0) == pytest.approx(1 - 1.6 / 2)
+
+
+def test_any_bucket_size_may_send_gradients_as_soon_as_there_are_some():
+    ops = [
+        Compute("bwd 1", 1.0, phase="backward"), Compute("bwd 0", 3.0, phase="backward"),
+        all_reduce("bucket", 20.0, [0, 1], after=(1,)),
+    ]  # fmt: skip
+    timeline = run(toy.program(ops))
+    assert knob(timeline, "bucket size") == pytest.approx(2 / 6)
+
+
+def test_rows_come_largest_saving_first_with_a_sentence_each():
+    table = whatif(run(toy.program([Compute("fwd", 2.0)], ranks=2)))
+    assert sorted(table["knob"].tolist()) == sorted(KNOBS)
+    assert np.all(np.diff(table["saving"]) <= 0)
+    assert "compute speed x2 would save at most 50.0% of the step" in table["text"].tolist()
+
+
+def test_a_measured_run_is_not_replayed():
+    info = OpInfo("k", "compute", "compute")
+    one = np.zeros(1)
+    timeline = Timeline(
+        1, (info,), (np.array([0]),), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), one, one, one + 1,
+        source="measured",
+    )  # fmt: skip
+    with pytest.raises(TraceError, match="does not say what waits for what"):
+        graph(timeline)
