@@ -11,21 +11,26 @@ from clustersim.plots.curves import scaling
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
+from clustersim.plots.of_run import PICTURES, View, last_step, picture
 from clustersim.plots.shares import breakdown
 from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.timeline import gantt
 from clustersim.plots.tracks import representatives
 
 __all__ = [
+    "PICTURES",
+    "View",
     "alt_text",
     "breakdown",
     "footprint",
     "gantt",
+    "last_step",
     "link_heat",
     "link_loads",
     "loaded_topology",
     "memory_over_time",
     "palette",
+    "picture",
     "representatives",
     "ring_animation",
     "ring_run",

@@ -105,12 +105,12 @@ class _Canvas:
     unit: str
     used: set[str] = field(default_factory=set)
 
-    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> None:
-        """Bars of one colour, clipped to the window."""
+    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> bool:
+        """Bars of one colour, clipped to the window; whether they can be told apart."""
         starts, ends = np.clip(starts, self.begin, self.end), np.clip(ends, self.begin, self.end)
         keep = ends > starts
         if not keep.any():
-            return
+            return False
         starts, ends, window = starts[keep], ends[keep], self.end - self.begin
         # White edges tell neighbours apart, but among bars of a few pixels they would hide what they surround: there
         # bars that touch are drawn as one.
@@ -118,6 +118,7 @@ class _Canvas:
         if not edges:
             starts, ends = joined(starts, ends, 1e-4 * window)
         self._boxes(starts, ends, y - _BAR / 2, _BAR, what, 0.5 if edges else 0.0)
+        return bool(edges)
 
     def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
         self.used.add(what)
@@ -178,13 +179,15 @@ def _rows(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[_Ro
 def _draw_row(canvas: _Canvas, timeline: Timeline, spans: Spans, row: _Row) -> None:
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
+    apart = {"communication"}
     for what, (starts, ends) in canvas.shares(row.y, intervals).items():
-        canvas.bars(row.y, starts, ends, what)
+        if canvas.bars(row.y, starts, ends, what):
+            apart.add(what)
     here = spans["rank"] == row.rank
     columns = (spans[name][here].tolist() for name in ("op", "start", "end"))
     for i, start, end in zip(*columns, strict=True):
         op = timeline.ops[i]
-        if op.stream == row.stream:
+        if op.stream == row.stream and phase_of(op) in apart:
             dark = phase_of(op) in {"forward", "backward", "other"}
             canvas.text(row.y, start, end, _words(op.name), "white" if dark else "black")
 
@@ -203,7 +206,7 @@ def _draw_steps(canvas: _Canvas, timeline: Timeline, lowest: float) -> None:
     for step in known.tolist() if len(known) <= 24 else ():
         end = float(timeline.row_end[steps == step].max())
         low, high = max(begin, canvas.begin), min(end, canvas.end)
-        if high > low:
+        if high - low > 0.05 * (canvas.end - canvas.begin):
             middle = (low + high) / 2 * canvas.scale
             canvas.axes.text(
                 middle, -0.72, f"step {step + 1}", ha="center", va="bottom", fontsize=9, color=QUIET, clip_on=False

@@ -35,7 +35,7 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
         "verdict": verdict(facts, timeline.world_size, table, lost),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
-        "gantts": _gantts(run, table),
+        "gantts": _gantts(run),
         "legend": legend(),
         "stalls": _stalls(lost),
         "hotspots": _hotspots(run, window),
@@ -92,13 +92,12 @@ def _breakdown(table: Facts) -> dict[str, Any]:
     }
 
 
-def _gantts(run: SavedRun, table: Facts) -> list[dict[str, Any]]:
+def _gantts(run: SavedRun) -> list[dict[str, Any]]:
     """The last step, and the whole run."""
     timeline = run.timeline
-    begin, end = float(table["begin"]), float(table["end"])
-    last = end - (end - begin) / max(int(table["steps"]), 1)
-    windows = [("The last step", last, end)]
-    if last > 0.01 * end:
+    begin, end = plots.last_step(timeline)
+    windows = [("The last step", begin, end)]
+    if begin > 0.01 * end:
         windows.append(("The whole run", 0.0, timeline.makespan))
     return [
         {"name": name, "svg": _markup(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))}

@@ -1,0 +1,105 @@
+"""Every picture that a saved run can show, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.analysis.breakdown import breakdown as where_time_went
+from clustersim.analysis.metrics import steady_window
+from clustersim.errors import ClusterSimError, nearest
+from clustersim.plots.footprint import footprint, memory_over_time
+from clustersim.plots.heat import link_heat
+from clustersim.plots.machine import link_loads, loaded_topology
+from clustersim.plots.shares import breakdown
+from clustersim.plots.timeline import gantt
+from clustersim.timeline import Timeline
+from clustersim.traces.saved import SavedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class View:
+    """What to show of a run; None is what the picture finds best.
+
+    Parameters
+    ----------
+    title : None is the run's own. ranks : of a Gantt chart. window, zoom : (begin, end) [s].
+    """
+
+    title: str | None = None
+    ranks: Sequence[int] | None = None
+    window: tuple[float, float] | None = None
+    zoom: tuple[float, float] | None = None
+
+
+def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
+    """A figure of a saved run. ``kind`` is a key of :data:`PICTURES`.
+
+    Raises :class:`ClusterSimError` for an unknown picture, and for one that needs what the run does not have.
+    """
+    if kind not in PICTURES:
+        raise ClusterSimError(f"no picture {kind!r}; {nearest(kind, PICTURES)}")
+    view = view or View()
+    title = view.title if view.title is not None else str(run.facts.get("title") or "") or None
+    return PICTURES[kind](run, View(title, view.ranks, view.window, view.zoom))
+
+
+def last_step(timeline: Timeline) -> tuple[float, float]:
+    """(begin, end) [s] of the last step."""
+    steady = steady_window(timeline)
+    return steady.end - (steady.end - steady.begin) / len(steady.steps), steady.end
+
+
+def _gantt(run: SavedRun, view: View) -> Figure:
+    return gantt(run.timeline, view.ranks, view.window, view.title, view.zoom)
+
+
+def _breakdown(run: SavedRun, view: View) -> Figure:
+    begin, end = view.window or (None, None)
+    return breakdown(where_time_went(run.timeline, begin=begin, end=end), view.title)
+
+
+def _window(run: SavedRun, view: View) -> tuple[float, float]:
+    if view.window is not None:
+        return view.window
+    steady = steady_window(run.timeline)
+    return steady.begin, steady.end
+
+
+def _topology(run: SavedRun, view: View) -> Figure:
+    if run.topology is None or run.timeline.links is None:
+        raise ClusterSimError("this run does not know its machine, or what crossed its links")
+    return loaded_topology(run.topology, link_loads(run.topology, run.timeline.links, _window(run, view)), view.title)
+
+
+def _links(run: SavedRun, view: View) -> Figure:
+    if run.timeline.links is None:
+        raise ClusterSimError("this run does not know what crossed its links")
+    return link_heat(run.timeline.links, _window(run, view), view.title)
+
+
+def _memory(run: SavedRun, view: View) -> Figure:
+    held = run.facts.get("memory")
+    if not held:
+        raise ClusterSimError("this run does not know its memory")
+    course = run.facts.get("memory_course")
+    if not course:
+        return footprint(held["by"], held.get("device_bytes"), view.title)
+    parts = {name: np.asarray(nbytes, dtype=np.float64) for name, nbytes in course["parts"].items()}
+    return memory_over_time(course["moments"], parts, held.get("device_bytes"), view.title)
+
+
+PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
+    "gantt": _gantt,
+    "breakdown": _breakdown,
+    "topology": _topology,
+    "links": _links,
+    "memory": _memory,
+}
+"""Every picture by name."""
