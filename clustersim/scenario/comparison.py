@@ -47,30 +47,30 @@ def compare(
     Raises :class:`ScenarioError` for a scenario that cannot be read.
     """
     own = load(path, changes)
-    forms = _forms(own)
+    all_forms = forms(own)
     rows = []
-    for done, (kind, variant, table) in enumerate(forms):
+    for done, (kind, variant, table) in enumerate(all_forms):
         rows.append(_row(own, kind, variant, table))
         if progress:
-            progress(done + 1, len(forms))
+            progress(done + 1, len(all_forms))
     return rows
 
 
-def _forms(own: Scenario) -> list[tuple[str, str, dict[str, Any]]]:
+def forms(own: Scenario) -> list[tuple[str, str, dict[str, Any]]]:
     """(kind, variant, its [strategy] table) of every row."""
     written = own.file.strategy
     common = {name: written[name] for name in COMMON if name in written}
-    forms: list[tuple[str, str, dict[str, Any]]] = []
+    found: list[tuple[str, str, dict[str, Any]]] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
-            forms.append((kind, "as written", dict(written)))
+            found.append((kind, "as written", dict(written)))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
             table: dict[str, Any] = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             if table != written:
-                forms.append((kind, variant, table))
-    return forms
+                found.append((kind, variant, table))
+    return found
 
 
 def _gpus(own: Scenario) -> int:

@@ -204,11 +204,11 @@ def prepare(scenario: Scenario) -> Prepared:
     if row.place:
         with scenario.at("$.strategy"):
             mesh = row.place(topology, mesh, scenario.config)
-    model = _model(scenario)
+    model = model_of(scenario)
     gpu, cost, notes = _cost(scenario, topology, mesh, model)
     file, config = scenario.file, scenario.config
     with scenario.at("$.strategy"):
-        use = _memory(scenario, model, mesh)
+        use = memory_of(scenario, model, mesh)
     with scenario.at("$.strategy"):
         program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
         program.check()
@@ -241,7 +241,8 @@ def _beside(scenario: Scenario, name: str) -> str:
     return name
 
 
-def _model(scenario: Scenario) -> Model:
+def model_of(scenario: Scenario) -> Model:
+    """What is trained."""
     spec = scenario.file.model
     choices: dict[str, Any] = dict(spec.options)
     if spec.attention is not None:
@@ -293,17 +294,21 @@ def _optimizer(scenario: Scenario) -> str | None:
     return None if name == "none" else name
 
 
-def _memory(scenario: Scenario, model: Model, mesh: Mesh) -> MemoryUse:
+def memory_of(scenario: Scenario, model: Model, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
+    """Bytes on each GPU; ``whole``: what they would be if nothing were shared."""
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     row = STRATEGIES[scenario.file.strategy["kind"]]
+    holding = row.holding(model, mesh, config) if row.holding and not whole else None
     return memory(
         model,
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
-        strategy=row.name if row.name in REPLICATED else "single",
+        strategy=row.name if row.name in REPLICATED and not whole else "single",
         world_size=mesh.world_size,
-        holding=row.holding(model, mesh, config) if row.holding else None,
+        holding=holding,
+        # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
+        master_weights=config.state_dtype == "fp32",
         activation_checkpointing=spec.activation_checkpointing,
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
