@@ -12,14 +12,12 @@ from collections.abc import Sequence
 
 import click
 
-from clustersim.cli.bench import bench
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
-from clustersim.cli.memory import memory
 from clustersim.cli.plot import plot
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
@@ -59,13 +57,11 @@ for _command in (
     export,
     describe,
     compare_strategies,
-    memory,
     check,
     collective,
     trace,
     capture,
     validate,
-    bench,
 ):
     cli.add_command(_command)
 
