@@ -105,12 +105,12 @@ class _Canvas:
     unit: str
     used: set[str] = field(default_factory=set)
 
-    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> bool:
-        """Bars of one colour, clipped to the window; whether they can be told apart."""
+    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> None:
+        """Bars of one colour, clipped to the window."""
         starts, ends = np.clip(starts, self.begin, self.end), np.clip(ends, self.begin, self.end)
         keep = ends > starts
         if not keep.any():
-            return False
+            return
         starts, ends, window = starts[keep], ends[keep], self.end - self.begin
         # White edges tell neighbours apart, but among bars of a few pixels they would hide what they surround: there
         # bars that touch are drawn as one.
@@ -118,7 +118,6 @@ class _Canvas:
         if not edges:
             starts, ends = joined(starts, ends, 1e-4 * window)
         self._boxes(starts, ends, y - _BAR / 2, _BAR, what, 0.5 if edges else 0.0)
-        return bool(edges)
 
     def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
         self.used.add(what)
@@ -179,11 +178,12 @@ def _rows(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[_Ro
 def _draw_row(canvas: _Canvas, timeline: Timeline, spans: Spans, row: _Row) -> None:
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
-    apart = {"communication"}
     for what, (starts, ends) in canvas.shares(row.y, intervals).items():
-        if canvas.bars(row.y, starts, ends, what):
-            apart.add(what)
+        canvas.bars(row.y, starts, ends, what)
     here = spans["rank"] == row.rank
+    # A name is written where its op stands for its phase, not on one of a hundred that were drawn as one.
+    wide = 0.03 * (canvas.end - canvas.begin)
+    apart = {what for what, (a, b) in intervals.items() if len(a) and np.median(b - a) > wide} | {"communication"}
     columns = (spans[name][here].tolist() for name in ("op", "start", "end"))
     for i, start, end in zip(*columns, strict=True):
         op = timeline.ops[i]
