@@ -18,6 +18,7 @@ from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
+from clustersim.cli.memory import memory
 from clustersim.cli.plot import plot
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
@@ -57,6 +58,7 @@ for _command in (
     export,
     describe,
     compare_strategies,
+    memory,
     check,
     collective,
     trace,
