@@ -169,17 +169,18 @@ class Canvas:
         from matplotlib.patches import FancyBboxPatch
 
         columns = max(x for x, _ in places.values()) + 1
+        room = spacing(places)
         size = float(np.clip(190.0 / columns, 5.0, 8.5))
         for v, (x, y) in places.items():
             face, ink, broad = _BOX[self.topology.vertex_kinds[v]]
-            broad, height = broad * width, 0.42
+            broad, height = min(broad * width, 0.84 * room[y]), 0.42
             box = FancyBboxPatch(
                 (x - broad / 2, y - height / 2), broad, height, boxstyle="round,pad=0,rounding_size=0.1",
                 fc=face, ec="white", lw=1.2, zorder=3,
             )  # fmt: skip
             self.axes.add_patch(box)
             self.axes.text(
-                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline", fontsize=size,
+                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline", fontsize=min(size, 14.0 * broad),
                 color=ink, zorder=4, parse_math=False,
             )  # fmt: skip
 
@@ -214,6 +215,14 @@ def colour_bar(figure: Figure, axes: Axes, end: float) -> None:
     bar.ax.tick_params(labelsize=8.5, color=QUIET, labelcolor=INK)
     bar.outline.set_visible(False)
     bar.set_label("share of the line rate used, mean over the time shown, busier direction", fontsize=8.5, color=INK)
+
+
+def spacing(places: Places) -> dict[float, float]:
+    """The least distance between neighbours of each row, by height; infinite for one alone."""
+    rows: dict[float, list[float]] = {}
+    for x, y in places.values():
+        rows.setdefault(y, []).append(x)
+    return {y: float(np.diff(np.sort(x)).min(initial=np.inf)) for y, x in rows.items()}
 
 
 def cables(topology: Topology, loads: Floats, places: Places) -> tuple[list[tuple[int, int]], Floats, Floats]:
