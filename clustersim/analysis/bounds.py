@@ -151,7 +151,8 @@ def _busy_links(timeline: Timeline, warmup_steps: int) -> list[Warned]:
         users = " and ".join(repr(u) for u in table["users"][k].tolist() if u)
         alike = int(table["alike"][k]) - 1
         text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
-        text += f"; so are {alike:,} links like it" if alike else ""
+        if alike:
+            text += f"; so are {alike:,} links like it" if alike > 1 else "; so is 1 link like it"
         found.setdefault(f"{users}{full[k]:.2f}", Warned("busy link", text))
     return list(found.values())[:3]
 

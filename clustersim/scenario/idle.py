@@ -29,13 +29,19 @@ def idle_knobs(scenario: Scenario, timeline: Timeline) -> list[str]:
     for key, value in scenario.changes.items():
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)
-        if other.file == scenario.file and other.config == scenario.config:
+        if _says(other) == _says(scenario):
             said.append(f"{key}={value} changed nothing: it is what the scenario says anyway")
             continue
         before = breakdown(other.run().timeline)
         if abs(before["step_time_s"] - now["step_time_s"]) <= SAME * now["step_time_s"]:
             said.append(f"{key}={value} changed nothing: {_why(key, timeline, now)}")
     return said
+
+
+def _says(scenario: Scenario) -> tuple[object, ...]:
+    """Everything a run depends on, defaults filled in."""
+    file = scenario.file
+    return file.cluster, file.model, file.run, file.strategy["kind"], scenario.config
 
 
 def _why(key: str, timeline: Timeline, table: dict[str, Any]) -> str:

@@ -1,0 +1,178 @@
+"""Hotspots, bounds and the comparison of two runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+from player import link_use
+from toy import all_reduce
+
+import clustersim as package
+from clustersim import engine
+from clustersim.analysis.bounds import bounds, warnings
+from clustersim.analysis.compare import compare, sentences
+from clustersim.analysis.hotspots import hotspots, parts
+from clustersim.analysis.metrics import hottest_links
+from clustersim.program import Compute
+from clustersim.timeline import OpInfo, Timeline
+
+
+def run(program, planner=toy.up_links, **options):
+    topology = toy.star(program.world_size)
+    return engine.simulate(program, topology, toy.mesh(topology), planner=planner, **options)
+
+
+def with_links(segments):
+    """A timeline of two ops with these segments on three links; see :func:`player.link_use`."""
+    infos = tuple(OpInfo(f"all_reduce {i}", "all_reduce", f"comm{i}", "communication") for i in range(2))
+    end = np.array([max(s[2] for s in segments)] * 2, dtype=float)
+    zero = np.zeros(2)
+    return Timeline(2, infos, (np.array([0, 1]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), zero, zero, end,
+                    links=link_use(segments))  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 9), st.integers(1, 9)), min_size=1))
+def test_heat_and_totals_are_the_bytes_that_crossed(drawn):
+    segments = [(t, a, a + length, rate) for t, a, length, rate in drawn]
+    timeline = with_links(segments)
+    table = hotspots(timeline, begin=0.0, bins=7)
+    use = timeline.links
+    assert table["bytes"] == pytest.approx(use.bytes_per_link()[table["link"]])
+    width = np.diff(table["times"])
+    assert (table["heat"] * width).sum(axis=1) * table["bandwidth"] == pytest.approx(table["bytes"])
+    for row, link in enumerate(table["link"].tolist()):
+        assert table["peak"][row] * table["bandwidth"][row] == pytest.approx(use.series(link)[1].max())
+    assert np.all(np.diff(table["utilisation"]) <= 1e-12)
+
+
+def test_users_of_a_link_and_links_nobody_uses():
+    table = hotspots(with_links([(0, 0, 1, 8), (1, 0, 2, 2)]), begin=0.0)
+    assert table["name"].tolist() == ["a -> b", "b -> c"]
+    assert table["users"][0].tolist() == ["all_reduce #", "", ""]
+    assert table["all_utilisation"].tolist() == pytest.approx([0.4, 0.4, 0.0])
+    assert table["peak_time"][0] == 0.0
+    of = parts(link_use([(0, 0, 1, 8)])).of.tolist()
+    assert sorted(of[:2]) == [0, 1]
+    assert of[2] == -1
+
+
+@pytest.mark.parametrize("name", ["why_oversubscribed_spine", "ddp_llama3_8b_128x8_h100"])
+def test_on_shipped_scenarios_it_agrees_with_the_summary(name):
+    result = package.load(name).run()
+    table = hotspots(result.timeline, top=5)
+    expected = hottest_links(result.timeline.links, table["times"][0], table["times"][-1], 5)
+    assert table["name"].tolist() == [row[0] for row in expected]
+    assert table["utilisation"] == pytest.approx([row[1] for row in expected])
+    assert (table["all_peak"] <= 1 + 1e-6).all()
+
+
+def test_a_run_without_links_has_no_hotspot():
+    assert len(hotspots(run(toy.program([Compute("a", 1.0)], ranks=1)), begin=0.0)["link"]) == 0
+
+
+def bounded(seconds, bound):
+    detail = {"lower_bound": bound, "groups": np.array([[0, 1]])}
+    info = OpInfo("all_reduce", "all_reduce", "comm", "communication", nbytes=8.0, detail=detail)
+    one = np.zeros(1)
+    return Timeline(2, (info,), (np.array([0, 1]),), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), one, one,
+                    one + seconds)  # fmt: skip
+
+
+def test_every_collective_and_step_stands_beside_its_bound():
+    table = bounds(bounded(4.0, 1.0))
+    assert table["collectives"]["reached"].tolist() == [0.25]
+    assert table["steps"]["communication_bound"].tolist() == [1.0]
+    assert table["steps"]["reached"].tolist() == [0.25]
+
+
+def test_flops_over_peak_bound_a_step():
+    table = bounds(run(toy.program([Compute("a", 2.0, flops=10.0)], ranks=1)), peak_flops=10.0)
+    assert table["steps"]["bound"].tolist() == table["steps"]["compute_bound"].tolist() == [1.0]
+    assert table["steps"]["reached"].tolist() == [0.5]
+
+
+def test_a_result_that_beats_its_bound_is_a_bug_and_is_said_to_be_one():
+    found = warnings(bounded(0.5, 1.0))
+    assert [w.kind for w in found] == ["beats a bound", "beats a bound"]
+    assert "took 500 ms, less than the 1 s its bytes need at the narrowest cut: a bug" in found[0].text
+    assert warnings(bounded(1.0, 1.0)) == []
+
+
+@pytest.mark.parametrize("name", ["why_slow_gpu", "why_tiny_buckets", "why_oversubscribed_spine", "why_launch_bound"])
+def test_no_shipped_scenario_beats_a_bound(name):
+    result = package.load(name).run()
+    peak = result.summary["peak_flops"]
+    assert not [w for w in warnings(result.timeline, peak_flops=peak) if w.kind == "beats a bound"]
+    table = bounds(result.timeline, peak_flops=peak)
+    assert (table["collectives"]["reached"] <= 1 + 1e-6).all()
+    assert table["collectives"]["reached"].max() > 0
+
+
+def test_a_full_link_is_a_warning_with_its_users_and_its_likes():
+    timeline = run(toy.program([all_reduce("grads 1", 40.0, [0, 1])]))
+    (found,) = warnings(timeline)
+    assert found.kind == "busy link"
+    assert found.text == (
+        "node0/gpu0 -> switch is more than 95% full for 100% of the time, by 'grads #'; so is 1 link like it"
+    )
+
+
+def test_a_run_compared_with_itself_has_no_difference():
+    timeline = package.load("why_slow_gpu").run().timeline
+    found = compare(timeline, timeline)
+    assert not found["ops"]["difference_s"].any()
+    assert found["ops"]["name_a"].tolist() == found["ops"]["name_b"].tolist()
+    assert found["text"] == ["both take 240.6 ms a step"]
+    assert sentences(found) == []
+
+
+def test_differences_add_up_and_come_worst_first():
+    slow, usual = (package.load(name).run().timeline for name in ("why_slow_gpu", "ddp_resnet50_1x8_v100"))
+    found = compare(usual, slow)
+    assert np.all(np.diff(np.abs(found["ops"]["difference_s"])) <= 1e-15)
+    assert found["states"]["difference_s"].sum() == pytest.approx(found["step_b"] - found["step_a"])
+    back = compare(slow, usual)
+    assert back["ops"]["difference_s"].sum() == pytest.approx(-found["ops"]["difference_s"].sum())
+    assert found["text"][0] == "a step takes 196 ms in A and 240.6 ms in B, 22.8% longer"
+    assert "waiting for peers +" in sentences(found)[0]
+
+
+def test_a_collective_of_a_profile_meets_the_simulated_one_of_its_kind_and_place():
+    ops = [
+        Compute("fwd", 1.0),
+        all_reduce("all_reduce bucket 0", 10.0, [0, 1]),
+        all_reduce("all_reduce bucket 1", 20.0, [0, 1]),
+    ]
+    simulated = run(toy.program(ops))
+    infos = tuple(
+        replace(op, name="all_reduce ncclKernel" if op.kind != "compute" else "gemm_kernel", detail={})
+        for op in simulated.ops
+    )
+    measured = Timeline(
+        2, infos, simulated.rank_sets, simulated.row_op, simulated.row_set, simulated.row_ready, simulated.row_start,
+        simulated.row_end * 2, source="measured",
+    )  # fmt: skip
+    table = compare(simulated, measured)["ops"]
+    pairs = dict(zip(table["name_a"].tolist(), table["name_b"].tolist(), strict=True))
+    assert pairs["all_reduce bucket 1"] == pairs["all_reduce bucket 0"] == "all_reduce ncclKernel"
+    assert pairs["fwd"] == ""
+    row = table["name_a"].tolist().index("all_reduce bucket 0")
+    assert (table["nbytes_a"][row], table["nbytes_b"][row]) == (10.0, 10.0)
+
+
+def test_the_command_compares_a_scenario_with_a_saved_run(clustersim, tmp_path):
+    assert clustersim("run", "ddp_resnet50_1x8_v100", "--out", tmp_path).returncode == 0
+    done = clustersim("compare", tmp_path, "why_slow_gpu", "--top", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["A: ddp_resnet50_1x8_v100", "B: why_slow_gpu"]
+    assert lines[2].endswith("22.8% longer")
+    assert lines[-1].startswith(" 2. ")
+    told = json.loads(clustersim("compare", tmp_path, tmp_path, "--json").stdout)
+    assert told["text"] == ["both take 196 ms a step"]

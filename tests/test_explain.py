@@ -1,0 +1,192 @@
+"""``clustersim explain`` names what a scenario plants, and its bounds hold against real re-runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import clustersim as package
+from clustersim.analysis.bounds import warnings
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.explain import Facts, explain
+from clustersim.analysis.pace import skews
+from clustersim.analysis.stalls import stalls
+from clustersim.analysis.whatif import KNOBS, whatif
+from clustersim.errors import ScenarioError
+from clustersim.scenario.idle import idle_knobs
+from clustersim.scenario.rerun import rerun_saving, step_time
+
+PLANTED = {
+    "why_slow_gpu": ("slow rank", "rank 3"),
+    "why_oversubscribed_spine": ("link", "leaf# -> spine#"),
+    "why_tiny_buckets": ("latency", "all_reduce bucket #"),
+    "why_parameter_server": ("parameter server", "server"),
+    "why_late_first_bucket": ("late start", "backward"),
+    "why_launch_bound": ("launch", "kernels"),
+}
+HEALED = {
+    "why_slow_gpu": {"cluster.slow": []},
+    "why_oversubscribed_spine": {"cluster.topology": "hgx-a100"},
+    "why_tiny_buckets": {"strategy.bucket_cap_mb": 25},
+    "why_late_first_bucket": {"strategy.first_bucket_bytes": 2**20},
+    "why_launch_bound": {"strategy.micro_batch_size": 64},
+}
+"""What each scenario's own comment says heals it."""
+
+_RUNS: dict[str, object] = {}
+
+
+def result(name):
+    if name not in _RUNS:
+        _RUNS[name] = package.load(name).run()
+    return _RUNS[name]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_cause_is_named_first(name):
+    table = stalls(result(name).timeline)
+    assert (table["cause"][0], table["subject"][0]) == PLANTED[name]
+    assert table["share"][0] > 0.1
+    if len(table["share"]) > 1:
+        assert table["share"][0] > 2 * table["share"][1]
+
+
+@pytest.mark.parametrize("name", HEALED)
+def test_what_the_scenario_says_heals_it(name):
+    table = stalls(package.load(name, HEALED[name]).run().timeline)
+    found = list(zip(table["cause"].tolist(), table["subject"].tolist(), strict=True))
+    cost = dict(zip(found, table["share"].tolist(), strict=True)).get(PLANTED[name], 0.0)
+    assert cost < 0.25 * stalls(result(name).timeline)["share"][0]
+
+
+CHEAP = [name for name in PLANTED if name not in {"why_tiny_buckets", "why_parameter_server"}]
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_no_knob_saves_more_than_its_bound(name):
+    run = result(name)
+    now, table = step_time(run.timeline), whatif(run.timeline, peak_flops=run.summary["peak_flops"])
+    for knob, bound in zip(table["knob"].tolist(), table["saving"].tolist(), strict=True):
+        saving = rerun_saving(run.prepared, knob, 2.0, now)
+        assert saving is None or saving <= bound + 1e-9, knob
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("why_tiny_buckets", ("NIC", "NVLink", "latency", "host speed")),
+        ("why_parameter_server", ("compute speed", "latency")),
+        ("zero3_llama3_8b_2x8_a100", ("NIC", "NVLink", "compute speed")),
+    ],
+)
+def test_no_knob_saves_more_than_its_bound_where_a_run_takes_longer(name, knobs):
+    run = result(name)
+    now, table = step_time(run.timeline), whatif(run.timeline, knobs=knobs, factor=3.0)
+    for knob, bound in zip(table["knob"].tolist(), table["saving"].tolist(), strict=True):
+        saving = rerun_saving(run.prepared, knob, 3.0, now)
+        assert saving is None or saving <= bound + 1e-9, knob
+
+
+def test_the_bound_is_near_what_the_run_says_where_nothing_else_changes():
+    run = result("why_slow_gpu")
+    (bound,) = whatif(run.timeline, knobs=("compute speed",))["saving"].tolist()
+    assert bound == pytest.approx(rerun_saving(run.prepared, "compute speed", 2.0, step_time(run.timeline)), abs=0.01)
+
+
+def test_unknown_knobs_are_named():
+    with pytest.raises(ScenarioError, match="did you mean 'NVLink'"):
+        rerun_saving(result("why_slow_gpu").prepared, "nvlnk", 2.0, 1.0)
+    assert set(whatif(result("why_slow_gpu").timeline)["knob"].tolist()) == set(KNOBS)
+
+
+def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
+    run = result("why_slow_gpu")
+    found = explain(run.timeline, Facts.of(run.to_dict()), top=3)
+    assert found.verdict == "17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
+    assert len(found.causes) == 3
+    assert "1.25 times the median" in found.causes[0]
+    assert found.path[0].startswith("compute-bound")
+    assert any(text.startswith("compute speed x2 would save at most") for text in found.bounds)
+    assert found.warnings == ["rank 3 is 25% slower than the median of its peers"]
+    json.dumps(found.to_dict()["causes"])
+
+
+def test_a_run_with_nothing_wrong_is_told_so():
+    assert explain(result("single_gpt2_1x1_a100").timeline).verdict.startswith("GPUs compute nearly all the time")
+
+
+def test_a_slow_rank_beyond_the_world_is_one_clear_error():
+    changes = {"cluster.slow": [{"ranks": [8], "speed": 0.5}]}
+    with pytest.raises(ScenarioError, match=r"no rank 8: the run has ranks 0..7 \(at \$.cluster.slow\[0\].ranks\)"):
+        package.load("ddp_resnet50_1x8_v100", changes).run()
+
+
+def test_half_the_speed_doubles_kernels_and_leaves_the_host_alone():
+    changes = {"cluster.slow": [{"ranks": [0], "speed": 0.5}], "run.jitter": 0.0}
+    program = package.load("ddp_resnet50_1x8_v100", changes).program()
+    usual = package.load("ddp_resnet50_1x8_v100", {"run.jitter": 0.0}).program()
+    for op, was in zip(program.roles[0].ops, usual.roles[0].ops, strict=True):
+        if getattr(op, "bound", "") in {"compute", "memory"}:
+            assert op.duration == pytest.approx([2 * was.duration] + [was.duration] * 7)
+        elif hasattr(was, "duration"):
+            assert op.duration == was.duration
+
+
+def test_a_change_that_changed_nothing_says_why():
+    name = "single_gpt2_1x1_a100"
+    scenario = package.load(name, {"strategy.gradient_accumulation_steps": 1, "run.nccl_version": "2.20"})
+    said = idle_knobs(scenario, result(name).timeline)
+    assert said[0].endswith("changed nothing: it is what the scenario says anyway")
+    assert said[1].endswith("changed nothing: no step of this run depends on it")
+    scenario = package.load(name, {"strategy.micro_batch_size": 2})
+    assert idle_knobs(scenario, scenario.run().timeline) == []
+
+
+def test_memory_near_its_limit_is_a_warning():
+    timeline = result("why_slow_gpu").timeline
+    kinds = [
+        [w.kind for w in warnings(timeline, memory_bytes=used, device_bytes=100.0)] for used in (90.0, 96.0, 101.0)
+    ]
+    assert kinds == [["slow rank"], ["slow rank", "memory"], ["slow rank", "memory"]]
+
+
+def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_path):
+    done = clustersim("run", "why_slow_gpu", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    saved, fresh = clustersim("explain", tmp_path / "out"), clustersim("explain", "why_slow_gpu")
+    assert saved.returncode == 0, saved.stderr
+    assert saved.stdout == fresh.stdout
+    assert saved.stdout.startswith("why_slow_gpu: 17.5% of the step is lost because rank 3 is slow")
+    assert "\n 1. Rank 3 is slow" in saved.stdout
+
+
+def test_the_command_prints_json_and_one_line_errors(clustersim, tmp_path):
+    told = json.loads(clustersim("explain", "why_slow_gpu", "--json", "--top", "2").stdout)
+    assert told["run"] == "why_slow_gpu"
+    assert told["stalls"]["cause"][0] == "slow rank"
+    for arguments, text in (
+        (("explain", "nonsense"), "no scenario 'nonsense'"),
+        (("explain", tmp_path), "an empty folder"),
+        (("explain", tmp_path, "--set", "run.steps=3"), "this is a run that is over"),
+    ):
+        done = clustersim(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_real_trace_is_found_launch_bound_and_skewed(shared):
+    from clustersim import traces
+
+    timeline = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
+    found = explain(timeline)
+    assert "launch-bound" in found.verdict
+    assert found.tables["stalls"]["cause"].tolist()[:2] == ["idle device", "late launch"]
+    table = breakdown(timeline)
+    compute = table["shares"][:, table["states"].tolist().index("compute-bound")]
+    assert 0.06 < compute.mean() < 0.10
+    spread = skews(timeline)
+    spread = spread[spread == spread]
+    assert (round(spread.min() * 1e6), round(spread.max() * 1e6)) == (125, 7624)
