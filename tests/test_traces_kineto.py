@@ -1,0 +1,299 @@
+"""Profiler traces: joined over ranks, transfer apart from skew, sizes as NCCL counts them, one error for a bad file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import traces
+from clustersim.errors import TraceError
+from clustersim.timeline import OpInfo, Timeline
+from clustersim.traces import files
+from clustersim.traces.digest import digest
+
+GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
+
+
+def kernel(ts: float, dur: float, seq: int, rank: int = 0, **args: Any) -> dict[str, Any]:
+    """An NCCL kernel as PyTorch 2.5 and newer record it."""
+    said = {"stream": 20, "correlation": seq, "Collective name": "allreduce", "In msg nelems": 1000,
+            "Out msg nelems": 1000, "Group size": 2, "dtype": "Float", "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1]", "Seq": seq}  # fmt: skip
+    return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "pid": rank, "tid": 20,
+            "ts": ts, "dur": dur, "args": said | args}  # fmt: skip
+
+
+def gemm(ts: float, dur: float, launched: float, correlation: int) -> list[dict[str, Any]]:
+    """A kernel of the model and the call that launched it."""
+    args = {"stream": 7, "correlation": correlation}
+    return [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launched, "dur": 1.0,
+         "args": {"correlation": correlation}},
+    ]  # fmt: skip
+
+
+def save(path: Path, events: list[dict[str, Any]], rank: int = 0, world: int = 2, **more: Any) -> Path:
+    said = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}, **more}
+    path.write_text(json.dumps(said | {"traceEvents": events}))
+    return path
+
+
+def collectives(run: Timeline) -> list[OpInfo]:
+    return [op for op in run.ops if op.kind != "compute"]
+
+
+# ---- what a joined collective says ----------------------------------------------------------------------------------
+
+
+def test_transfer_is_the_shortest_duration_and_skew_the_rest(tmp_path):
+    a = save(tmp_path / "a.json", [kernel(100, 900, 1, 0)], 0)
+    b = save(tmp_path / "b.json", [kernel(800, 200, 1, 1)], 1)
+    run = traces.read([b, a])
+    (op,) = collectives(run)
+    assert (op.kind, op.nbytes) == ("all_reduce", 4000)
+    assert op.detail["transfer_s"] == pytest.approx(200e-6)
+    assert op.detail["skew_s"] == pytest.approx(700e-6)
+    spans = run.spans()
+    np.testing.assert_allclose(spans["ready"], [0, 700e-6], atol=1e-12)
+    np.testing.assert_allclose(spans["start"], [700e-6, 700e-6], atol=1e-12)
+    np.testing.assert_allclose(spans["end"], [900e-6, 900e-6], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "kind", "nbytes"),
+    [
+        ("_allgather_base", 500, 1000, "all_gather", 4000),
+        ("_reduce_scatter_base", 1000, 500, "reduce_scatter", 4000),
+        ("all_to_all", 1000, 1000, "all_to_all", 4000),
+        ("broadcast", 1000, 1000, "broadcast", 4000),
+    ],
+)
+def test_sizes_are_of_the_full_tensor(tmp_path, name, inputs, outputs, kind, nbytes):
+    args = {"Collective name": name, "In msg nelems": inputs, "Out msg nelems": outputs}
+    for rank in (0, 1):
+        save(tmp_path / f"{rank}.json", [kernel(0, 10, 1, rank, **args)], rank)
+    (op,) = collectives(traces.read(tmp_path))
+    assert (op.kind, op.nbytes) == (kind, nbytes)
+
+
+def test_collectives_are_joined_by_sequence_not_by_order(tmp_path):
+    save(tmp_path / "a.json", [kernel(0, 50, 1, 0), kernel(100, 30, 2, 0)], 0)
+    save(tmp_path / "b.json", [kernel(100, 20, 2, 1), kernel(10, 40, 1, 1)], 1)
+    assert [op.detail["transfer_s"] for op in collectives(traces.read(tmp_path))] == pytest.approx([40e-6, 20e-6])
+
+
+def test_groups_of_one_name_with_other_members_stay_apart(tmp_path):
+    for rank in range(4):
+        ranks = [0, 1] if rank < 2 else [2, 3]
+        save(tmp_path / f"{rank}.json", [kernel(0, 10 + rank, 1, rank, **{"Process Group Ranks": str(ranks)})], rank, 4)
+    first, second = collectives(traces.read(tmp_path))
+    assert sorted([first.detail["transfer_s"], second.detail["transfer_s"]]) == pytest.approx([10e-6, 12e-6])
+
+
+def test_clocks_that_disagree_are_aligned_by_the_ends_of_collectives(tmp_path):
+    save(tmp_path / "a.json", [kernel(100, 900, 1, 0), kernel(2000, 500, 2, 0)], 0)
+    ahead = 5_000_000
+    save(tmp_path / "b.json", [kernel(800 + ahead, 200, 1, 1), kernel(2100 + ahead, 400, 2, 1)], 1)
+    run = traces.read(tmp_path)
+    assert run.stats["clock_offset_s"] == pytest.approx(5.0)
+    assert [op.detail["skew_s"] for op in collectives(run)] == pytest.approx([700e-6, 100e-6])
+    assert "clocks" in " ".join(digest(run)["hints"])
+
+
+def test_ranks_of_one_machine_keep_its_clock(tmp_path):
+    save(tmp_path / "a.json", [kernel(100, 900, 1, 0)], 0, host_name="m")
+    save(tmp_path / "b.json", [kernel(800, 300, 1, 1)], 1, host_name="m")  # left 100 us later, and truly so
+    assert "clock_offset_s" not in traces.read(tmp_path).stats
+
+
+def test_files_with_other_bases_of_time_agree(tmp_path):
+    save(tmp_path / "a.json", [kernel(100, 900, 1, 0)], 0, baseTimeNanoseconds=10**18)
+    save(tmp_path / "b.json", [kernel(300, 200, 1, 1)], 1, baseTimeNanoseconds=10**18 + 500_000)
+    (op,) = collectives(traces.read(tmp_path))
+    assert op.detail["skew_s"] == pytest.approx(700e-6)
+
+
+def test_a_missing_rank_leaves_the_transfer_time_unknown(tmp_path):
+    path = save(tmp_path / "a.json", [kernel(100, 900, 1, 0)], 0)
+    said = digest(traces.read(path))
+    assert said["collectives"][0]["waiting_included"]
+    assert "1 of 2 ranks" in said["hints"][0]
+
+
+def test_a_kernel_without_name_and_size_is_counted(tmp_path):
+    event = kernel(0, 10, 1)
+    del event["args"]["Collective name"]
+    path = save(tmp_path / "a.json", [event, *gemm(0, 5, 0, 9)], 0, 1)
+    skipped = digest(traces.read(path))["skipped"]
+    assert list(skipped.values()) == [1]
+    assert "without its name and size" in next(iter(skipped))
+
+
+@pytest.mark.parametrize(("launched", "share"), [(99.0, 0.8), (10.0, 0.0)])
+def test_idling_for_a_late_launch_is_told_from_idling_for_another_stream(tmp_path, launched, share):
+    # Busy 0-10 and 100-110; the second launch call came right before its kernel, or long before.
+    path = save(tmp_path / "a.json", [*gemm(0, 10, -5, 1), *gemm(100, 10, launched, 2)], 0, 1)
+    found = digest(traces.read(path))["waiting_for_launch_share"]
+    assert found == pytest.approx(90 / 110 if share else 0.0)
+
+
+def test_what_the_program_writes_it_reads_back(tmp_path):
+    ops = (OpInfo("fwd", "compute", "compute"), OpInfo("all_reduce", "all_reduce", "comm", nbytes=4000.0,
+           detail={"group_size": 2, "dtype": "fp32", "communicator": "world"}))  # fmt: skip
+    rows = np.array([[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 1e-3, 2e-3], [0, 0, 2e-3, 2e-3], [1e-3, 2e-3, 3e-3, 3e-3]])
+    order = np.array([0, 0, 1, 1])
+    run = Timeline(2, ops, (np.array([0]), np.array([1])), order, np.array([0, 1, 0, 1]), rows[2], rows[3], rows[4])
+    path = tmp_path / "t.json.gz"
+    traces.write(run, path)
+    (op,) = collectives(traces.read(path))
+    assert (op.kind, op.nbytes) == ("all_reduce", 4000)
+    assert op.detail["transfer_s"] == pytest.approx(1e-3)
+
+
+# ---- a real run on Gloo ---------------------------------------------------------------------------------------------
+
+
+def test_a_real_gloo_run_of_two_ranks_is_joined_whole():
+    run = traces.read(GLOO)
+    kinds = [op.kind for op in collectives(run)]
+    # Gloo runs reduce_scatter as an all_reduce, and its trace says so.
+    assert {k: kinds.count(k) for k in sorted(set(kinds))} == {
+        "all_gather": 2, "all_reduce": 6, "all_to_all": 2, "barrier": 2, "broadcast": 2, "recv": 2, "send": 2,
+    }  # fmt: skip
+    assert {op.nbytes for op in collectives(run) if op.kind == "all_reduce"} == {4000.0, 20000.0, 8000.0}
+    assert {op.nbytes for op in collectives(run) if op.kind == "all_gather"} == {8000.0}
+    for op in collectives(run):
+        assert op.detail["whole"]
+        assert 0 < op.detail["transfer_s"] < 0.1
+    assert all(0 < share < 0.2 for share in digest(run)["compute_share"])
+
+
+# ---- published traces -----------------------------------------------------------------------------------------------
+
+
+def test_eight_v100_of_a_recommendation_model_wait_for_each_other_and_for_launches(shared):
+    said = digest(traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto"))
+    assert (said["ranks_measured"], said["world_size"]) == (8, 8)
+    assert not said["skipped"]
+    kinds = [(row["kind"], row["count"]) for row in said["collectives"]]
+    assert sum(n for kind, n in kinds if kind == "all_to_all") == 5
+    assert sum(n for kind, n in kinds if kind == "all_reduce") == 3
+    assert min(row["skew_s"] for row in said["collectives"]) == pytest.approx(125e-6, abs=1e-6)
+    assert max(row["skew_max_s"] for row in said["collectives"]) == pytest.approx(7624e-6, abs=1e-6)
+    assert max(row["transfer_s"] for row in said["collectives"]) < 100e-6
+    assert 0.05 < min(said["compute_share"]) < max(said["compute_share"]) < 0.10
+    assert said["waiting_for_launch_share"] > 0.5
+    assert any("launch-bound" in hint for hint in said["hints"])
+
+
+def test_transfers_of_a_traced_all_reduce_are_last_start_to_last_end(shared):
+    run = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
+    for i, op in enumerate(run.ops):
+        if op.kind == "all_reduce":
+            rows = run.row_op == i
+            span = run.row_end[rows].max() - run.row_ready[rows].max()
+            assert span == pytest.approx(op.detail["transfer_s"], abs=10e-6)
+
+
+def test_one_rank_of_two_with_six_steps(shared):
+    run = traces.read(shared / "measurements" / "traces" / "dlrm_v100_kineto")
+    assert sorted({op.step for op in collectives(run)}) == [1009, 1010, 1011, 1012, 1013, 1014]
+    large = {op.nbytes for op in collectives(run) if op.kind == "all_reduce"}
+    assert {round(n / 1e6, 1) for n in large} == {181.2, 17.7, 1.1}
+    assert {round(op.nbytes / 1e6) for op in collectives(run) if op.nbytes > 2.5e8} == {285, 290}
+
+
+READ = """
+import resource, sys, time
+from clustersim import traces
+start = time.process_time()
+run = traces.read(sys.argv[1])
+print(len(run.row_op), time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_a_trace_of_150_MB_takes_three_seconds_and_500_MiB(shared, tmp_path):
+    source = shared / "measurements" / "traces" / "dlrm_v100_kineto" / "rank1.json.gz"
+    text = gzip.decompress(source.read_bytes())
+    begin = text.index(b"[", text.index(b'"traceEvents"')) + 1
+    end = text.rindex(b"]", 0, text.rindex(b"}"))
+    path = tmp_path / "big.json"
+    path.write_bytes(text[:begin] + b",".join([text[begin:end]] * 5) + text[end:])
+    assert path.stat().st_size > 150e6
+    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
+    rows, seconds, peak = map(float, done.stdout.split())
+    assert rows == 5 * len(traces.read(source).row_op)
+    assert seconds < 3.0
+    assert peak < 500 * 2**20
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def write_gz(path: Path, data: bytes) -> None:
+    path.write_bytes(gzip.compress(data))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p.write_bytes(gzip.compress((GLOO / "rank0.json.gz").read_bytes() * 2)[:-50]), "cut off"),
+        (lambda p: p.write_bytes((GLOO / "rank0.json.gz").read_bytes()[:4000]), "cut off"),
+        (lambda p: p.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "na'), "damaged or cut off"),
+        (lambda p: p.write_text('{"traceEvents": [{"ph": "X", "name": "tab", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'),
+         "without PyTorch operators"),
+        (lambda p: p.write_text('{"traceEvents": 5}'), "not a PyTorch profiler trace"),
+        (lambda p: p.write_text("hello"), "no format that is known by its content"),
+        (lambda p: p.write_text(""), "empty"),
+        (lambda p: p.write_bytes(bytes(range(256)) * 40), "no format that is known by its content"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_one_clear_error(tmp_path, make, message):
+    path = tmp_path / "t.json"
+    make(path)
+    with pytest.raises(TraceError, match=message) as error:
+        traces.read(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gigantic_file_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 2**20)
+    path = tmp_path / "t.json.gz"
+    write_gz(path, b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2**22 + b"]}")
+    assert path.stat().st_size < 2**20
+    with pytest.raises(TraceError, match="record fewer steps"):
+        traces.read(path)
+
+
+def test_two_files_of_one_rank_or_of_two_runs_are_refused(tmp_path):
+    a = save(tmp_path / "a.json", [kernel(0, 10, 1)], 0)
+    b = save(tmp_path / "b.json", [kernel(0, 10, 1)], 0)
+    with pytest.raises(TraceError, match="rank 0 again"):
+        traces.read([a, b])
+    c = save(tmp_path / "c.json", [kernel(0, 10, 1)], 1, 4)
+    with pytest.raises(TraceError, match="not of one run"):
+        traces.read([a, c])
+
+
+def test_a_folder_that_is_missing_or_empty_is_said(tmp_path):
+    with pytest.raises(TraceError, match="no such file"):
+        traces.read(tmp_path / "none")
+    with pytest.raises(TraceError, match="empty folder"):
+        traces.read(tmp_path)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_the_command_explains_a_trace(clustersim, options):
+    done = clustersim("trace", GLOO, *options)
+    assert done.returncode == 0, done.stderr
+    assert "all_gather" in done.stdout
+    assert clustersim("trace", GLOO / "none").returncode == 2

@@ -1,0 +1,263 @@
+"""Benchmarks' output: nccl-tests of any version and its JSON, tables, DeepSpeed's logs, Nsight exports; bad rows."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim import traces
+from clustersim.errors import TraceError
+from clustersim.timeline import Timeline
+from clustersim.traces import Samples, nccl_tests_log
+from clustersim.traces.digest import digest
+
+RANKS = "".join(
+    f"#  Rank {r:2d} Group  0 Pid {100 + r} on      node{r // 2} device  {r % 2} [0000:19:00] NVIDIA H100 80GB HBM3\n"
+    for r in range(4)
+)
+NEW = f"""# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809
+# Collective test starting: all_gather_perf
+# nThread 1 nGpus 1 minBytes 8388608 maxBytes 33554432 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+{RANKS}#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+     8388608        524288     float    none      -1    100.0   83.89   62.91       0     99.0   84.73   63.55       0
+    16777216       1048576     float    none      -1    180.0   93.21   69.91       0    179.0   93.73   70.30       0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 66.4
+"""
+PER_ITERATION = NEW
+for _old, _new in (
+    ("#wrong", "#wrong    i_min    i_max    i_p99    i_cv%"),
+    ("       0     99.0", "       0 98 105 104 1.2     99.0"),
+    ("       0    179.0", "       0 178 190 189 0.9    179.0"),
+    ("63.55       0", "63.55       0 98 105 104 1.2"),
+    ("70.30       0", "70.30       0 178 190 189 0.9"),
+):
+    PER_ITERATION = PER_ITERATION.replace(_old, _new)
+OLD = """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#
+# Using devices
+""" + "".join(f"#   Rank  {r} Pid  15831 on   dgx01 device  {r} [0x06] Tesla V100-SXM2-16GB\n" for r in range(8)) + """#
+#                                                     out-of-place                       in-place
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+   134217728      33554432   float     sum   2000.0   67.11  117.44  2e-07   1990.0   67.45  118.03  2e-07
+# Out of bounds values : 0 OK
+"""  # fmt: skip
+
+
+def read(path: Path, text: str) -> Samples:
+    path.write_text(text)
+    found = traces.read(path)
+    assert isinstance(found, Samples)
+    return found
+
+
+# ---- nccl-tests -----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_log_says_everything_of_its_run(tmp_path):
+    first, second = read(tmp_path / "log.anything", NEW).rows
+    assert (first.kind, first.nbytes, first.ranks, first.nodes) == ("all_gather", 8388608, 4, 2)
+    assert (first.seconds, first.seconds_in_place) == pytest.approx((100e-6, 99e-6))
+    assert (first.version, first.launch, first.device) == ("2.28.9", "process_per_gpu", "NVIDIA H100 80GB HBM3")
+    assert first.busbw == pytest.approx(62.91e9, rel=1e-3)
+    assert second.source.endswith(":15")
+
+
+def test_columns_are_found_by_the_header_not_by_position(tmp_path):
+    plain, wide = read(tmp_path / "a", NEW), read(tmp_path / "b", PER_ITERATION)
+    assert "i_cv%" in PER_ITERATION
+    assert not wide.skipped
+    assert [(r.seconds, r.seconds_in_place) for r in wide.rows] == [(r.seconds, r.seconds_in_place) for r in plain.rows]
+
+
+def test_an_old_log_names_no_collective_and_is_known_by_its_bus_factor(tmp_path):
+    (row,) = read(tmp_path / "log", OLD).rows
+    assert (row.kind, row.ranks, row.launch, row.nodes) == ("all_reduce", 8, "single_process", 1)
+    scatter = OLD.replace("117.44", "58.72").replace("118.03", "59.02")
+    (row,) = read(tmp_path / "log", scatter).rows
+    assert row.kind == "reduce_scatter"
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[node-0]: "])
+def test_what_launchers_put_before_lines_is_taken_off(tmp_path, prefix):
+    lines = "\n".join(prefix + line for line in NEW.splitlines())
+    assert len(read(tmp_path / "log", lines)) == 2
+
+
+def test_a_log_of_several_runs_keeps_them_apart(tmp_path):
+    half = NEW.replace("all_gather_perf", "alltoall_perf").replace("".join(RANKS.splitlines(True)[2:]), "")
+    found = read(tmp_path / "log", NEW + half)  # still with the bus factor of four ranks
+    assert found.skipped == {"a bus bandwidth that is not size/time times nccl-tests' factor for its ranks": 2}
+    found = read(tmp_path / "log", NEW + half.replace("62.91", "41.94").replace("69.91", "46.60"))
+    assert [(row.kind, row.ranks) for row in found.rows] == [("all_gather", 4)] * 2 + [("all_to_all", 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("  62.91       0", "  162.9       0"), "not size/time times"),
+        (("100.0   83.89   62.91       0", "  0.1   83886   62914       0"), "impossible bus bandwidth"),
+        (("62.91       0", "62.91       3"), "found wrong"),
+        (("float    none      -1    100.0", "flot    none      -1    100.0"), "element type that is not known"),
+        (("62.91       0     99.0   84.73   63.55       0", "62.91"), "cut off"),
+        (("-1    100.0", "-1    N/A"), "not above zero"),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_counted_with_its_reason(tmp_path, change, reason):
+    assert change[0] in NEW
+    found = read(tmp_path / "log", NEW.replace(*change, 1))
+    assert len(found) == 1
+    assert list(found.skipped.values()) == [1]
+    assert reason in next(iter(found.skipped))
+
+
+def test_a_log_that_ends_before_its_table_is_an_error_and_one_that_ends_inside_is_not(tmp_path):
+    with pytest.raises(TraceError, match="no table of nccl-tests"):
+        read(tmp_path / "log", NEW[: NEW.index("#       size")].replace("#                      ", "# "))
+    assert len(read(tmp_path / "log", NEW[: NEW.index("  180.0")])) == 1
+
+
+def test_the_json_report_says_the_same_as_the_log(tmp_path):
+    def timed(us: float, alg: float, bus: float) -> dict[str, float]:
+        return {"time": us, "alg_bw": alg, "bus_bw": bus, "nwrong": 0.0}
+
+    devices = [{"rank": r, "group": 0, "pid": r, "hostname": f"node{r // 2}", "device_info": "NVIDIA H100 80GB HBM3"}
+               for r in range(4)]  # fmt: skip
+    report = {
+        "version": 2, "args": ["./build/all_gather_perf", "-b", "8M"], "env": ["NCCL_ALGO=RING", "HOME=/x"],
+        "nccl_version": 22809, "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
+        "results": [{"size": 8388608, "count": 524288, "type": "float", "redop": "none", "root": "    -1",
+                     "out_of_place": timed(100.0, 83.89, 62.91), "in_place": timed(99.0, 84.73, 63.55)}],
+    }  # fmt: skip
+    (row,) = read(tmp_path / "r", json.dumps(report)).rows
+    (first, _) = read(tmp_path / "log", NEW).rows
+    assert row.env == "NCCL_ALGO=RING"
+    for name in ("kind", "nbytes", "ranks", "nodes", "seconds", "version", "launch", "device", "dtype"):
+        assert getattr(row, name) == getattr(first, name)
+    with pytest.raises(TraceError, match="not a whole"):
+        read(tmp_path / "r", json.dumps(report)[:-200])
+
+
+@pytest.mark.parametrize(("code", "text"), [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8"), (2408, "2.4.8")])
+def test_versions_follow_from_numbers_of_both_ages(code, text):
+    assert nccl_tests_log.version_text(code) == text
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_shared_table_is_a_sample(shared):
+    found = traces.read(shared / "measurements" / "nccl_tests.csv")
+    assert isinstance(found, Samples)
+    assert (len(found), found.skipped) == (2326, {})
+    assert len({row.case for row in found.rows}) == 102
+    columns = found.columns()
+    assert np.all(columns["busbw"][columns["nbytes"] > 0] < 2e12)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4, 8])
+def test_a_sweep_says_its_ranks_by_its_bus_factor(shared, gpus):
+    found = traces.read(shared / "measurements" / "traces" / "allreduce_sweep_a100" / f"gpus{gpus}.csv")
+    assert isinstance(found, Samples)
+    assert (len(found), found.skipped) == (1024, {})
+    assert {row.ranks for row in found.rows} == {gpus}
+    assert 195e9 < max(row.busbw for row in found.rows) < 240e9
+
+
+def test_fsdp_of_llama_70b_on_eight_mi300x(shared):
+    folder = shared / "measurements" / "traces" / "fsdp_llama70b_8xmi300x"
+    found = traces.read(folder / "nccl_summary_implicit_sync.csv")
+    assert isinstance(found, Samples)
+    gather = max((r for r in found.rows if r.kind == "all_gather"), key=lambda r: r.count)
+    scatter = max((r for r in found.rows if r.kind == "reduce_scatter"), key=lambda r: r.count)
+    assert (gather.nbytes, gather.seconds) == pytest.approx((1632.03 * 2**20, 6.04e-3), rel=1e-3)
+    assert (scatter.nbytes, scatter.seconds) == pytest.approx((3264.06 * 2**20, 11.66e-3), rel=1e-3)
+    assert gather.skew == pytest.approx(11.78e-3, rel=1e-3)
+    with pytest.raises(TraceError, match="no format that is known"):
+        traces.read(folder / "nccl_summary_long.csv")  # durations of single ranks, waiting included
+
+
+def test_rows_of_a_table_that_are_no_numbers_are_counted(tmp_path):
+    text = "collective,dtype,size_bytes,time_us,ranks,busbw_GBps\n" + (
+        "all_reduce,float,1048576,100,8,18.35\nall_reduce,float,many,100,8,\nnothing,float,8,1,8,\nall_reduce,float,8\n"
+    )
+    found = read(tmp_path / "t", text)
+    assert len(found) == 1
+    assert sum(found.skipped.values()) == 3
+
+
+# ---- DeepSpeed ------------------------------------------------------------------------------------------------------
+
+LINE = ("[2026-01-01 01:39:55,722] [INFO] [logging.py:69:log_dist] [Rank 0] rank=0 | comm op: {op} | time (ms): {ms} | "
+        "msg size: {size} | algbw (Gbps): {alg} | busbw (Gbps): {bus} \n")  # fmt: skip
+
+
+def test_deepspeed_lines_count_the_ranks_own_tensor(tmp_path):
+    lines = LINE.format(op="all_gather_into_tensor", ms="10.00", size="100.0 MB", alg="671.09", bus="587.20")
+    lines += LINE.format(op="all_reduce", ms="10.00", size="100.0 MB", alg="167.77", bus="146.80")
+    gather, reduce = read(tmp_path / "log", lines).rows
+    assert (gather.kind, gather.ranks, gather.nbytes) == ("all_gather", 8, 800 * 2**20)
+    assert (reduce.kind, reduce.nbytes, reduce.seconds) == ("all_reduce", 100 * 2**20, pytest.approx(10e-3))
+
+
+def test_the_deepspeed_summary_is_read_and_not_added_to_its_lines(tmp_path):
+    heads = (
+        "Comm. Op",
+        "Message Size",
+        "Count",
+        "Total Latency(ms)",
+        "Avg Latency(ms)",
+        "tput_avg (Gbps)",
+        "busbw_avg (Gbps)",
+    )
+    table = "".join(f"{word: <20}" for word in heads) + "\nall_reduce\n"
+    table += " " * 20 + "".join(f"{word: <20}" for word in ("100.0 MB", 12, 120.0, 10.0, 167.77, 146.8)) + "\n"
+    line = LINE.format(op="all_reduce", ms="10.00", size="100.0 MB", alg="167.77", bus="146.80")
+    (row,) = read(tmp_path / "log", line * 12 + table).rows
+    assert (row.count, row.ranks, row.seconds) == (12, 8, pytest.approx(10e-3))
+
+
+# ---- Nsight Systems -------------------------------------------------------------------------------------------------
+
+
+def test_ddp_on_two_rtx_3090_has_111_all_reduces_of_gradients(shared):
+    run = traces.read(shared / "measurements" / "traces" / "ddp_2xrtx3090_nsys")
+    assert isinstance(run, Timeline)
+    assert run.world_size == 2
+    gradients = [op for op in run.ops if op.kind == "all_reduce" and op.detail["dtype"] == "bf16"]
+    assert len(gradients) == 111
+    assert sum(op.kind == "broadcast" for op in run.ops) == 111
+    assert {op.nbytes for op in gradients} >= {1179648.0, 4718592.0, 15360000.0}
+    said = digest(run)
+    assert not said["skipped"]
+    large = next(r for r in said["collectives"] if r["kind"] == "all_reduce" and r["nbytes"] == 4718592)
+    assert 8e9 < large["busbw"] < 12e9
+
+
+def test_an_sqlite_file_of_another_tool_is_one_clear_error(tmp_path):
+    path = tmp_path / "x.db"
+    with sqlite3.connect(path) as base:
+        base.execute("create table people (name text)")
+    base.close()
+    with pytest.raises(TraceError, match="no table CUPTI_ACTIVITY_KIND_KERNEL"):
+        traces.read(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(TraceError, match="not a whole"):
+        traces.read(path)
+
+
+def test_files_of_two_formats_are_not_mixed(tmp_path):
+    (tmp_path / "a").write_text(NEW)
+    (tmp_path / "b").write_text(LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1"))
+    with pytest.raises(TraceError, match="read them one at a time"):
+        traces.read(tmp_path)
