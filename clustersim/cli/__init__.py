@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from clustersim.cli.bench import bench
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.collective import collective
@@ -64,6 +65,7 @@ for _command in (
     trace,
     capture,
     validate,
+    bench,
 ):
     cli.add_command(_command)
 

@@ -1,0 +1,260 @@
+"""What clustersim costs on this machine, beside what was aimed for and what others take for the same work.
+
+Every row is a process of its own, started as a person would start it: the figures are CPU seconds (user and system) and
+peak memory of the whole process, import included. The peers' figures were measured once, on a 2-core machine, each tool
+as its authors ship it, for the same cluster and bytes (8 GPUs a node, 450 GB/s NVLink, one 50 GB/s NIC a GPU).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+GIB, MIB = 2.0**30, 2.0**20
+
+PATIENCE = 300.0
+"""Seconds after which a row is given up, as the peers were."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Parameters
+    ----------
+    name : how it is asked for. what : the work, in words.
+    arguments : of ``clustersim``; or empty, where ``job`` names a function of :data:`JOBS` run in a process of its own.
+    target : [CPU s] of the process, or of each of ``per`` pieces of work in it. memory : [bytes], None for no target.
+    peer : what others take. differs : what the models compared do not share.
+    """
+
+    name: str
+    what: str
+    target: float
+    arguments: tuple[str, ...] = ()
+    job: str = ""
+    memory: float | None = None
+    peer: str = ""
+    differs: str = ""
+    per: int = 1
+
+
+_RING = ("all_reduce", "--topology", "hgx-h100", "--size", "1GiB", "--algorithm", "ring")
+_FLOW = "they simulate every step of the ring as an event; here it is one flow that the chunk rows are tested against"
+_CHUNK = "both play every send of one flat ring; theirs has no route through a node's NVSwitches"
+_SCENARIO = "fsdp_llama3_405b_2048x8_h100"
+
+
+def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False) -> Row:
+    ranks = nodes * 8
+    more = ("--fidelity", "chunk", "--channels", "1") if chunk else ()
+    return Row(
+        f"ring-{'chunk-' if chunk else ''}{ranks}",
+        f"1 GiB ring all-reduce, {'every chunk' if chunk else 'flow'}, {ranks:,} ranks",
+        target,
+        ("collective", *_RING, "--nodes", str(nodes), *more, "--json"),
+        memory=None if chunk else 400 * MIB,
+        peer=peer,
+        differs=_CHUNK if chunk else _FLOW,
+    )
+
+
+def _run(scenario: str, *changes: str) -> tuple[str, ...]:
+    words = (word for change in changes for word in ("--set", change))
+    return ("run", scenario, *words, "--json")
+
+
+ROWS = (
+    _ring(128, 0.7, "ASTRA-sim hierarchical 0.8 s, 81 MiB; SimGrid 19.8 s, 45 MiB"),
+    _ring(512, 0.9, "ASTRA-sim hierarchical 23 s, 747 MiB"),
+    _ring(2048, 2.0, "ASTRA-sim hierarchical killed at 300 s, 10.9 GiB"),
+    _ring(8, 0.5, "ASTRA-sim flat 0.04 s", chunk=True),
+    _ring(32, 1.0, "-", chunk=True),
+    _ring(128, 5.0, "ASTRA-sim flat 4.7 s, 353 MiB", chunk=True),
+    Row(
+        "ddp-1024",
+        "Llama-3-8B DDP, three steps, 1,024 GPUs, contention on",
+        1.5,
+        _run("ddp_llama3_8b_128x8_h100"),
+        peer="ASTRA-sim 41 s; Simulon killed at 120 s (512 GPUs)",
+        differs="they take compute times from a trace; here they are computed from the layers",
+    ),
+    Row(
+        "fsdp-16384",
+        "Llama-3-405B FSDP2, two steps, 16,384 GPUs, each at its own pace, Timeline kept",
+        4.0,
+        _run(_SCENARIO, "run.jitter=0.02"),
+        memory=GIB,
+        peer="none finishes",
+    ),
+    Row(
+        "hsdp-16384",
+        "the same as HSDP, shards of 256 x 64 replicas, one step",
+        6.0,
+        _run(
+            _SCENARIO,
+            "run.jitter=0.02",
+            "run.steps=1",
+            "strategy.data_parallel_shard_degree=256",
+            "strategy.data_parallel_replicate_degree=64",
+        ),
+        peer="none",
+    ),
+    Row(
+        "ps-async-256",
+        "parameter server, asynchronous, 256 workers, 100 steps",
+        5.0,
+        _run("ps_async_1x8", "cluster.nodes=32", "run.steps=100"),
+        peer="-",
+    ),
+    Row(
+        "thousand-64",
+        "1,000 scenarios of 64 GPUs through the Python API, each",
+        0.015,
+        job="thousand",
+        per=1000,
+        peer="Calculon 0.012 s each",
+        differs="Calculon adds up closed forms: no network, no overlap but a factor, no timeline",
+    ),
+    Row("graph-2048", "the graph of 2,048 nodes, with routes", 1.0, job="graph", memory=300 * MIB, peer="-"),
+)
+"""The table. A row that this installation cannot play says why instead of a figure."""
+
+
+def thousand() -> None:
+    """A thousand different scenarios, one after another."""
+    from clustersim import scenario
+
+    for i in range(1000):
+        changes = {
+            "cluster.nodes": 8,
+            "strategy.micro_batch_size": 1 + i % 20,
+            "strategy.bucket_cap_mb": 5 + i // 20,
+        }
+        scenario.load("ddp_gpt2_xl_2x8_a100", changes).run()
+
+
+def graph() -> None:
+    """Build 2,048 nodes and look up a way from the first GPU to one of every node."""
+    from clustersim import fabrics
+    from clustersim.routing import router
+
+    topology = fabrics.load("hgx-h100", nodes=2048)
+    routes, gpus = router(topology), topology.gpus.tolist()
+    for gpu in gpus[8::8]:
+        routes.route(gpus[0], gpu, 0, -1)
+
+
+JOBS: dict[str, Callable[[], None]] = {"thousand": thousand, "graph": graph}
+"""Rows that no command plays."""
+
+
+def command(row: Row) -> list[str]:
+    """The process a row is, as an argument list."""
+    if row.job:
+        return [sys.executable, "-c", f"from clustersim import bench; bench.JOBS[{row.job!r}]()"]
+    return [sys.executable, "-m", "clustersim", *row.arguments]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a process took: CPU seconds, user and system; peak memory [bytes]; and its last word where it failed."""
+
+    seconds: float
+    memory: float
+    error: str = ""
+
+
+def measure(arguments: Sequence[str]) -> Cost:
+    """Run a process to its end. Raises :class:`OSError` where it cannot be started."""
+    child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    late = threading.Timer(PATIENCE, child.kill)
+    late.start()
+    try:
+        said = child.stderr.read() if child.stderr else ""
+        _, status, used = os.wait4(child.pid, 0)
+    except BaseException:
+        child.kill()
+        raise
+    finally:
+        late.cancel()
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.stderr:
+        child.stderr.close()
+    unit = 1 if sys.platform == "darwin" else 1024
+    error = (said.strip().splitlines() or [f"exit code {child.returncode}"])[-1] if child.returncode else ""
+    if child.returncode == -signal.SIGKILL:
+        error = f"killed, after {PATIENCE:.0f} s at the latest"
+    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * unit, error)
+
+
+def play(row: Row, repeats: int = 5) -> dict[str, Any]:
+    """A row with its figures: medians of ``repeats`` runs, None where it cannot be played."""
+    costs = []
+    for _ in range(repeats):
+        costs.append(measure(command(row)))
+        if costs[-1].error:
+            break
+    error = costs[-1].error
+    seconds = statistics.median(cost.seconds for cost in costs) / row.per
+    memory = statistics.median(cost.memory for cost in costs)
+    return {
+        "name": row.name,
+        "work": row.what,
+        "seconds": None if error else seconds,
+        "target_seconds": row.target,
+        "memory": None if error else memory,
+        "target_memory": row.memory,
+        "peer": row.peer,
+        "differs": row.differs,
+        "error": error,
+    }
+
+
+FIT_NODES = (1, 4, 16, 64, 256, 1024, 2048)
+
+
+def fit(nodes: Sequence[int] = FIT_NODES) -> dict[str, Any]:
+    """How the cost of a run grows with ranks x ops: FSDP2 of Llama-3-8B, every GPU at its own pace.
+
+    Returns
+    -------
+    dict of ``ranks``, ``ops`` (one list's), ``seconds`` (CPU, of the simulation alone) as columns; ``fixed`` [s] and
+    ``per_rank_op`` [s], the least-squares line; ``r2``, how well it fits; ``exponent``, the slope of log seconds over
+    log ranks x ops between the two largest runs: 1 is linear.
+    """
+    from clustersim import scenario
+
+    columns: dict[str, list[float]] = {"ranks": [], "ops": [], "seconds": []}
+    changes = {"model.name": "llama3-8b", "run.jitter": 0.02, "run.steps": 1}
+    for n in nodes:
+        prepared = scenario.load(_SCENARIO, {**changes, "cluster.nodes": n}).prepare()
+        prepared.run()  # plans and routes are per machine, and kept
+        begin = time.process_time()
+        prepared.run()
+        columns["seconds"].append(time.process_time() - begin)
+        columns["ranks"].append(prepared.program.world_size)
+        columns["ops"].append(sum(len(role.ops) for role in prepared.program.roles))
+    size = np.array(columns["ranks"]) * np.array(columns["ops"])
+    seconds = np.array(columns["seconds"])
+    slope, fixed = np.polyfit(size, seconds, 1)
+    left = seconds - (fixed + slope * size)
+    exponent = np.log(seconds[-1] / seconds[-2]) / np.log(size[-1] / size[-2])
+    spread = float(((seconds - seconds.mean()) ** 2).sum())
+    return {
+        **columns,
+        "fixed": float(fixed),
+        "per_rank_op": float(slope),
+        "r2": 1.0 - float((left**2).sum()) / spread if spread else 1.0,
+        "exponent": float(exponent),
+    }

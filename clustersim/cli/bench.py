@@ -1,0 +1,86 @@
+"""``clustersim bench``: what it costs here, beside targets and peers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, stdout, working
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command(short_help="Measure clustersim's own cost on this machine.")
+@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Runs a row; their median.")
+@click.option("--only", multiple=True, metavar="ROW", help="Rows to play, such as ring-1024; all of them when absent.")
+@click.option("--fit/--no-fit", "fitted", default=True, show_default=True, help="Cost over ranks x ops, 8 to 16,384.")
+@json_option
+def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> None:
+    """Measure clustersim's own cost on this machine: CPU seconds and peak memory of whole processes, beside what was
+    aimed for and what other simulators take for the same work."""
+    from clustersim import bench as benchmarks
+    from clustersim.errors import ClusterSimError, nearest
+
+    rows = {row.name: row for row in benchmarks.ROWS}
+    for name in only:
+        if name not in rows:
+            raise ClusterSimError(f"no row {name!r}; {nearest(name, rows)}")
+    played = []
+    with working("measuring") as progress:
+        chosen = [rows[name] for name in only or rows]
+        for i, row in enumerate(chosen):
+            progress(i, len(chosen))
+            played.append(benchmarks.play(row, repeats))
+    with working("fitting cost over ranks x ops"):
+        line = benchmarks.fit() if fitted else None
+    if as_json:
+        print_json({"rows": played, "repeats": repeats, "fit": line})
+    else:
+        _print(stdout(), played, line, repeats)
+
+
+def _print(console: Console, rows: list[dict[str, Any]], line: dict[str, Any] | None, repeats: int) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"whole processes, medians of {repeats}", title_justify="left")
+    for name, justify in (("work", "left"), ("CPU s", "right"), ("target", "right"), ("memory", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("target", justify="right")
+    table.add_column("peers")
+    for row in rows:
+        cells = [_seconds(row["seconds"]), _seconds(row["target_seconds"])]
+        cells += [_memory(row["memory"]), _memory(row["target_memory"])]
+        cells[0] = f"[red]{cells[0]}[/]" if row["error"] or row["seconds"] > row["target_seconds"] else cells[0]
+        table.add_row(escape(row["work"]), *cells, escape(row["peer"]))
+    console.print(table)
+    for row in rows:
+        if row["error"]:
+            console.print(f"{row['name']}: {escape(row['error'])}", style="red", soft_wrap=True)
+    for text in dict.fromkeys(f"{row['peer'].split(' ')[0]}: {row['differs']}" for row in rows if row["differs"]):
+        console.print(f"- {escape(text)}", soft_wrap=True)
+    if line:
+        _print_fit(console, line)
+
+
+def _print_fit(console: Console, line: dict[str, Any]) -> None:
+    console.print(f"{'ranks':>8} {'ops':>6} {'CPU s':>8}")
+    for ranks, ops, seconds in zip(line["ranks"], line["ops"], line["seconds"], strict=True):
+        console.print(f"{ranks:8,} {ops:6,} {seconds:8.3f}")
+    console.print(
+        f"cost = {line['fixed']:.2f} s + {line['per_rank_op'] * 1e9:.0f} ns x ranks x ops (R2 {line['r2']:.3f}); "
+        f"grows as (ranks x ops)^{line['exponent']:.2f} at the end",
+        soft_wrap=True,
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if value < 0.1 else f"{value:.1f}"
+
+
+def _memory(value: float | None) -> str:
+    from clustersim.units import format_bytes
+
+    return "-" if value is None else format_bytes(value)
