@@ -321,6 +321,24 @@ def test_ranks_that_do_not_divide_or_are_not_there_are_errors():
         build(model, toy_cost(model), Mesh(topology.gpus, 4), many, 1, 0)
 
 
+def test_a_model_cut_into_fewer_pieces_costs_the_same_and_takes_the_same_step():
+    from clustersim import models
+    from clustersim.calibration.step_play import coarser
+    from clustersim.compute import step_cost
+    from clustersim.device import device
+
+    model, topology = models.model("resnet50"), fabrics.load("dgx-1p", nodes=1)
+    cost = step_cost(model, device("P100"), 32, dtype="fp32", optimizer="sgd")
+    ranks = place(topology, fabrics.mesh(topology, nproc_per_node=2), ParameterServerConfig())
+    times = []
+    for name, priced in ((model, cost), coarser(model, cost)):
+        assert name.parameters == model.parameters
+        assert priced.forward.sum() + priced.backward.sum() == pytest.approx((cost.forward + cost.backward).sum())
+        program = build(name, priced, ranks, ParameterServerConfig(), 3, 0)
+        times.append(simulate(program, topology, ranks).makespan)
+    assert times[1] == pytest.approx(times[0], rel=0.01)
+
+
 # --- measured ----------------------------------------------------------------------------------------------------
 
 

@@ -13,15 +13,19 @@ from clustersim import fabrics
 from clustersim.analysis import metrics
 from clustersim.calibration.step_rows import StepRun
 from clustersim.compute import step_cost
+from clustersim.compute.host import host_bandwidth
 from clustersim.engine import simulate
 from clustersim.mesh import Mesh
-from clustersim.model import StepCost
+from clustersim.model import Model, StepCost
 from clustersim.program import Compute, Op, Program
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import Topology
 
 STEPS = 5
 """Steps played per row: DDP's first has one bucket and the second follows the rebuild; three are averaged."""
+
+SEGMENTS = 24
+"""Into how many pieces a model is cut where every piece is a send of every worker: overlap is as good as with all."""
 
 ANY_MACHINE = "hgx-h100"
 """Where a one-GPU row is played whose source does not name the machine: nothing leaves the GPU."""
@@ -54,6 +58,12 @@ def scaled(cost: StepCost, factor: float) -> StepCost:
     )
 
 
+@lru_cache(maxsize=1024)
+def step_time_as_priced(run: StepRun) -> float:
+    """:func:`step_time` at this run's own costs. Rows that differ in what was measured only are played once."""
+    return step_time(run, costs_of(run))
+
+
 def step_time(run: StepRun, cost: StepCost) -> float:
     """Seconds of one optimizer step, played on the run's machine.
 
@@ -72,15 +82,37 @@ def step_time(run: StepRun, cost: StepCost) -> float:
         program = strategy.build(run.model, replace(cost, jitter=0.0), mesh, strategy.config(**config), 2, 0)
         return alone + sum(float(op.duration) for op in program.roles[0].ops if isinstance(op, Compute) and op.step)
     knobs = strategy.config(**config)
+    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     if strategy.place:
         mesh = strategy.place(topology, mesh, knobs)
-    # Servers' steps are alike from the second on, and many sends: fewer are played.
-    steps = 3 if strategy.place else STEPS
-    program = merged(strategy.build(run.model, cost, mesh, knobs, steps, 0))
+    model, steps = run.model, STEPS
+    if strategy.place:  # every layer and worker is a send: fewer of both, of steps that are alike from the second on
+        model, cost, steps = *coarser(run.model, cost), 3
+    program = merged(strategy.build(model, cost, mesh, knobs, steps, 0))
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
     samples = run.micro_batch * played * run.gpus
     figures = metrics.summary(timeline, run.model, samples_per_step=samples, workers=mesh.workers)
     return alone + float(figures["step_time_s"])
+
+
+def coarser(model: Model, cost: StepCost, parts: int = SEGMENTS) -> tuple[Model, StepCost]:
+    """The same model and costs in at most so many layers, each made of neighbours."""
+    groups = [group.tolist() for group in np.array_split(np.arange(len(model.layers)), parts) if len(group)]
+    layers = tuple(
+        replace(
+            model.layers[group[0]],
+            tensors=tuple(t for i in group for t in model.layers[i].tensors),
+            kernels=tuple(k for i in group for k in model.layers[i].kernels),
+            buffers=sum(model.layers[i].buffers for i in group),
+        )
+        for group in groups
+    )
+    first = [group[0] for group in groups]
+    sums = {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward", "backward")}
+    sums |= {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward_flops", "backward_flops")}
+    bounds = {name: tuple(getattr(cost, name)[i] for i in first) for name in ("forward_bound", "backward_bound")}
+    joined = replace(cost, **sums, **bounds, forward_launch=None, backward_launch=None)  # type: ignore[arg-type]
+    return replace(model, layers=layers), joined
 
 
 def merged(program: Program) -> Program:

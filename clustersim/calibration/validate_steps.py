@@ -12,6 +12,7 @@ PaddlePaddle that double from one GPU to several; ResNet-50 in half precision on
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from clustersim.calibration import sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.score import evaluate, read_table, score
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
-from clustersim.calibration.step_play import costs_of, scaled, step_time
+from clustersim.calibration.step_play import costs_of, scaled, step_time, step_time_as_priced
 from clustersim.calibration.step_rows import COLUMNS, Row, read
 from clustersim.errors import ClusterSimError
 
@@ -54,15 +55,14 @@ def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple
         sharded = read_sharded(row)
         return sharded.measured, sharded_rows.step_time(sharded)
     run = read(row)
-    cost = costs_of(run)
-    if anchors is not None:
-        if run.strategy == "single":
-            raise ValueError("is the anchor of its model, not a prediction")
-        scale = anchors.get(_identity(row))
-        if scale is None:
-            raise ValueError("the table has no one-GPU row of the same source, model, batch and precision to anchor on")
-        cost = scaled(cost, scale)
-    return run.measured, step_time(run, cost)
+    if anchors is None:
+        return run.measured, step_time_as_priced(replace(run, measured=0.0))
+    if run.strategy == "single":
+        raise ValueError("is the anchor of its model, not a prediction")
+    scale = anchors.get(_identity(row))
+    if scale is None:
+        raise ValueError("the table has no one-GPU row of the same source, model, batch and precision to anchor on")
+    return run.measured, step_time(run, scaled(costs_of(run), scale))
 
 
 def _identity(row: Row) -> tuple[str, ...]:
