@@ -305,6 +305,7 @@ def test_no_sync_keeps_whole_gradients():
         ({"version": 1, "reshard_after_forward": True}, "write sharding_strategy"),
         ({"version": 1, "sharding_strategy": "FULL_SHARD", "data_parallel_replicate_degree": 2}, "HYBRID_SHARD"),
         ({"sharding_strategy": "FULL"}, "Invalid enum value"),
+        ({"dram_bandwidth": "5 Gigs"}, "dram_bandwidth: cannot read '5 Gigs' as a bandwidth"),
     ],
 )
 def test_knobs_that_contradict_each_other_are_errors(knobs, message):
@@ -315,7 +316,7 @@ def test_knobs_that_contradict_each_other_are_errors(knobs, message):
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"data_parallel_replicate_degree": 3}, r"not the 8 ranks.*data_parallel_replicate_degree"),
+        ({"data_parallel_replicate_degree": 3}, r"8 ranks do not divide into 3 .*data_parallel_replicate_degree"),
         ({"data_parallel_shard_degree": 4}, "leaves 2 replicas"),
         ({"data_parallel_shard_degree": 3, "data_parallel_replicate_degree": 2}, "not the 8 ranks"),
         ({"reshard_after_forward": 3}, r"8 sharding ranks do not divide by 3.*reshard_after_forward"),

@@ -341,6 +341,7 @@ def test_the_block_of_deepspeeds_documentation_is_read_unchanged():
             r"'auto' is filled in by Hugging Face's Trainer.*hidden_size squared",
         ),
         ({"stage": 2, "overlap_comm": "auto"}, "overlap_comm = 'auto'"),
+        ({"stage": 2, "overlap_comm": "maybe"}, "overlap_comm = 'maybe'.*true or false"),
         ({"stage": 0}, "stage 0 is plain data parallelism: use kind = 'ddp'"),
         ({"stage": 4}, "Invalid enum value 4"),
         ({"stage": 2, "reduce_bucket": 5}, "unknown field `reduce_bucket`"),

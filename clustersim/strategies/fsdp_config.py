@@ -63,6 +63,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     dram_bandwidth: str | None = None
 
     def __post_init__(self) -> None:
+        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
         if self.version == 2:
             for name, instead in _ONLY_V1.items():
                 if getattr(self, name) != FSDPConfig.__struct_defaults__[FSDPConfig.__struct_fields__.index(name)]:
@@ -161,6 +162,10 @@ def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
         return mesh.nproc_per_node if config.sharding_strategy in HYBRID else world
     if degree == -1 and replicas and world % replicas == 0:
         return world // replicas
+    if degree == -1:
+        raise ProgramError(
+            f"{world} ranks do not divide into {replicas} replicas (at $.strategy.data_parallel_replicate_degree)"
+        )
     if degree < 1 or degree * (replicas or world // max(degree, 1)) != world:
         raise ProgramError(
             f"replicate degree {replicas} times shard degree {degree} is not the {world} ranks of the mesh "

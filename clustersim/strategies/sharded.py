@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.errors import ProgramError
+from clustersim.errors import ProgramError, UnitError
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Collective
@@ -119,6 +119,15 @@ class Host:
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
         seconds = numel * bytes_each * self.ranks / self.dram
         return ops.compute("optimizer on the CPU", seconds, "optimizer", "host", stream=HOST_STREAM, after=after)
+
+
+def check_bandwidths(pcie_bandwidth: str, dram_bandwidth: str | None) -> None:
+    """Raise ValueError naming the knob that is no bandwidth."""
+    for name, text in (("pcie_bandwidth", pcie_bandwidth), ("dram_bandwidth", dram_bandwidth)):
+        try:
+            parse_bandwidth("1 B/s" if text is None else text)
+        except UnitError as error:
+            raise ValueError(f"{name}: {error}") from None
 
 
 def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str, dram_bandwidth: str | None) -> Host:

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from clustersim.strategies import base
+from clustersim.strategies import base, sharded
 
-Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | Literal["auto"]
-"""A number of elements; JSON writes ``5e8``. Hugging Face's Trainer replaces ``"auto"``, so here it is an error."""
-Flag = bool | Literal["auto"] | None
+Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
+"""A number of elements; JSON writes ``5e8``. Text is read so that ``"auto"``, which Hugging Face's Trainer replaces,
+can be told from a mistake; both are errors."""
+Flag = bool | str | None
 HF_AUTO = {
     "reduce_bucket_size": "hidden_size squared",
     "stage3_prefetch_bucket_size": "0.9 x hidden_size squared",
@@ -109,7 +110,9 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name in self.__struct_fields__:
             if getattr(self, name) == "auto":
                 means = f" (it would put {HF_AUTO[name]})" if name in HF_AUTO else ""
-                raise ValueError(f"{name} = 'auto' is filled in by Hugging Face's Trainer{means}; write the number")
+                raise ValueError(f"{name} = 'auto' is filled in by Hugging Face's Trainer{means}; write the value")
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: write a number of elements, or true or false")
         if self.stage == 0:
             raise ValueError("stage 0 is plain data parallelism: use kind = 'ddp', or a stage of 1, 2 or 3")
         if self.mics_shard_size > 0:
@@ -139,6 +142,7 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     dram_bandwidth: str | None = None
 
     def __post_init__(self) -> None:
+        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
         block = self.zero_optimization
         parameters_away = block.offload_param is not None and block.offload_param.on
         if parameters_away and block.stage < 3:
