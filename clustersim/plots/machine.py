@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 MAX_COLUMNS = 32
 """GPUs side by side that are still readable; a larger machine is summarised."""
+LEAST_BOX = 0.3
+"""Width of a box, in columns, that still takes a number."""
 SCALES = (0.1, 0.25, 0.5, 1.0)
 """Ends of the colour scale: the first that holds the busiest link."""
 
@@ -179,8 +181,11 @@ class Canvas:
                 fc=face, ec="white", lw=1.2, zorder=3,
             )  # fmt: skip
             self.axes.add_patch(box)
+            if broad < LEAST_BOX:
+                continue  # no room for a number
             self.axes.text(
-                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline", fontsize=min(size, 14.0 * broad),
+                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline",
+                fontsize=min(size, 14.0 * broad),
                 color=ink, zorder=4, parse_math=False,
             )  # fmt: skip
 

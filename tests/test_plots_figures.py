@@ -1,0 +1,225 @@
+"""Pictures of shares, links, memory, scaling and a ring in motion draw what their tables hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.patches import Rectangle
+from PIL import Image
+from player import link_use
+
+import clustersim
+from clustersim import plots
+from clustersim.errors import ClusterSimError, ProgramError
+from clustersim.plots.animation import FRAMES_A_STEP, HOLD, film, ring_frame
+from clustersim.plots.heat import binned
+from clustersim.plots.intervals import packed
+from clustersim.plots.of_run import PICTURES
+from clustersim.plots.shares import STATE_STYLE, rank_groups
+from clustersim.traces.saved import SavedRun
+
+STATES = (
+    "compute-bound",
+    "memory-bound",
+    "launch-bound",
+    "optimizer",
+    "exposed communication",
+    "stall",
+    "bubble",
+    "host",
+)
+
+
+def table(seconds):
+    seconds = np.asarray(seconds, dtype=float)
+    return {"states": np.array(STATES), "rank": np.arange(len(seconds)), "seconds": seconds}
+
+
+def widths(figure):
+    """Width of the drawn parts of each bar, by its height."""
+    found = {}
+    for patch in figure.axes[0].patches:
+        if isinstance(patch, Rectangle) and patch.get_width() > 0:
+            found.setdefault(round(patch.get_y(), 3), []).append(patch.get_width())
+    return [sum(parts) for parts in found.values()]
+
+
+def test_the_parts_of_a_bar_add_up_to_the_step():
+    one = [0.05, 0.01, 0.0, 0.02, 0.01, 0.005, 0.004, 0.001]
+    figure = plots.breakdown(table([one, one]))
+    assert widths(figure) == pytest.approx([100.0])
+    assert "compute-bound 50.0%" in plots.alt_text(figure)
+
+
+def test_ranks_that_differ_have_bars_of_their_own_and_those_alike_share_one():
+    fast, slow = [0.05, 0, 0, 0, 0, 0.05, 0, 0], [0.1, 0, 0, 0, 0, 0, 0, 0]
+    groups = rank_groups(np.array([fast] * 3 + [slow]))
+    assert {name: list(ranks) for name, ranks in groups.items()} == {
+        "all 4 ranks": [0, 1, 2, 3], "ranks 0-2": [0, 1, 2], "rank 3": [3],
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    many = rank_groups(np.abs(rng.normal(1, 0.2, (64, 8))))
+    assert len(many) == 4
+    with pytest.raises(ProgramError, match="no ranks"):
+        plots.breakdown(table(np.zeros((0, 8))))
+
+
+def test_every_state_has_a_style():
+    from clustersim.analysis.pieces import STATES as KNOWN
+
+    assert set(KNOWN) == set(STATE_STYLE)
+
+
+@given(
+    cuts=st.lists(st.floats(0.01, 10), min_size=2, max_size=9, unique=True),
+    data=st.data(),
+    window=st.tuples(st.floats(0, 4), st.floats(5, 12)),
+)
+def test_binning_a_rate_keeps_the_bytes_inside_the_window(cuts, data, window):
+    times = np.array(sorted(cuts))
+    rates = np.array(data.draw(st.lists(st.floats(0, 5), min_size=len(times) - 1, max_size=len(times) - 1)))
+    mean = binned(times, rates, *window, bins=13)
+    inside = np.clip(np.minimum(times[1:], window[1]) - np.maximum(times[:-1], window[0]), 0, None)
+    assert mean.sum() * (window[1] - window[0]) / 13 == pytest.approx((rates * inside).sum(), abs=1e-9)
+
+
+def test_a_heat_map_has_a_row_for_each_busy_link():
+    use = link_use([(0, 0.0, 4.0, 5.0), (1, 3.0, 5.0, 4.0)])
+    figure = plots.link_heat(use)
+    level = figure.axes[0].images[0].get_array()
+    assert level.shape[0] == 2
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert set(names) == {"a -> b", "b -> c"}
+    assert float(level[names.index("a -> b")].mean()) == pytest.approx(20 / 5 / 10)
+    with pytest.raises(ProgramError, match="no link carried anything"):
+        plots.link_heat(use, window=(7.0, 7.0))
+
+
+def test_the_top_of_the_memory_stack_is_its_total():
+    parts = {"parameters": np.full(5, 2.0**30), "activations": np.array([1, 2, 2, 1, 0]) * 2.0**30}
+    moments = ["fwd a", "fwd b", "bwd b", "bwd a", "optimizer"]
+    figure = plots.memory_over_time(moments, parts, capacity=4 * 2.0**30)
+    tops = [c.get_paths()[0].get_extents().y1 for c in figure.axes[0].collections if len(c.get_paths())]
+    assert max(tops) == pytest.approx(3.0)
+    assert "peak at fwd b" in plots.alt_text(figure)
+    assert "1 GiB to spare" in plots.alt_text(figure)
+
+
+def test_a_footprint_is_as_long_as_what_it_holds():
+    figure = plots.footprint({"parameters": 3 * 2.0**30, "gradients": 2.0**30, "buckets": 0.0}, 2.0**31)
+    assert widths(figure) == pytest.approx([4.0])
+    assert "2 GiB too much" in plots.alt_text(figure)
+    with pytest.raises(ProgramError, match="nothing holds memory"):
+        plots.footprint({"parameters": 0.0})
+
+
+def test_efficiency_is_throughput_per_gpu_over_the_smallest_run_s():
+    figure = plots.scaling({"ddp": ([16, 8, 32], [150, 100, 200])})
+    line = figure.axes[1].lines[0]
+    assert line.get_xdata().tolist() == [8, 16, 32]
+    assert line.get_ydata().tolist() == pytest.approx([1.0, 0.75, 0.5])
+    for bad in ({}, {"x": ([1, 2], [1])}, {"x": ([0], [1])}):
+        with pytest.raises(ProgramError):
+            plots.scaling(bad)
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return plots.ring_run(4)
+
+
+def test_a_ring_starts_with_everybody_s_own_and_ends_with_every_sum(ring):
+    s = ring.schedule
+    assert s.n_chunks == 4
+    before, after = ring.held(-1.0), ring.held(float(ring.end.max()))
+    assert before.sum() == 4 * 4
+    assert all(before[g, :, g].all() for g in range(4))
+    assert after.all()
+    half = ring.held(float(np.sort(ring.end)[len(ring.end) // 2 - 1]))
+    assert (half.all(axis=2).sum(axis=1) >= 1).all()  # reduce-scatter is over: each GPU has a complete piece
+
+
+def test_a_ring_s_transfers_take_the_time_of_their_bytes_and_wait_for_what_they_forward(ring):
+    s = ring.schedule
+    assert (ring.end > ring.start).all()
+    for t in range(len(s.src)):
+        for before in s.after[s.after_ptr[t] : s.after_ptr[t + 1]]:
+            assert ring.end[before] <= ring.start[t] + 1e-12
+
+
+def test_the_film_has_every_frame(ring, tmp_path):
+    path = plots.ring_animation(ring, tmp_path / "ring.gif")
+    shown = Image.open(path)
+    # Pillow keeps one of neighbouring frames that are equal, as the last ones are.
+    assert 6 * FRAMES_A_STEP <= shown.n_frames <= 6 * FRAMES_A_STEP + 1 + HOLD
+    assert path.stat().st_size < 600_000
+    assert "0% of pieces" in plots.alt_text(ring_frame(ring, 0.0))
+
+
+def test_only_a_chunk_run_of_that_schedule_makes_a_film(ring):
+    result = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 1}).run()
+    with pytest.raises(ProgramError, match="chunk-fidelity"):
+        film(ring.schedule, result.timeline)
+
+
+INTERVALS = st.lists(st.tuples(st.sampled_from("abc"), st.floats(1e-5, 0.02), st.floats(0, 0.01)), max_size=60)
+
+
+@given(pieces=INTERVALS)
+def test_packing_narrow_bars_keeps_the_time_of_each_kind(pieces):
+    row = {kind: ([], []) for kind in "abc"}
+    at = 0.0
+    for kind, length, gap in pieces:
+        row[kind][0].append(at)
+        row[kind][1].append(at + length)
+        at += length + gap
+    row = {kind: (np.array(a, float), np.array(b, float)) for kind, (a, b) in row.items()}
+    rest, stretches = packed(row, 0.0, 1.0)
+    for kind, (a, b) in row.items():
+        want = float(np.clip(np.minimum(b, 1.0) - a, 0, None).sum())
+        got = float((rest[kind][1] - rest[kind][0]).sum()) if len(rest[kind][0]) else 0.0
+        got += sum((high - low) * parts.get(kind, 0.0) for low, high, parts in stretches)
+        assert got == pytest.approx(want, abs=1e-9)
+    assert all(sum(parts.values()) <= 1 + 1e-9 for _, _, parts in stretches)
+
+
+@pytest.fixture(scope="module")
+def run():
+    result = clustersim.load("ddp_resnet50_1x8_v100").run()
+    return SavedRun(result.timeline, result.prepared.topology, result.facts() | {"title": r"a $\bad{ title"})
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_every_picture_of_a_run_is_saved_with_words_for_it(run, kind, suffix, tmp_path):
+    figure = plots.picture(kind, run)
+    words = plots.alt_text(figure)
+    assert len(words) > 40
+    path = tmp_path / f"p.{suffix}"
+    plots.save(figure, path, dpi=90)
+    if suffix == "png":
+        shown = Image.open(path)
+        assert shown.info["Description"] == words
+        assert shown.width == 900
+        assert path.stat().st_size < 150_000
+    else:
+        assert "<svg" in path.read_text()
+
+
+def test_a_picture_that_a_run_cannot_show_is_one_clear_error(run):
+    with pytest.raises(ClusterSimError, match="did you mean 'gantt'"):
+        plots.picture("gant", run)
+    bare = SavedRun(run.timeline, None, {})
+    for kind in ("topology", "memory"):
+        with pytest.raises(ClusterSimError, match="does not know"):
+            plots.picture(kind, bare)
+
+
+def test_a_zoom_is_a_second_panel_of_the_same_rows(run):
+    begin, end = plots.last_step(run.timeline)
+    figure = plots.gantt(run.timeline, ranks=[0], zoom=(begin, end))
+    first, second = figure.axes
+    assert second.get_xlim() == pytest.approx((begin * 1e3, end * 1e3))
+    assert [t.get_text() for t in first.get_yticklabels()] == [t.get_text() for t in second.get_yticklabels()]
