@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.device import device, devices
 from clustersim.errors import ScenarioError
+from clustersim.holding import Holding, always
 from clustersim.memory import CHECKPOINTING, CONTEXT_BYTES, REPLICATED, STATES, memory
 from clustersim.model import Layer, Model, Tensor
 from clustersim.models import from_hf, transformer
@@ -153,3 +155,47 @@ def test_every_device_has_room_for_a_small_model() -> None:
     model = transformer(12, 768, 12, 512, 50257)
     for part in devices().values():
         assert memory(model, micro_batch_size=1, dtype="fp32").fits(part).ok, part.name
+
+
+# Over a step
+
+
+def test_activations_rise_through_forward_and_fall_through_backward_as_gradients_rise() -> None:
+    course = memory(TEN_BLOCKS, micro_batch_size=3, dtype="fp32", optimizer="sgd", optimizer_impl="fused").course
+    assert course.moments[0] == "fwd b"
+    assert course.moments[-1] == "optimizer"
+    assert len(course.moments) == 21
+    kept, gradients = course.parts["activations"], course.parts["gradients"]
+    assert (kept[:10] == 3 * 340.0 * 4 * np.arange(1, 11)).all()
+    assert (kept[10:20] == kept[:10][::-1]).all()
+    assert kept[20] == 0
+    assert (gradients[:10] == 0).all()
+    assert (gradients[10:20] == 4.0 * N * np.arange(1, 11)).all()
+
+
+def test_the_peak_is_the_start_of_backward_with_large_activations_and_the_optimizer_without() -> None:
+    small = memory(TEN_BLOCKS, micro_batch_size=1, dtype="fp32")
+    large = memory(TEN_BLOCKS, micro_batch_size=10**6, dtype="fp32")
+    assert small.peak == "optimizer"
+    assert large.peak in {"fwd b", "bwd b"}
+    assert large.allocated > small.allocated
+
+
+@given(st.integers(1, 8), st.sampled_from(CHECKPOINTING), st.sampled_from(REPLICATED))
+def test_what_is_allocated_is_the_fullest_moment_of_all_parts(batch: int, policy: str, strategy: str) -> None:
+    use = memory(TEN_BLOCKS, micro_batch_size=batch, activation_checkpointing=policy, strategy=strategy)
+    total = np.sum(list(use.course.parts.values()), axis=0)
+    assert use.allocated == total.max()
+    assert all((column >= 0).all() for column in use.course.parts.values())
+    assert all(use.parts()[name] == column.max() for name, column in use.course.parts.items())
+
+
+def test_a_holding_replaces_what_a_rank_would_keep_whole() -> None:
+    n = len(TEN_BLOCKS.layers)
+    shard = Holding(
+        parameters=100.0, updated=25.0, masters=0.0, state_bytes=4, gradients=always(7.0, n),
+        gathered=always(5.0, n), buffers=always(3.0, n),
+    )  # fmt: skip
+    use = memory(TEN_BLOCKS, micro_batch_size=1, dtype="fp32", holding=shard, optimizer_impl="fused")
+    assert use.model_states == 100 + 7 + 2 * 4 * 25
+    assert (use.gathered, use.buckets) == (5, 3)
