@@ -9,6 +9,7 @@ import dataclasses
 import io
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,17 @@ from clustersim.errors import TraceError
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
+from clustersim.traces.packing import packed, unpacked
 
 NAME = "run.npz"
 """Of the file in the folder of a run."""
-VERSION = 1
+_BROKEN = (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error)
+"""What a file that is cut off, or something else, makes readers raise."""
+VERSION = 2
 """Of the file's layout."""
 
 Array = npt.NDArray[Any]
-_ROWS = ("row_op", "row_set", "row_ready", "row_start", "row_end")
+_ROWS = ("row_op", "row_set")
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
@@ -62,7 +66,8 @@ def save_run(
 
     Raises :class:`TraceError` where the file cannot be written.
     """
-    arrays: dict[str, Array] = {name: getattr(timeline, name) for name in _ROWS}
+    arrays: dict[str, Array] = {name: getattr(timeline, name).astype(np.int32) for name in _ROWS}
+    arrays |= packed(timeline.row_ready, timeline.row_start, timeline.row_end)
     arrays |= _ragged("set", timeline.rank_sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
@@ -108,7 +113,7 @@ def load_run(path: str | Path) -> SavedRun:
         return SavedRun(_timeline(words, arrays, topology), topology, words["facts"])
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.DecodeError) as error:
+    except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
         raise TraceError(f"{path}: not a run that clustersim saved ({type(error).__name__})") from None
 
 
@@ -209,7 +214,8 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
         source=words["source"],
         rank_node=arrays.get("rank_node"),
         stats=words["stats"],
-        **{name: arrays[name] for name in _ROWS},
+        **{name: arrays[name].astype(np.int64) for name in _ROWS},
+        **dict(zip(("row_ready", "row_start", "row_end"), unpacked(arrays), strict=True)),
     )
 
 
