@@ -22,17 +22,16 @@ from clustersim.errors import TraceError
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
-from clustersim.traces.packing import packed, unpacked
 
 NAME = "run.npz"
 """Of the file in the folder of a run."""
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error)
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 2
+VERSION = 1
 """Of the file's layout."""
 
 Array = npt.NDArray[Any]
-_ROWS = ("row_op", "row_set")
+_ROWS = ("row_op", "row_set", "row_ready", "row_start", "row_end")
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
@@ -66,8 +65,7 @@ def save_run(
 
     Raises :class:`TraceError` where the file cannot be written.
     """
-    arrays: dict[str, Array] = {name: getattr(timeline, name).astype(np.int32) for name in _ROWS}
-    arrays |= packed(timeline.row_ready, timeline.row_start, timeline.row_end)
+    arrays: dict[str, Array] = {name: getattr(timeline, name) for name in _ROWS}
     arrays |= _ragged("set", timeline.rank_sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
@@ -214,8 +212,7 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
         source=words["source"],
         rank_node=arrays.get("rank_node"),
         stats=words["stats"],
-        **{name: arrays[name].astype(np.int64) for name in _ROWS},
-        **dict(zip(("row_ready", "row_start", "row_end"), unpacked(arrays), strict=True)),
+        **{name: arrays[name] for name in _ROWS},
     )
 
 
