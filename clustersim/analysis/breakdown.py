@@ -14,13 +14,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import BUBBLE, EXPOSED, STATES, Pieces, pieces
 from clustersim.timeline import Timeline
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def breakdown(
@@ -50,8 +53,8 @@ def breakdown(
     else:
         n_steps = steps_between(timeline, cut.begin, cut.end)
     length, n, k = max(cut.end - cut.begin, 0.0), len(cut.ranks), len(STATES)
-    of_class = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k)
-    of_class = of_class.astype(np.float64).reshape(n, k)
+    total = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k)
+    of_class: Floats = total.astype(np.float64).reshape(n, k)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
     share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)

@@ -13,7 +13,7 @@ from clustersim.timeline import Timeline
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
+REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     step = np.array([op.step for op in ops], dtype=np.int64)[of]
     backward = np.array([op.phase == "backward" for op in ops], dtype=bool)[of] & inside
     talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[of] & inside
-    reduces = np.array([op.kind in _REDUCES for op in ops], dtype=bool)[of] & talks
+    reduces = np.array([op.kind in REDUCES for op in ops], dtype=bool)[of] & talks
     found = {}
     for s in np.unique(step[inside]).tolist():
         back, sent = np.flatnonzero(backward & (step == s)), np.flatnonzero(reduces & (step == s))

@@ -26,7 +26,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.chase import Chase, Held
-from clustersim.analysis.late_start import LateStart, late_starts
+from clustersim.analysis.late_start import REDUCES, LateStart, late_starts
 from clustersim.analysis.pace import Floats, pace_ratios, slow_ranks
 from clustersim.analysis.pieces import (
     EXPOSED,
@@ -46,6 +46,7 @@ from clustersim.analysis.pieces import (
     workers,
 )  # fmt: skip
 from clustersim.analysis.transfers import Facts, sort_of, transfer_facts
+from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import Timeline
 
 CAUSES = (
@@ -178,6 +179,7 @@ class _Book:
         self._servers = set(np.flatnonzero(works == 0).tolist())
         ending = int(np.argmax(timeline.row_end)) if len(timeline.row_end) else -1
         self._last_rank = int(timeline.rank_sets[int(timeline.row_set[ending])][0]) if ending >= 0 else -1
+        self.could_hide = [op.kind in REDUCES and op.stream != COMPUTE_STREAM for op in timeline.ops]
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
     def charge_all(self) -> None:
@@ -297,7 +299,7 @@ class _Book:
         charge.seconds += total
         charge.count += 1
         charge.ranks.update(self._class_ranks[owner])
-        if cut.state[piece] == EXPOSED:
+        if cut.state[piece] == EXPOSED and self.could_hide[op]:
             step = self.exposed[self.timeline.ops[op].step]
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):

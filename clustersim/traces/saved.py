@@ -22,16 +22,17 @@ from clustersim.errors import TraceError
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
+from clustersim.traces.packing import packed, unpacked
 
 NAME = "run.npz"
 """Of the file in the folder of a run."""
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error)
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 1
+VERSION = 2
 """Of the file's layout."""
 
 Array = npt.NDArray[Any]
-_ROWS = ("row_op", "row_set", "row_ready", "row_start", "row_end")
+_ROWS = ("row_op", "row_set")
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
@@ -65,7 +66,8 @@ def save_run(
 
     Raises :class:`TraceError` where the file cannot be written.
     """
-    arrays: dict[str, Array] = {name: getattr(timeline, name) for name in _ROWS}
+    arrays: dict[str, Array] = {name: getattr(timeline, name).astype(np.int32) for name in _ROWS}
+    arrays |= packed(timeline.row_ready, timeline.row_start, timeline.row_end)
     arrays |= _ragged("set", timeline.rank_sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
@@ -204,6 +206,7 @@ def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
 
 
 def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+    ready, start, end = unpacked(arrays)
     return Timeline(
         world_size=words["world_size"],
         ops=tuple(_op(fields, arrays) for fields in words["ops"]),
@@ -212,7 +215,11 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
         source=words["source"],
         rank_node=arrays.get("rank_node"),
         stats=words["stats"],
-        **{name: arrays[name] for name in _ROWS},
+        row_op=arrays["row_op"].astype(np.int64),
+        row_set=arrays["row_set"].astype(np.int64),
+        row_ready=ready,
+        row_start=start,
+        row_end=end,
     )
 
 
