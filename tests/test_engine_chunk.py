@@ -199,3 +199,58 @@ class TestCongruence:
         together, _, asked = self.books(replace(four, link_bandwidth=bandwidth))
         together.plans(Request("all_reduce", MIB), np.arange(32).reshape(4, 8))
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [("all_reduce", "ring"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("broadcast", "ring"),
+     ("reduce", "ring"), ("all_reduce", "halving_doubling"), ("all_reduce", "tree"), ("all_reduce", "hierarchical")],
+)  # fmt: skip
+@pytest.mark.parametrize("nbytes", [0.0, 3e5, 64 * MIB])
+def test_a_replay_alone_leaps_to_the_times_of_the_event_loop(pair, monkeypatch, kind, algorithm, nbytes):
+    from clustersim.collectives import plan
+
+    def play():
+        op = Collective("c", kind, nbytes, np.arange(16)[None], algorithm=algorithm)
+        start = Compute("late", np.linspace(1, 2, 16), stream="comm")  # the meeting does not begin at 0
+        program = toy.program([start, op], ranks=16)
+        one_channel = lambda request, group: plan(request, group, "ideal", 1)  # noqa: E731
+        return simulate(program, pair, fabrics.mesh(pair), planner=one_channel, fidelity="chunk")
+
+    quick = play()
+    monkeypatch.setattr(replay, "_apart", lambda lanes, loads: False)
+    slow = play()
+    assert quick.makespan == pytest.approx(slow.makespan, rel=1e-9)
+    np.testing.assert_allclose(quick.links.bytes_per_link(), slow.links.bytes_per_link(), rtol=1e-9, atol=1e-6)
+    assert {name: quick.stats[name] for name in ("flows", "transfers")} == {
+        name: slow.stats[name] for name in ("flows", "transfers")
+    }
+    for side in (quick.links, slow.links):
+        assert np.all(np.diff(side.segment_transfer) >= 0)
+    if slow.stats["solves"] == 0:  # nobody ever shared: the same stretches, transfer by transfer
+        for name in ("segment_transfer", "segment_start", "segment_end", "segment_rate"):
+            np.testing.assert_allclose(getattr(quick.links, name), getattr(slow.links, name), rtol=1e-9)
+
+
+def test_a_ring_of_one_channel_leaps_and_rings_that_share_links_do_not(pair):
+    def events(channels):
+        from clustersim.collectives import plan
+
+        op = Collective("c", "all_reduce", 64 * MIB, np.arange(16)[None], algorithm="ring")
+        planner = lambda request, group: plan(request, group, "ideal", channels)  # noqa: E731
+        program = toy.program([op], ranks=16)
+        return simulate(program, pair, fabrics.mesh(pair), planner=planner, fidelity="chunk").stats["events"]
+
+    assert events(1) == 2
+    assert events(8) > 2 * 15
+
+
+def test_two_replays_that_may_meet_do_not_leap(node):
+    # Alone each would leap; together they share every link and must slow each other down.
+    world, mesh = np.arange(8)[None], fabrics.mesh(node)
+    both = [
+        Collective("a", "all_gather", 64 * MIB, world, algorithm="ring"),
+        Collective("b", "all_gather", 64 * MIB, world, "other", algorithm="ring", communicator="second"),
+    ]
+    timeline = simulate(toy.program(both, ranks=8), node, mesh, backend="ideal", fidelity="chunk")
+    assert timeline.makespan > 7 * 2 * 64 * MIB / 8 / up_rate(node)

@@ -60,53 +60,44 @@ def _from_root(request: Request, channel: Channel) -> tuple[Ints, Ints]:
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Every transfer. A step's send waits only for what it forwards."""
     refuse("ring", request, KINDS)
-    writer, fractions = ScheduleWriter(), []
+    if request.kind in _PASSES:
+        return _laps(request.kind, group.size, channels)
+    writer = ScheduleWriter()
+    fractions: list[float] = []
     for c, channel in enumerate(channels):
-        if request.kind in _PASSES:
-            _lap(writer, request.kind, channel, c)
-            fractions += [channel.share / group.size] * group.size
-        else:
-            k = pieces(request.nbytes * channel.share)
-            _pipeline(writer, request, channel, c, len(fractions), k)
-            fractions += [channel.share / k] * k
+        k = pieces(request.nbytes * channel.share)
+        _pipeline(writer, request, channel, c, len(fractions), k)
+        fractions += [channel.share / k] * k
     return writer.done(np.array(fractions))
 
 
-def _lap(writer: ScheduleWriter, kind: str, channel: Channel, c: int) -> None:
-    order, rail = channel.order.tolist(), channel.edge_rails.tolist()
-    n = len(order)
-    arrived: list[list[int]] = [[] for _ in range(n)]
-    if kind != "all_gather":
-        for step in range(n - 1):  # reduce-scatter: position i passes on block i - step - 1
-            arrived = [
-                [
-                    writer.send(
-                        order[i - 1],
-                        order[i],
-                        c * n + order[(i - step - 2) % n],
-                        after=arrived[i - 1],
-                        reduce=True,
-                        rail=rail[i - 1],
-                        channel=c,
-                    )
-                ]
-                for i in range(n)
-            ]
-    if kind != "reduce_scatter":
-        for step in range(n - 1):  # all-gather: position i passes on block i - step
-            arrived = [
-                [
-                    writer.send(
-                        order[i - 1],
-                        order[i],
-                        c * n + order[(i - step - 1) % n],
-                        after=arrived[i - 1],
-                        rail=rail[i - 1],
-                        channel=c,
-                    )
-                ]
-                for i in range(n)
-            ]
+def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> Schedule:
+    """Channel by channel, step by step: at each, position i receives from position i - 1 what that received before.
+
+    Reducing, position i - 1 passes on block i - step - 2; gathering, block i - step - 1. Whole columns at once: a ring
+    of a thousand ranks has two million sends.
+    """
+    step, position = (axis.ravel() for axis in np.indices((_PASSES[kind] * (n - 1), n)))
+    reduce = (step < n - 1) & (kind != "all_gather")
+    passed = np.where(reduce, step + 2, step + 1 - (n - 1 if kind == "all_reduce" else 0))
+    block = (position - passed) % n
+    before = (step - 1) * n + (position - 1) % n  # what arrived there in the step before
+    count, waits = len(step), step > 0
+    base = np.arange(len(channels))[:, None]
+    order = np.stack([channel.order for channel in channels])
+    rails = np.stack([channel.edge_rails for channel in channels])
+    return Schedule(
+        src=order[:, position - 1].ravel(),
+        dst=order[:, position].ravel(),
+        chunk=(base * n + order[:, block]).ravel(),
+        n_chunks=len(channels) * n,
+        reduce=np.tile(reduce, len(channels)),
+        after_ptr=np.concatenate([[0], np.cumsum(np.tile(waits, len(channels)))]),
+        after=(base * count + before[waits]).ravel(),
+        rail=rails[:, position - 1].ravel(),
+        chunk_fraction=np.repeat([channel.share / n for channel in channels], n),
+        lane=(base * n + position).ravel(),
+    )
 
 
 def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int, base: int, k: int) -> None:

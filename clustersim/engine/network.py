@@ -136,6 +136,12 @@ class Network:
         self._new.append(flows)
         self._ask_solve()
 
+    def moved(self, transfers: Ints, start: Floats, end: Floats, rate: Floats) -> None:
+        """Note transfers whose times are known without a solve: nothing else is on their links meanwhile."""
+        self.n_flows += int((end > start).sum())
+        some = end > start
+        self.segments.blocks.append((transfers[some], start[some], end[some], rate[some]))
+
     def _ask_solve(self) -> None:
         if self._solve_at != self.clock.now:
             self._solve_at = self.clock.now

@@ -19,6 +19,7 @@ from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine.clock import Clock
+from clustersim.engine.fairshare import TIE
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Loads, Network
 from clustersim.engine.planning import PlanBook
@@ -29,8 +30,8 @@ from clustersim.topology import route_latency
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-MOST_TRANSFERS = 2_000_000
-"""Beyond this a replay takes minutes and gigabytes, and shows nothing a smaller one does not."""
+MOST_TRANSFERS = 3_000_000
+"""Beyond this a replay takes gigabytes, and minutes where links are shared, and shows nothing a smaller does not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Steps:
     ----------
     nbytes, latency : (T,) float [bytes], [s]. load : (T,) int, id in :class:`Loads`.
     n_needs : (T,) int, transfers each waits for, its lane's predecessor included.
+    apart : no two lanes can hold each other up: their links carry all of them at full rate at once.
     next_ptr, next : CSR, who waits for a transfer's arrival. lane_next : (T,) who waits for it to drain; -1 for none.
     """
 
@@ -51,6 +53,7 @@ class Steps:
     next_ptr: Ints
     next: Ints
     lane_next: Ints
+    apart: bool
 
 
 @dataclass(eq=False)
@@ -79,6 +82,7 @@ class Replay:
         self._meetings: list[Ints] = []
         self._loads: list[Ints] = []
         self._n = 0
+        self._only_one = sum(len(site.ranks) for site in sites) == 1
         self._prepare(sites)
 
     def _prepare(self, sites: tuple[Site, ...]) -> None:
@@ -108,11 +112,38 @@ class Replay:
             self._n += playing.left
             self._meetings.append(np.full(playing.left, playing.meeting, dtype=np.int64))
             self._loads.append(steps.load)
-            if playing.left:
+            if playing.left and self._only_one and steps.apart:
+                self._leap(playing)
+            elif playing.left:
                 self._playing[playing.first] = playing
                 self._start(playing, np.flatnonzero(playing.unmet == 0))
             else:
                 self.on_end(np.array([playing.meeting]), self.clock.now)
+
+    def _leap(self, playing: _Playing) -> None:
+        """Play a meeting that has the network to itself and whose lanes do not meet: every transfer runs at full rate,
+        so its times follow from those before it, a front of transfers at a time, without an event each."""
+        steps, n = playing.steps, playing.left
+        rate = np.array(self.loads.alone)[steps.load]
+        start, end = np.full(n, self.clock.now), np.zeros(n)
+        front, last = np.flatnonzero(playing.unmet == 0), self.clock.now
+        while len(front):
+            end[front] = start[front] + steps.nbytes[front] / rate[front]
+            arrived = end[front] + steps.latency[front]
+            last = max(last, float(arrived.max()))
+            follow, which = _following(steps, front)
+            np.maximum.at(start, follow, arrived[which])
+            behind = steps.lane_next[front]
+            some = behind >= 0
+            start[behind[some]] = np.maximum(start[behind[some]], end[front][some])  # one before each on its lane
+            follow = np.concatenate([follow, behind[some]])
+            np.subtract.at(playing.unmet, follow, 1)
+            front = np.unique(follow[playing.unmet[follow] == 0])
+        self.network.moved(playing.first + np.arange(n), start, end, rate)
+        self.clock.call(last, self._landed, playing.meeting)
+
+    def _landed(self, meeting: int) -> None:
+        self.on_end(np.array([meeting]), self.clock.now)
 
     def _start(self, playing: _Playing, which: Ints) -> None:
         moves = playing.steps.nbytes[which] > 0
@@ -199,24 +230,48 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Step
     """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
     n = len(schedule.src)
     ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
-    edges, which = np.unique(ends, axis=0, return_inverse=True)
-    router, one = routing.router(group.topology), np.ones(1)
-    load, latency = np.zeros(len(edges), dtype=np.int64), np.zeros(len(edges))
-    for e, (src, dst, rail) in enumerate(edges.tolist()):
-        load[e] = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
-        latency[e] = route_latency(group.topology, router.route(src, dst, 0, rail))
+    _, first, of = np.unique(schedule.lane, return_index=True, return_inverse=True)
+    lanes = len(schedule.lane) > 0 and bool(np.all(ends[first][of] == ends))  # each between two ends, by one rail
+    if not lanes:
+        _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+        of = of.reshape(-1)
+    router, one, ends = routing.router(group.topology), np.ones(1), ends[first]
+    load, latency = np.zeros(len(ends), dtype=np.int64), np.zeros(len(ends))
+    known: dict[tuple[int, ...], tuple[int, float]] = {}
+    for e, (src, dst, rail) in enumerate(ends.tolist()):
+        if (src, dst, rail) not in known:
+            found = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
+            known[src, dst, rail] = found, route_latency(group.topology, router.route(src, dst, 0, rail))
+        load[e], latency[e] = known[src, dst, rail]
     waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
     order = np.argsort(schedule.after, kind="stable")
     lane_next = _lane_next(schedule.lane, n)
     return Steps(
         nbytes=nbytes * schedule.chunk_fraction[schedule.chunk],
-        latency=latency[which.reshape(-1)],
-        load=load[which.reshape(-1)],
+        latency=latency[of],
+        load=load[of],
         n_needs=np.diff(schedule.after_ptr) + np.bincount(lane_next[lane_next >= 0], minlength=n),
         next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
         next=waiting[order],
         lane_next=lane_next,
+        apart=lanes and _apart(load, loads),
     )
+
+
+def _apart(lanes: Ints, loads: Loads) -> bool:
+    """Whether lanes of these loads can all run as fast as each alone; a lane carries one transfer at a time."""
+    ptr, links, weights = loads.csr(lanes)
+    rate = np.repeat(np.array(loads.alone)[lanes], np.diff(ptr))
+    used = np.bincount(links, weights=weights * rate, minlength=loads.topology.n_links)
+    return bool(np.all(np.isfinite(rate))) and bool(np.all(used <= loads.topology.link_bandwidth * (1 + TIE)))
+
+
+def _following(steps: Steps, front: Ints) -> tuple[Ints, Ints]:
+    """Who waits for the arrival of these transfers: ``(transfers, place in front of what each waits for)``."""
+    first, count = steps.next_ptr[front], steps.next_ptr[front + 1] - steps.next_ptr[front]
+    which = np.repeat(np.arange(len(front)), count)
+    inside = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    return steps.next[first[which] + inside], which
 
 
 def _lane_next(lane: Ints, n: int) -> Ints:
