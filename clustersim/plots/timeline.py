@@ -220,10 +220,13 @@ def _mark(canvas: _Canvas, zoom: tuple[float, float], lowest: float) -> None:
     """A frame around the part that is drawn again below."""
     from matplotlib.patches import Rectangle
 
-    begin, end = (t * canvas.scale for t in zoom)
+    begin, end = (min(max(t, canvas.begin), canvas.end) * canvas.scale for t in zoom)
+    if end <= begin:
+        return
     frame = Rectangle(
         (begin, -0.56), end - begin, lowest + 1.1, fill=False, ec=INK, lw=1.4, joinstyle="round", clip_on=False
     )
+    frame.set_in_layout(False)
     canvas.axes.add_patch(frame)
 
 

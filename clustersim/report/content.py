@@ -182,7 +182,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None and value != [] and value != "":
+        elif value is not None and (not isinstance(value, str | list | tuple) or len(value)):
             yield f"{prefix}{key}", str(value)
 
 

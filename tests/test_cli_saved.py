@@ -1,0 +1,67 @@
+"""report, plot and export: commands on a run that was saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustersim.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "run"
+    command("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=2", "--out", path, "--report", path / "with_run.html")
+    return path
+
+
+def command(*words):
+    """Exit code of a command line."""
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
+def test_run_writes_everything_the_other_commands_read(folder):
+    names = {p.name for p in folder.iterdir()}
+    assert names >= {"run.npz", "result.json", "trace.json.gz", "gantt.png", "with_run.html"}
+
+
+def test_report_of_a_saved_run_is_the_report_of_the_run(folder, tmp_path):
+    assert command("report", folder, "-o", tmp_path / "later.html") == 0
+    assert (tmp_path / "later.html").read_text() == (folder / "with_run.html").read_text()
+    assert command("report", folder) == 0
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("kind", ["gantt", "topology"])
+def test_plot_draws_a_saved_run(folder, tmp_path, kind, capsys):
+    more = ["--zoom", "last", "--rank", "0", "--window", "0..80 ms"] if kind == "gantt" else []
+    assert command("plot", kind, folder, tmp_path / "p.png", "--dpi", "60", *more) == 0
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert "wrote" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["s.csv", "t.json.gz"])
+def test_export_writes_the_ranks_asked_for(folder, tmp_path, name, capsys):
+    assert command("export", folder, tmp_path / name, "--rank", "1", "--rank", "2") == 0
+    assert "2 of 8 rank(s)" in capsys.readouterr().out
+
+
+REFUSED = {
+    "no run": (["report", "nowhere"], "nowhere: no such file"),
+    "picture": (["plot", "gant", "{}", "p.png"], "did you mean 'gantt'"),
+    "suffix": (["plot", "gantt", "{}", "p.jpg"], "a picture is a .png, .svg or .pdf"),
+    "window": (["plot", "gantt", "{}", "p.png", "--window", "3"], "write it like '700 ms..1.06 s'"),
+    "backwards": (["plot", "gantt", "{}", "p.png", "--window", "2 s..1 s"], "ends before it begins"),
+    "format": (["export", "{}", "t.txt"], "no trace format has this ending"),
+    "rank": (["export", "{}", "t.csv", "--rank", "99"], "0..7"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line_and_exit_code_2(folder, case, capsys):
+    words, part = REFUSED[case]
+    assert command(*(word.replace("{}", str(folder)) for word in words)) == 2
+    said = capsys.readouterr().err.strip()
+    assert part in said
+    assert "\n" not in said
