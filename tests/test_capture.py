@@ -1,0 +1,239 @@
+"""Capture runs for real on Gloo, and survives: a rank that dies, a full disk, sizes that do not fit, a short budget."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clustersim import traces
+from clustersim.calibration.capture import collectives
+from clustersim.calibration.capture.parts import Budget, Part, write_whole
+from clustersim.calibration.capture.world import repeats_for
+from clustersim.errors import TraceError
+from clustersim.timeline import Timeline
+from clustersim.traces import Samples, captured
+from clustersim.traces.digest import digest
+
+torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (the capture extra)")
+MODULE = "clustersim.calibration.capture"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- for real -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def run(request, tmp_path_factory, clustersim) -> SimpleNamespace:
+    """A whole capture of 2 and of 4 ranks of this machine; parallel test processes share one."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, told = base / f"capture{request.param}", base / f"capture{request.param}.json"
+    try:
+        (base / f"capture{request.param}.mine").mkdir()
+    except FileExistsError:
+        until = time.monotonic() + 300
+        while not told.exists() and time.monotonic() < until:
+            time.sleep(0.5)
+    else:
+        start = time.monotonic()
+        done = clustersim("capture", "--out", folder, "--nproc-per-node", str(request.param), "--device", "cpu",
+                          "--budget", "40s", "--largest", "1M")  # fmt: skip
+        said = {"code": done.returncode, "said": done.stderr, "seconds": time.monotonic() - start}
+        write_whole(told, json.dumps(said).encode())
+    found = SimpleNamespace(folder=folder, ranks=request.param, **json.loads(told.read_text()))
+    assert found.code == 0, found.said[-2000:]
+    return found
+
+
+@torch
+def test_every_kind_of_collective_is_measured_and_right(run):
+    found = traces.read(run.folder)
+    assert isinstance(found, Samples)
+    assert {row.kind for row in found.rows if row.ranks == run.ranks} == set(collectives.KINDS)
+    assert not found.skipped  # no wrong result, no impossible bandwidth
+    measured = [row for row in rows(run.folder / "collectives.jsonl") if "kind" in row]
+    checked = {row["kind"] for row in measured if row["#wrong"] == 0}
+    assert checked >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter"}
+    for row in measured:
+        assert 0 < row["time_min"] <= row["time"] <= row["time_max"]
+        assert len(row["rank_times"]) == run.ranks
+
+
+@torch
+def test_groups_that_run_at_once_are_kept_apart_from_groups_alone(run):
+    found = traces.read(run.folder)
+    assert isinstance(found, Samples)
+    assert {row.at_once for row in found.rows} == {1, 2}
+    if run.ranks == 4:
+        names = {row["layout"] for row in rows(run.folder / "collectives.jsonl") if "layout" in row}
+        assert {"one half", "every half"} <= names
+
+
+@torch
+def test_compute_and_steps_are_measured_and_what_was_not_is_said(run):
+    compute, steps = rows(run.folder / "compute.jsonl"), rows(run.folder / "steps.jsonl")
+    assert {"gemm", "attention", "layer_norm", "launch", "host_to_host"} <= {row.get("op") for row in compute}
+    assert all(row["time"] > 0 for row in compute if "time" in row)
+    modes = {row["mode"]: row for row in steps[1:]}
+    assert "GPU" in modes["data_parallel"]["skipped"] or "budget" in modes["data_parallel"]["skipped"]
+    ran = {mode for mode, row in modes.items() if "step_time" in row}
+    assert {"single", "ddp"} <= ran
+    for mode in ran:
+        assert len(list((run.folder / "traces" / mode).glob("rank*.json.gz"))) == run.ranks
+
+
+@torch
+def test_the_profiles_of_a_step_are_joined_over_its_ranks(run):
+    found = traces.read(run.folder / "traces" / "ddp")
+    assert isinstance(found, Timeline)
+    assert found.world_size == run.ranks
+    said = digest(found)
+    parameters = next(row["parameters"] for row in rows(run.folder / "steps.jsonl") if row.get("mode") == "ddp")
+    reduced = sum(row["count"] * row["nbytes"] for row in said["collectives"] if row["kind"] == "all_reduce")
+    assert reduced == 2 * 4 * parameters  # two profiled steps of fp32 gradients
+    assert not said["skipped"]
+    assert all(0 < share < 1 for share in said["compute_share"])
+
+
+@torch
+def test_the_budget_is_kept_and_the_machine_described(run):
+    assert run.seconds < 40 + 45  # starting Python and torch in every rank, on a loaded machine
+    said = json.loads((run.folder / "provenance.json").read_text())
+    (machine,) = said["machines"]
+    assert machine["versions"]["torch"]
+    assert machine["cores"] >= 1
+    assert machine["memory"] > 2**30
+    assert all(name.split("_")[0] + "_" in {"NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_",
+               "FI_", "OFI_", "KMP_"} for name in machine["settings"])  # fmt: skip
+    assert "collectives 1/" in run.said
+    assert not list(run.folder.glob("*.partial"))
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def start_ranks(folder: Path, n: int, *words: str) -> list[subprocess.Popen[str]]:
+    """Ranks without a launcher that would restart or stop them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", MODULE, "--out", str(folder), "--device", "cpu", *words]
+    said = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(command, env={**os.environ, **said, "RANK": str(r), "LOCAL_RANK": str(r)},
+                         stderr=subprocess.PIPE, text=True)
+        for r in range(n)
+    ]  # fmt: skip
+
+
+@torch
+def test_a_rank_that_dies_leaves_what_was_measured_readable(tmp_path):
+    folder = tmp_path / "out"
+    first, second = start_ranks(folder, 2, "--budget", "5min", "--largest", "1M", "--parts", "collectives")
+    partial = folder / "collectives.jsonl.partial"
+    end = time.monotonic() + 90
+    while time.monotonic() < end and not (partial.exists() and len(partial.read_text().splitlines()) > 5):
+        time.sleep(0.2)
+    second.send_signal(signal.SIGKILL)
+    _, said = first.communicate(timeout=150)
+    assert second.wait() == -signal.SIGKILL
+    assert first.returncode == 2
+    assert "error: rank 0" in said
+    found = traces.read(folder)
+    assert isinstance(found, Samples)
+    assert len(found) >= 4
+    assert any("before this part was finished" in note for note in found.notes)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_clear_error_that_says_what_remains(tmp_path):
+    (tmp_path / "p.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(TraceError, match="No space left"):
+        Part(tmp_path, "p", {})
+    with pytest.raises(TraceError, match="cannot be written"):
+        write_whole(tmp_path / "p.jsonl.partial" / "x", b"")
+
+
+def test_a_part_gets_its_name_when_it_is_whole(tmp_path):
+    part = Part(tmp_path, "collectives", {"backend": "gloo"})
+    part.write({"skipped": "x"})
+    assert [p.name for p in tmp_path.iterdir()] == ["collectives.jsonl.partial"]
+    part.done()
+    assert [p.name for p in tmp_path.iterdir()] == ["collectives.jsonl"]
+    assert captured.lines(tmp_path / "collectives.jsonl")[0][1] == {"skipped": "x"}
+
+
+def test_an_interrupted_line_is_counted_and_a_newer_layout_refused(tmp_path):
+    path = tmp_path / "collectives.jsonl.partial"
+    row = {"kind": "all_reduce", "size": 4096, "type": "float", "redop": "sum", "time": 10.0, "time_min": 9.0,
+           "ranks": 2, "nodes": 1, "groups_at_once": 1, "iterations": 5, "layout": "world",
+           "busbw": 0.4096, "#wrong": 0}  # fmt: skip
+    lines = [json.dumps({"clustersim_capture": 1, "part": "collectives"}), json.dumps(row), json.dumps(row)]
+    path.write_text("\n".join(lines)[:-20])
+    found = traces.read(path)
+    assert isinstance(found, Samples)
+    assert (len(found), found.skipped) == (1, {"a line that is cut off": 1})
+    assert (found.rows[0].seconds, found.rows[0].fastest) == pytest.approx((10e-6, 9e-6))
+    path.write_text("\n".join([lines[0].replace("1", "9", 1), *lines[1:]]))
+    with pytest.raises(TraceError, match="layout 9"):
+        traces.read(path)
+
+
+@torch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "soon"), "cannot read 'soon' as a time"),
+        (("--parts", "colectives"), "no part 'colectives'"),
+        (("--backend", "nccl"), "nccl needs --device cuda"),
+        (("--largest", "big"), "cannot read 'big'"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(tmp_path, words, message):
+    command = [sys.executable, "-m", MODULE, "--out", str(tmp_path / "o"), "--device", "cpu", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "local"), [(2, 2), (4, 4), (4, 2), (16, 8), (4, 1)])
+def test_layouts_are_nodes_and_rails_or_halves_and_no_rank_is_twice_in_one(size, local):
+    found = {layout.name: layout for layout in collectives.layouts(size, local)}
+    for layout in found.values():
+        members = [rank for group in layout.groups for rank in group]
+        assert len(members) == len(set(members))
+        assert set(members) <= set(range(size))
+        assert len({len(group) for group in layout.groups}) == 1
+    if size > local > 1:
+        assert found["every rail"].groups[1] == tuple(range(1, size, local))
+        assert found["every node"].groups[1] == tuple(range(local, 2 * local))
+
+
+def test_repeats_fill_the_time_within_bounds():
+    assert repeats_for(1e-3, 0.1) == 100
+    assert repeats_for(1.0, 0.1) == 2
+    assert repeats_for(1e-9, 1.0) == 200
+
+
+def test_a_budget_shares_what_is_left():
+    budget = Budget(10.0)
+    assert 2.4 < budget.share(4) <= 2.5
+    assert Budget(0.0).left == 0.0
