@@ -172,8 +172,7 @@ def _hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group:
 
 def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
     """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
-    used = loads.by_class.any(axis=1)
-    if used[EDGE_CLASSES.index("pcie")] or used[EDGE_CLASSES.index("shm")]:
+    if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
         return costs.hop[f"pcie/{protocol}"]
     return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[placement(group).age]
 
