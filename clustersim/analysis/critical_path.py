@@ -1,9 +1,10 @@
 """The critical path: the chain of ops, each begun the moment the one before it ended, that ends when the run does.
 
 It is walked backwards on the Timeline alone. From an op that ran, the path goes to what let it start: the rank that
-arrived last at its collective, or on its own rank the op that ended as it became ready (the one before it on its stream
-or one it waits for by ``after``). Nothing beside the path can shorten the run by being faster; what is on it can save at
-most its own length. (Critical path method, Kelley and Walker 1959; for parallel programs Yang and Miller 1988.)
+arrived last at its collective, or on its own rank the op that ended as it became ready (the one before it on its
+stream, or one it waits for by ``after``). Nothing beside the path can shorten the run by being faster; what is on it
+can save at most its own length. (Critical path method, Kelley and Walker 1959; for parallel programs Yang and Miller
+1988.)
 """
 
 from __future__ import annotations
