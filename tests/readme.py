@@ -7,6 +7,7 @@ TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` wr
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,9 +30,9 @@ def parts() -> Iterator[tuple[str, str]]:
 def printed(arguments: str) -> str:
     """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block."""
     words = [str(TABLES / word) if word.endswith(".csv") else word for word in shlex.split(arguments)]
-    done = subprocess.run(
-        [sys.executable, "-m", "clustersim", *words], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "clustersim", *words]
+    env = {**os.environ, "COLUMNS": "150", "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return done.stdout if "--markdown" in words else f"```\n$ clustersim {arguments}\n{done.stdout}```\n"
 
 

@@ -1,0 +1,23 @@
+"""The README holds no number that a command does not print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import readme
+
+
+@pytest.mark.parametrize("arguments", [arguments for arguments, _ in readme.parts()])
+def test_a_generated_part_is_what_its_command_prints(arguments: str, shared: Path) -> None:
+    assert shared.is_dir()
+    assert dict(readme.parts())[arguments] == readme.printed(arguments), "run: python tests/readme.py"
+
+
+def test_every_shipped_scenario_and_command_the_readme_names_exists() -> None:
+    text = readme.README.read_text()
+    named = {
+        Path(word).stem for word in text.replace("`", " ").split() if word.startswith("scenarios/") and "*" not in word
+    }
+    shipped = {path.stem for path in (readme.ROOT / "scenarios").glob("*.toml")}
+    assert {name for name in named if name and name != "scenarios"} <= shipped
