@@ -135,17 +135,9 @@ def read_sharded(row: Row, *, timed: bool = True) -> ShardedRun:
 
 
 def _topology(row: Row) -> str:
-    """The row's machine, corrected where it cannot be.
-
-    16 V100s in one node are a DGX-2's. DeepSpeed's tutorials do not state the network between their DGX-2s; ZeRO-3,
-    ZeRO++ and ZeRO-2 steps, which send very different amounts, agree on one of the eight ports (9, 15 and 12 % too
-    fast with it, 2 to 5 times with all). That is one number identified on these three rows, not a prediction of it.
-    """
+    """The row's machine; 16 V100s in one node are a DGX-2's, whatever the row says."""
     name = row.get("topology", "")
-    if name.startswith("dgx-1v") and row.get("gpus_per_node") == "16":
-        return "dgx-2"
-    tutorial = "DeepSpeed docs/_tutorials" in row.get("source", "")
-    return "dgx-2-1x100g" if tutorial and name == "dgx-2" and row["nodes"] not in {"", "1"} else name
+    return "dgx-2" if name.startswith("dgx-1v") and row.get("gpus_per_node") == "16" else name
 
 
 def _checkpointing(words: str, recipe: Recipe) -> str:
