@@ -123,7 +123,7 @@ def test_torchtitans_steps_are_met_within_ten_percent():
 
 @shared
 def test_deepspeeds_steps_on_one_machine_are_met_within_twenty_percent_in_the_median():
-    """Its rows over several nodes do not state the network and are 50 to 80 % too fast on the one their name implies."""
+    """Over several nodes its rows do not state the network, and are 50 to 80 % too fast on the one the name implies."""
     found = []
     for measured in read_table(TABLE, COLUMNS):
         if measured["case_id"].startswith("deepspeed") and measured["strategy"].startswith("zero"):
