@@ -39,8 +39,9 @@ SEGMENT = 2.0**20
 class GlooCosts:
     """Constants of the host path, fitted to ``clustersim capture`` of 2 ranks on 2 cores of a cloud VM (PyTorch 2.13,
     loopback, fastest loop of each size, 8 B to 32 MiB, all kinds). With half of the sizes held out the median error is
-    27 %: the VM had other work, and kinds differ by up to 50 us a call in PyTorch's own copies. 4 ranks on those cores
-    wait for each other's threads (33 % with constants of their own). ``copy`` is not fitted: it needs a GPU.
+    25 to 29 %: the VM had other work, and kinds differ by up to 50 us a call in PyTorch's own copies. 4 ranks on
+    those cores wait for each other's threads (32 to 34 % with constants of their own). ``copy`` is not fitted: it
+    needs a GPU.
 
     Parameters
     ----------
