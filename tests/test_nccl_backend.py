@@ -77,6 +77,14 @@ def test_an_algorithm_nccl_does_not_have_is_played_at_its_shares() -> None:
     assert ours.time(on.topology.link_bandwidth) > textbook.time(on.topology.link_bandwidth)
 
 
+def test_an_nvlink_rack_moves_every_byte_under_an_nccl_that_does_not_know_it() -> None:
+    old, new = (group("gb200-nvl72", 3, 1, nccl_version=version) for version in ((2, 18), (2, 28)))
+    request = Request("all_reduce", 2.0**32, algorithm="ring")
+    for on in (old, new):
+        plan = collectives.plan(request, on)
+        assert plan.time(on.topology.link_bandwidth) >= plan.lower_bound > 0
+
+
 def test_half_the_nic_is_half_the_rate_between_nodes() -> None:
     whole = fabrics.load("hgx-a100", nodes=4)
     slow = fabrics.change(whole, fabrics.Change("node1/nic3", factor=0.5))

@@ -66,6 +66,8 @@ def evaluate(rows: Iterable[dict[str, str]], predict: Callable[[dict[str, str]],
             measured, predicted = predict(row)
         except (ValueError, ClusterSimError) as error:
             results.append({**row, "skipped": str(error)})
+        except Exception as error:  # a bug must not cost the other rows their prediction, nor go unseen
+            results.append({**row, "skipped": f"internal error: {type(error).__name__}: {error}"})
         else:
             results.append(
                 {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}

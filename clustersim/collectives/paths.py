@@ -77,6 +77,8 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
     graph = nccl.search(where.system).get(algorithm)
     if where.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
         return channels(group, count, layout)
+    if any(len(order) != group.size for order in graph.orders):  # NCCL before 2.21 sees a rack's trays as nodes
+        return channels(group, count, layout)
     position = np.argsort(group.gpus, kind="stable")
     return tuple(Channel(i, position[list(order)], 1.0 / count) for i, order in enumerate(graph.orders))
 
