@@ -9,8 +9,9 @@ with H the host floor (how fast processes can launch), L the hops in sequence, B
 narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
-They come from a study of 102 public nccl-tests tables (P100 to GB200) that started from NCCL's own constants. Fitting
-them again with one machine left out predicts that machine worse than these do, so they are kept as they are.
+They come from a study of 102 public nccl-tests tables (P100 to GB200) that started from NCCL's own constants. Fitted
+again with one machine left out, they predicted that machine better once and worse or no better five times, of the six
+machines tried; so they are kept as they are.
 ``clustersim validate nccl`` prints the error on any such table.
 """
 
