@@ -88,10 +88,6 @@ class Group:
         """The largest number of members on one node."""
         return int(np.bincount(np.searchsorted(np.unique(self.nodes), self.nodes)).max())
 
-    def members_of(self, node: int) -> Ints:
-        """Positions of the members on one node, in rank order."""
-        return np.flatnonzero(self.nodes == node)
-
     @property
     def node_type(self) -> NodeType:
         """The node type of the first member; mixed groups are described by the weakest where it matters."""

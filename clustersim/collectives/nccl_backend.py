@@ -8,6 +8,7 @@ slow NIC, a shared PCIe switch or an odd number of GPUs changes the answer witho
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -62,22 +63,40 @@ def _finish(
     hops: float,
     costs: Costs,
 ) -> Plan:
-    used = weights > 0
-    links, weights = loads.links[used], weights[used]
-    ceiling = _kernel_ceiling(request, group, algorithm, protocol, costs)
-    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
-    wire = request.nbytes / rate
     base = costs.rooted_base if request.kind in _ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
-    total = _floored(base + hops + wire + _fill(hops, wire, costs), _host_floor(request.kind, group, costs), costs)
+    floor = _host_floor(request.kind, group, costs)
+
+    def seconds(wire: float) -> float:
+        return _floored(base + hops + wire + _fill(hops, wire, costs), floor, costs)
+
+    ceiling = _kernel_ceiling(request, group, algorithm, protocol, costs)
+    return _plan(request, group, (algorithm, protocol, count), loads, weights, ceiling, seconds)
+
+
+def _plan(
+    request: Request,
+    group: Group,
+    chosen: tuple[str, str, int],
+    loads: PathLoads,
+    weights: Floats,
+    ceiling: float,
+    seconds: Callable[[float], float],
+) -> Plan:
+    """The Plan that takes ``seconds(wire)`` alone, where ``wire`` [s] is what the bytes take on the narrowest link."""
+    used = weights > 0
+    links, weights = loads.links[used], weights[used]
+    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
+    wire = request.nbytes / rate
+    algorithm, protocol, count = chosen
     return Plan(
         kind=request.kind,
         algorithm=algorithm,
         protocol=protocol,
         n_channels=count,
         nbytes=request.nbytes,
-        latency=total - wire,
+        latency=seconds(wire) - wire,
         links=links,
         weights=weights,
         ceiling=ceiling,
@@ -185,35 +204,22 @@ def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
     where = placement(group)
     loads = loads_of(request, group, "direct", 1)
     n = group.size
-    share = costs.send_share if request.kind in {"send", "sendrecv"} else costs.p2p_share
-    pcie = costs.share["pcie/Simple"]
-    net = costs.p2p_net_share * net_share(group, costs)
-    shares = np.array([share, pcie, costs.share["shm/Simple"], net])
-    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
-    used = weights > 0
-    links, weights = loads.links[used], weights[used]
-    rate = float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf
-    wire = request.nbytes / rate
     to_one = request.kind in {"send", "sendrecv"}
+    share = costs.send_share if to_one else costs.p2p_share
+    net = costs.p2p_net_share * net_share(group, costs)
+    shares = np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
+    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     peers, per_peer = (1, request.nbytes) if to_one else (n - 1, request.nbytes / n)
-    limited = max(wire, _channel_limit(per_peer, peers, group, costs))
+    limit = _channel_limit(per_peer, peers, group, costs)
     hops = costs.p2p_base + costs.p2p_peer * peers
     if where.islands > 1:
         hops += costs.net_extra[where.net] + costs.hop["net/LL"]
-    total = _floored(_norm(hops, limited, costs.p2p_norm), _host_floor(request.kind, group, costs), costs)
-    return Plan(
-        kind=request.kind,
-        algorithm="direct",
-        protocol="Simple",
-        n_channels=1,
-        nbytes=request.nbytes,
-        latency=total - wire,
-        links=links,
-        weights=weights,
-        ceiling=math.inf,
-        lower_bound=lower_bound(request, group),
-        bus_factor=bus_factor(request.kind, n),
-    )
+    floor = _host_floor(request.kind, group, costs)
+
+    def seconds(wire: float) -> float:
+        return _floored(_norm(hops, max(wire, limit), costs.p2p_norm), floor, costs)
+
+    return _plan(request, group, ("direct", "Simple", 1), loads, weights, math.inf, seconds)
 
 
 def _channel_limit(per_peer: float, peers: int, group: Group, costs: Costs) -> float:
