@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -107,6 +107,22 @@ class Device:
                 return known
         raise TopologyError(f"{self.name} has no rate for dtype {dtype!r}; {nearest(dtype, [*self.peak, *_FALLBACK])}")
 
+
+def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
+    """The device with some efficiencies replaced, by flat name: ``matmul.bf16``, ``stream``, ``kernel_floor``,
+    ``launch``; of a dtype it has no units for nothing is replaced.
+
+    >>> with_efficiencies(device("H100-SXM5-80GB"), {"matmul.bf16": 0.5}).matmul["bf16"].value
+    0.5
+    """
+    said = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
+    matmul = {d: said.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
+    plain: dict[str, Any] = {name: said[name] for name in ("stream", "kernel_floor", "launch") if name in said}
+    return replace(device, matmul=MappingProxyType(matmul), **plain)
+
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+"""Element types that GPUs have matmul rates for."""
 
 _FALLBACK = {
     "fp32": ("fp32",),

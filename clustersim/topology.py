@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.calibrated import Calibration
 from clustersim.errors import TopologyError, nearest
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Topology:
     fabric : str, what joins the nodes, such as ``"rail_optimised"``; for people and for :meth:`describe`.
     routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
         fat-tree routing) or ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP).
+    calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Topology:
     node_types: tuple[NodeType, ...]
     fabric: str = ""
     routing: str = "destination"
+    calibration: Calibration | None = None
 
     @property
     def n_nodes(self) -> int:

@@ -14,10 +14,11 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Channel, Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
-from clustersim.collectives.gloo import COSTS, ring_time
+from clustersim.collectives.gloo import ring_time
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.tree import binary_tree, double_tree, levels
+from clustersim.costs import GLOO_COSTS as COSTS
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh

@@ -7,7 +7,8 @@ import pytest
 
 from clustersim import fabrics
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.gloo import COSTS, plan
+from clustersim.collectives.gloo import plan
+from clustersim.costs import GLOO_COSTS as COSTS
 from clustersim.topology import CPU
 
 

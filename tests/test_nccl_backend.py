@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from clustersim import collectives, fabrics
 from clustersim.collectives import Group, Request
-from clustersim.collectives.costs import Costs, generation
 from clustersim.collectives.nccl_backend import TUNED
+from clustersim.costs import Costs, generation
 from clustersim.errors import ProgramError
 from clustersim.program import COLLECTIVES
 

@@ -1,146 +1,36 @@
-"""The measured constants of NCCL's times: what a hop, a launch and a protocol cost on real machines.
-
-NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
-choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses them, and the time of what was chosen is
-
-    T = (H^6 + D^6)^(1/6),   D = base + L + B + F,   F = (L^p + min(B, c L)^p)^(1/p) - L - min(B, c L)
-
-with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
-narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
-
-Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
-They come from a study of 102 public nccl-tests tables (P100 to GB200) that started from NCCL's own constants. Fitted
-again with one machine left out, they predicted that machine better once and worse or no better five times, of the six
-machines tried; so they are kept as they are.
-``clustersim validate nccl`` prints the error on any such table.
-"""
+"""Which constants hold for a group: those of the time models, with what its own machine was measured to do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import lru_cache
 
-US = 1e-6
-
-
-def _frozen(values: dict[str, float]) -> Mapping[str, float]:
-    return MappingProxyType(values)
+from clustersim.calibrated import Calibration
+from clustersim.collectives.base import Group
+from clustersim.costs import COSTS, GLOO_COSTS, Costs, GlooCosts, overlaid
 
 
-def _table(**values: float) -> Mapping[str, float]:
-    return field(default_factory=lambda: _frozen(dict(values)))
+def costs_of(group: Group) -> Costs:
+    """NCCL's constants on the group's machine.
 
-
-@dataclass(frozen=True)
-class Costs:
-    """Constants of the time model. Times in seconds, shares of line rate without unit.
-
-    Edge classes are ``nvlink`` (any direct GPU link), ``pcie`` (peer to peer), ``shm`` (through host memory) and
-    ``net``. Keys are ``class/protocol``.
+    The share of its NICs that a topology file gives (``[node] net_share``) replaces the transport's; what is fitted to
+    the machine's own measurements (``[calibration]``) replaces both.
     """
-
-    # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
-    hop: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.90 * US,
-            "nvlink/LL128": 2.0 * US,
-            "nvlink/Simple": 3.2 * US,
-            "pcie/LL": 6.2 * US,
-            "pcie/LL128": 6.5 * US,
-            "pcie/Simple": 7.0 * US,
-            "net/LL": 3.8 * US,
-            "net/LL128": 5.3 * US,
-            "net/Simple": 17.0 * US,
-        }
-    )
-    # NVLink hops by GPU generation, relative to Hopper.
-    hop_generation: Mapping[str, float] = _table(
-        pascal=1.35, volta=1.35, ampere=1.8, hopper=1.0, blackwell=1.6, amd=1.5
-    )
-    # Added to every hop over a network of this kind (twice for Simple, which also waits for the flush).
-    net_extra: Mapping[str, float] = _table(
-        ib=0.0, roce=0.0, slingshot=1.1 * US, efa=17.0 * US, tcpx=31.0 * US, opa=2.0 * US, tcp=25.0 * US
-    )
-    simple_ring_net: float = 0.39  # of the Simple hops of a ring over several nodes: its steps are pipelined
-    rooted_overlap: float = 0.34  # of the hops of broadcast and reduce, whose repetitions overlap in a benchmark
-    # Share of the line rate a protocol's payload reaches.
-    share: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.31,
-            "nvlink/LL128": 0.71,
-            "nvlink/Simple": 0.81,
-            "pcie/LL": 0.31,
-            "pcie/LL128": 0.70,
-            "pcie/Simple": 0.80,
-            "shm/LL": 0.31,
-            "shm/LL128": 0.43,
-            "shm/Simple": 0.43,
-            "net/LL": 0.27,
-            "net/LL128": 1.0,
-            "net/Simple": 1.0,
-        }
-    )
-    share_generation: Mapping[str, float] = _table(
-        pascal=1.02, volta=1.02, ampere=0.95, hopper=1.02, blackwell=0.97, amd=0.8
-    )
-    # Share of a NIC's line rate that its transport reaches.
-    net_share: Mapping[str, float] = _table(ib=0.99, roce=0.97, slingshot=0.90, efa=0.90, tcpx=0.94, opa=0.9, tcp=0.7)
-    # Flags and data in one word make many small messages, which Slingshot's NICs carry badly.
-    net_ll: Mapping[str, float] = _table(slingshot=0.22)
-    tree_share: float = 0.71
-    # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
-    nvls_share: Mapping[str, float] = _table(hopper=0.684, blackwell=0.595)
-    nvls_tree_share: float = 0.907
-    tree_levels: float = 1.5  # network hops per log2(nodes), each way
-    nvls_latency: float = 25.0 * US
-    nvls_tree_hop: float = 20.0 * US
-    # Point to point (all_to_all, send): a fixed part, a part per peer, and channels that open as the message grows.
-    p2p_base: float = 15.0 * US
-    p2p_peer: float = 1.8 * US
-    p2p_share: float = 0.74
-    p2p_net_share: float = 0.91
-    send_share: float = 0.805
-    p2p_norm: float = 0.77
-    p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=13.9e9, hopper=82e9, blackwell=120e9, amd=14e9
-    )
-    p2p_channel_bytes: Mapping[str, float] = _table(
-        pascal=2.2 * 2**20,
-        volta=2.2 * 2**20,
-        ampere=2.2 * 2**20,
-        hopper=66 * 2**20,
-        blackwell=66 * 2**20,
-        amd=2.2 * 2**20,
-    )
-    p2p_max_channels: float = 16.0
-    # Host.
-    base: float = 3.6 * US
-    rooted_base: float = 5.7 * US
-    # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=15.0 * US, amd=15.0 * US, power=15.0 * US, arm=9.3 * US)
-    host_floor_per_gpu: float = 5.2 * US  # one process drives all GPUs of a node
-    host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
-    threads_base: float = 8.7 * US
-    threads_step: float = 2.1 * US
-    fill_norm: float = 0.70
-    fill_span: float = 30.0  # bytes over hops beyond which the pipeline is full
-    floor_norm: float = 6.0
-    scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
+    machine = group.node_type
+    return _nccl(machine.net, machine.net_share, group.topology.calibration)
 
 
-GENERATIONS = {60: "pascal", 61: "pascal", 37: "pascal", 70: "volta", 75: "volta"}
+def gloo_costs_of(group: Group) -> GlooCosts:
+    """Gloo's constants on the group's machine."""
+    return _gloo(group.topology.calibration)
 
 
-def generation(sm: int) -> str:
-    """GPU generation the constants are kept for, from the compute capability (0 for AMD)."""
-    if sm == 0:
-        return "amd"
-    if sm in GENERATIONS:
-        return GENERATIONS[sm]
-    if sm < 70:
-        return "pascal"
-    return "ampere" if sm < 90 else "hopper" if sm < 100 else "blackwell"
+# A calibration is one object per loaded topology and hashes by identity, so two machines never share an entry.
+@lru_cache(maxsize=64)
+def _nccl(net: str, net_share: float, calibration: Calibration | None) -> Costs:
+    known = {f"net_share.{net}": net_share} if net_share and net in COSTS.net_share else {}
+    return overlaid(COSTS, known | (calibration.values("nccl") if calibration else {}))
 
 
-COSTS = Costs()
+@lru_cache(maxsize=64)
+def _gloo(calibration: Calibration | None) -> GlooCosts:
+    return overlaid(GLOO_COSTS, calibration.values("gloo")) if calibration else GLOO_COSTS

@@ -22,9 +22,11 @@ from clustersim import routing
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.build import everyone, traffic_of
+from clustersim.collectives.costs import gloo_costs_of
 from clustersim.collectives.direct import DIRECT
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.ring import RING
+from clustersim.costs import GlooCosts
 from clustersim.errors import ProgramError
 from clustersim.topology import CPU, PATH_CLASSES
 
@@ -33,33 +35,6 @@ Floats = npt.NDArray[np.float64]
 
 SEGMENT = 2.0**20
 """Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""
-
-
-@dataclass(frozen=True)
-class GlooCosts:
-    """Constants of the host path, fitted to ``clustersim capture`` of 2 ranks on 2 cores of a cloud VM (PyTorch 2.13,
-    loopback, fastest loop of each size, 8 B to 32 MiB, all kinds). With half of the sizes held out the median error is
-    25 to 29 %: the VM had other work, and kinds differ by up to 50 us a call in PyTorch's own copies. 4 ranks on
-    those cores wait for each other's threads (32 to 34 % with constants of their own). ``copy`` is not fitted: it
-    needs a GPU.
-
-    Parameters
-    ----------
-    call : float [s], once per collective: PyTorch hands it to a worker thread and is woken when it is done.
-    message : float [s], per message: two thread wake-ups and the kernel's TCP path ("tens of us" on loopback).
-    stream : float [bytes/s] one process moves through sockets, in and out together: one epoll thread copies it all.
-    reduce : float [bytes/s] of the scalar loop c = a + b.
-    copy : float [s], to launch and wait for one copy between GPU and host.
-    """
-
-    call: float = 75e-6
-    message: float = 8e-6
-    stream: float = 4.5e9
-    reduce: float = 8e9
-    copy: float = 12e-6
-
-
-COSTS = GlooCosts()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +46,15 @@ class _Transfer:
     time: Callable[[float], float]
 
 
-def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts = COSTS) -> Plan:
+def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts | None = None) -> Plan:
     """The Plan of one collective under Gloo; ``n_channels`` is not Gloo's to have and must be None or 1.
 
+    ``costs``: None takes those of the group's machine.
     Raises :class:`ProgramError` for a pin that is not what Gloo would run.
     """
     if n_channels not in (None, 1):
         raise ProgramError(f"Gloo has one channel, not {n_channels}")
+    costs = costs or gloo_costs_of(group)
     hosts = dataclasses.replace(group, gpus=_hosts(group))
     chosen = _choice(request, hosts, costs)
     if request.algorithm not in (None, chosen.name):

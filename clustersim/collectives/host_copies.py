@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.collectives.costs import COSTS, Costs
+from clustersim.collectives.costs import costs_of
 from clustersim.errors import ProgramError
 from clustersim.routing import router
 from clustersim.topology import CPU
@@ -32,7 +32,7 @@ def has_cpu(group: Group) -> bool:
     return any(group.topology.vertex_kinds[int(vertex)] == CPU for vertex in group.gpus)
 
 
-def plan(request: Request, group: Group, costs: Costs = COSTS) -> Plan:
+def plan(request: Request, group: Group) -> Plan:
     """The Plan of a send with a CPU at an end. Raises :class:`ProgramError` for a collective."""
     if request.kind != "send":
         raise ProgramError(
@@ -46,8 +46,8 @@ def plan(request: Request, group: Group, costs: Costs = COSTS) -> Plan:
     share = np.full(len(links), COPY_SHARE)
     if outside.any():
         net = group.node_type.net if group.node_type.net != "none" else "ib"
-        reached = group.node_type.net_share or costs.net_share[net]
-        share[outside] = costs.p2p_net_share * reached
+        costs = costs_of(group)
+        share[outside] = costs.p2p_net_share * costs.net_share[net]
         latency += MESSAGE_LATENCY + costs.net_extra[net]
     return Plan(
         kind=request.kind,

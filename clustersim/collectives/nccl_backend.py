@@ -1,7 +1,7 @@
 """The ``nccl`` backend: algorithm and protocol as NCCL's tuner chooses, time from measured constants and link loads.
 
 The byte term is not a table: the algorithm's traffic over its channels is routed onto links, each edge enlarged by
-what its protocol and path achieve (:mod:`clustersim.collectives.costs`), and the narrowest link sets the rate. So a
+what its protocol and path achieve (:mod:`clustersim.costs`), and the narrowest link sets the rate. So a
 slow NIC, a shared PCIe switch or an odd number of GPUs changes the answer without a special case.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Floats, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
-from clustersim.collectives.costs import COSTS, Costs
-from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, net_share, placement, weights_of
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, weights_of
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.costs import Costs
 from clustersim.routing import router
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
@@ -28,9 +29,12 @@ _ROOTED = frozenset({"broadcast", "reduce"})
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
 
-def plan(request: Request, group: Group, n_channels: int | None = None, costs: Costs = COSTS) -> Plan:
-    """The Plan of one collective under NCCL. Raises ProgramError for a pin that cannot do it."""
-    where = placement(group)
+def plan(request: Request, group: Group, n_channels: int | None = None, costs: Costs | None = None) -> Plan:
+    """The Plan of one collective under NCCL; ``costs`` None takes those of the group's machine.
+
+    Raises ProgramError for a pin that cannot do it.
+    """
+    where, costs = placement(group), costs or costs_of(group)
     if _foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
     if request.kind not in TUNED:
@@ -206,7 +210,7 @@ def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
     n = group.size
     to_one = request.kind in {"send", "sendrecv"}
     share = costs.send_share if to_one else costs.p2p_share
-    net = costs.p2p_net_share * net_share(group, costs)
+    net = costs.p2p_net_share * costs.net_share[where.net]
     shares = np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     peers, per_peer = (1, request.nbytes) if to_one else (n - 1, request.nbytes / n)

@@ -14,10 +14,10 @@ import numpy as np
 from clustersim.collectives import nccl
 from clustersim.collectives.base import Channel, Floats, Group, Ints, Request, Traffic
 from clustersim.collectives.channels import channels
-from clustersim.collectives.costs import Costs, generation
 from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.costs import Costs, generation
 from clustersim.routing import router
 
 EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
@@ -143,14 +143,9 @@ def weights_of(loads: PathLoads, algorithm: str, protocol: str, group: Group, co
     elif algorithm in {"nvls", "nvls_tree"}:
         inside["nvlink"] = costs.nvls_share[where.age] * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
     growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
-    net = costs.share[f"net/{protocol}"] * net_share(group, costs) / growth
+    net = costs.share[f"net/{protocol}"] * costs.net_share[where.net] / growth
     if protocol == "LL":
         net *= costs.net_ll.get(where.net, 1.0)
     shares = np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     return weights
-
-
-def net_share(group: Group, costs: Costs) -> float:
-    """Share of the NICs' line rate: the machine's own where it was measured, else its transport's."""
-    return group.node_type.net_share or costs.net_share[placement(group).net]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.check import Report, check
+from clustersim.fabrics.fitted import calibration_text
 from clustersim.fabrics.load import load, mesh, node
 from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
 from clustersim.fabrics.node import Node
@@ -17,6 +18,7 @@ __all__ = [
     "Change",
     "Node",
     "Report",
+    "calibration_text",
     "change",
     "check",
     "dragonfly",

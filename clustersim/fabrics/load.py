@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from clustersim.calibrated import Calibration
 from clustersim.errors import TopologyError, nearest
-from clustersim.fabrics import networks, schema
+from clustersim.fabrics import fitted, networks, schema
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.draft import Draft
 from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wire_columns
@@ -41,6 +42,7 @@ def load(name_or_path: str, nodes: int | None = None, device: str | None = None)
     else:
         machines = _machines(spec, path, nodes)
         topology = _join(machines, _fabric(spec, path), spec.name, str(path))
+    topology = replace(topology, calibration=_calibration(spec, path))
     if device is not None:
         types = {id(t): replace(t, device=device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
@@ -120,6 +122,13 @@ def _fabric(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) 
 def _changes(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> list[schema.ChangeSpec]:
     base = _base(spec, path, seen)
     return [*(_changes(*base, (*seen, path)) if base else []), *spec.changes]
+
+
+def _calibration(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> Calibration | None:
+    """The file's fitted constants, and those of the file it extends which it does not give itself."""
+    base = _base(spec, path, seen)
+    below = _calibration(*base, (*seen, path)) if base else None
+    return fitted.calibration(spec.calibration, str(path)).over(below) if spec.calibration else below
 
 
 def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Sequence[Node]:

@@ -155,6 +155,27 @@ class ChangeSpec(_Strict, frozen=True):
     source: str = ""
 
 
+class ConstantSpec(_Strict, frozen=True):
+    """A fitted constant and its 95 % interval, each with its unit where it has one (``"17.2 us"``)."""
+
+    value: str | float
+    low: str | float | None = None
+    high: str | float | None = None
+
+
+class CalibrationSpec(_Strict, frozen=True):
+    """Constants fitted to this machine's own measurements (:class:`clustersim.calibrated.Calibration`)."""
+
+    date: str = ""
+    data: list[str] = []
+    versions: list[str] = []
+    rows: int = 0
+    nccl: dict[str, ConstantSpec] = {}
+    gloo: dict[str, ConstantSpec] = {}
+    device: dict[str, ConstantSpec] = {}
+    refused: dict[str, str] = {}
+
+
 class TopologyFile(_Strict, frozen=True):
     """A whole file."""
 
@@ -168,6 +189,7 @@ class TopologyFile(_Strict, frozen=True):
     vertices: list[VerticesSpec] = []
     links: list[LinksSpec] = []
     changes: list[ChangeSpec] = []
+    calibration: CalibrationSpec | None = None
 
 
 def _quantity(kind: type, value: object) -> object:
@@ -246,6 +268,10 @@ _BY_PATH: dict[str, type[msgspec.Struct]] = {
     ".links[]": LinksSpec,
     ".nodes[]": NodesSpec,
     ".changes[]": ChangeSpec,
+    ".calibration": CalibrationSpec,
+    ".calibration.nccl[...]": ConstantSpec,
+    ".calibration.gloo[...]": ConstantSpec,
+    ".calibration.device[...]": ConstantSpec,
 }
 
 

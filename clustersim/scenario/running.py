@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clustersim import fabrics, models
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
-from clustersim.device import Device, device
+from clustersim.device import Device, device, with_efficiencies
 from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
@@ -262,6 +262,8 @@ def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> t
     for name in names:
         with scenario.at("$.cluster.topology"):
             gpu = device(name)
+        if topology.calibration is not None:
+            gpu = with_efficiencies(gpu, topology.calibration.values("device"))
         priced.append((gpu, _priced(scenario, topology, model, gpu)))
     gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
     notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)

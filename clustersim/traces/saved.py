@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.calibrated import Calibration
 from clustersim.errors import TraceError
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
@@ -188,11 +189,15 @@ def _topology_words(topology: Topology, arrays: dict[str, Array]) -> dict[str, A
             dataclasses.asdict(dataclasses.replace(by_id[t], sources=dict(by_id[t].sources))) for t in types
         ],
         "node_type_of": [types.index(id(t)) for t in topology.node_types],
+        "calibration": topology.calibration and dataclasses.asdict(topology.calibration),
     }
 
 
 def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
+    import msgspec
+
     types = [NodeType(**fields) for fields in words["node_types"]]
+    fitted = words.get("calibration")
     return Topology(
         name=words["name"],
         vertex_names=tuple(words["vertex_names"]),
@@ -201,6 +206,7 @@ def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
         node_types=tuple(types[i] for i in words["node_type_of"]),
         fabric=words["fabric"],
         routing=words["routing"],
+        calibration=msgspec.convert(fitted, Calibration) if fitted else None,
         **{name: arrays[f"topology_{name}"] for name in _LINKS},
     )
 

@@ -1,0 +1,229 @@
+"""The constants of the time models: what a hop, a launch, a protocol, a socket cost on real machines.
+
+:class:`Costs` is NCCL's, :class:`GlooCosts` Gloo's. A constant has a flat name: its field, and in tables a dot and the
+key, such as ``hop.net/Simple``. A machine may have values of its own (:mod:`clustersim.calibrated`).
+
+NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
+choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses them, and the time of what was chosen is
+
+    T = (H^6 + D^6)^(1/6),   D = base + L + B + F,   F = (L^p + min(B, c L)^p)^(1/p) - L - min(B, c L)
+
+with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
+narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
+
+Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
+They come from a study of 102 public nccl-tests tables (P100 to GB200) that started from NCCL's own constants. Fitted
+again with one machine left out, they predicted that machine better once and worse or no better five times, of the six
+machines tried; so they are kept as they are.
+``clustersim validate nccl`` prints the error on any such table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+US = 1e-6
+
+
+def _frozen(values: dict[str, float]) -> Mapping[str, float]:
+    return MappingProxyType(values)
+
+
+def _table(**values: float) -> Mapping[str, float]:
+    return field(default_factory=lambda: _frozen(dict(values)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Constants of the time model. Times in seconds, shares of line rate without unit.
+
+    Edge classes are ``nvlink`` (any direct GPU link), ``pcie`` (peer to peer), ``shm`` (through host memory) and
+    ``net``. Keys are ``class/protocol``.
+    """
+
+    # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
+    hop: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.90 * US,
+            "nvlink/LL128": 2.0 * US,
+            "nvlink/Simple": 3.2 * US,
+            "pcie/LL": 6.2 * US,
+            "pcie/LL128": 6.5 * US,
+            "pcie/Simple": 7.0 * US,
+            "net/LL": 3.8 * US,
+            "net/LL128": 5.3 * US,
+            "net/Simple": 17.0 * US,
+        }
+    )
+    # NVLink hops by GPU generation, relative to Hopper.
+    hop_generation: Mapping[str, float] = _table(
+        pascal=1.35, volta=1.35, ampere=1.8, hopper=1.0, blackwell=1.6, amd=1.5
+    )
+    # Added to every hop over a network of this kind (twice for Simple, which also waits for the flush).
+    net_extra: Mapping[str, float] = _table(
+        ib=0.0, roce=0.0, slingshot=1.1 * US, efa=17.0 * US, tcpx=31.0 * US, opa=2.0 * US, tcp=25.0 * US
+    )
+    simple_ring_net: float = 0.39  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    rooted_overlap: float = 0.34  # of the hops of broadcast and reduce, whose repetitions overlap in a benchmark
+    # Share of the line rate a protocol's payload reaches.
+    share: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.31,
+            "nvlink/LL128": 0.71,
+            "nvlink/Simple": 0.81,
+            "pcie/LL": 0.31,
+            "pcie/LL128": 0.70,
+            "pcie/Simple": 0.80,
+            "shm/LL": 0.31,
+            "shm/LL128": 0.43,
+            "shm/Simple": 0.43,
+            "net/LL": 0.27,
+            "net/LL128": 1.0,
+            "net/Simple": 1.0,
+        }
+    )
+    share_generation: Mapping[str, float] = _table(
+        pascal=1.02, volta=1.02, ampere=0.95, hopper=1.02, blackwell=0.97, amd=0.8
+    )
+    # Share of a NIC's line rate that its transport reaches.
+    net_share: Mapping[str, float] = _table(ib=0.99, roce=0.97, slingshot=0.90, efa=0.90, tcpx=0.94, opa=0.9, tcp=0.7)
+    # Flags and data in one word make many small messages, which Slingshot's NICs carry badly.
+    net_ll: Mapping[str, float] = _table(slingshot=0.22)
+    tree_share: float = 0.71
+    # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
+    nvls_share: Mapping[str, float] = _table(hopper=0.684, blackwell=0.595)
+    nvls_tree_share: float = 0.907
+    tree_levels: float = 1.5  # network hops per log2(nodes), each way
+    nvls_latency: float = 25.0 * US
+    nvls_tree_hop: float = 20.0 * US
+    # Point to point (all_to_all, send): a fixed part, a part per peer, and channels that open as the message grows.
+    p2p_base: float = 15.0 * US
+    p2p_peer: float = 1.8 * US
+    p2p_share: float = 0.74
+    p2p_net_share: float = 0.91
+    send_share: float = 0.805
+    p2p_norm: float = 0.77
+    p2p_channel_rate: Mapping[str, float] = _table(
+        pascal=10e9, volta=10e9, ampere=13.9e9, hopper=82e9, blackwell=120e9, amd=14e9
+    )
+    p2p_channel_bytes: Mapping[str, float] = _table(
+        pascal=2.2 * 2**20,
+        volta=2.2 * 2**20,
+        ampere=2.2 * 2**20,
+        hopper=66 * 2**20,
+        blackwell=66 * 2**20,
+        amd=2.2 * 2**20,
+    )
+    p2p_max_channels: float = 16.0
+    # Host.
+    base: float = 3.6 * US
+    rooted_base: float = 5.7 * US
+    # One process per GPU, by CPU: how soon a launch on every rank comes back.
+    host_floor: Mapping[str, float] = _table(intel=15.0 * US, amd=15.0 * US, power=15.0 * US, arm=9.3 * US)
+    host_floor_per_gpu: float = 5.2 * US  # one process drives all GPUs of a node
+    host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
+    threads_base: float = 8.7 * US
+    threads_step: float = 2.1 * US
+    fill_norm: float = 0.70
+    fill_span: float = 30.0  # bytes over hops beyond which the pipeline is full
+    floor_norm: float = 6.0
+    scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
+
+
+GENERATIONS = {60: "pascal", 61: "pascal", 37: "pascal", 70: "volta", 75: "volta"}
+
+
+def generation(sm: int) -> str:
+    """GPU generation the constants are kept for, from the compute capability (0 for AMD)."""
+    if sm == 0:
+        return "amd"
+    if sm in GENERATIONS:
+        return GENERATIONS[sm]
+    if sm < 70:
+        return "pascal"
+    return "ampere" if sm < 90 else "hopper" if sm < 100 else "blackwell"
+
+
+@dataclass(frozen=True)
+class GlooCosts:
+    """Constants of the host path, fitted to ``clustersim capture`` of 2 ranks on 2 cores of a cloud VM (PyTorch 2.13,
+    loopback, fastest loop of each size, 8 B to 32 MiB, all kinds). With half of the sizes held out the median error is
+    25 to 29 %: the VM had other work, and kinds differ by up to 50 us a call in PyTorch's own copies. 4 ranks on
+    those cores wait for each other's threads (32 to 34 % with constants of their own). ``copy`` is not fitted: it
+    needs a GPU.
+
+    Parameters
+    ----------
+    call : float [s], once per collective: PyTorch hands it to a worker thread and is woken when it is done.
+    message : float [s], per message: two thread wake-ups and the kernel's TCP path ("tens of us" on loopback).
+    stream : float [bytes/s] one process moves through sockets, in and out together: one epoll thread copies it all.
+    reduce : float [bytes/s] of the scalar loop c = a + b.
+    copy : float [s], to launch and wait for one copy between GPU and host.
+    """
+
+    call: float = 75e-6
+    message: float = 8e-6
+    stream: float = 4.5e9
+    reduce: float = 8e9
+    copy: float = 12e-6
+
+
+COSTS = Costs()
+GLOO_COSTS = GlooCosts()
+
+_SECONDS = (
+    *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "p2p_base", "p2p_peer", "base", "rooted_base"),
+    *("host_floor", "host_floor_per_gpu", "threads_base", "threads_step", "call", "message", "copy"),
+)
+_UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B"}
+_UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "reduce"), "B/s")
+
+AnyCosts = TypeVar("AnyCosts", Costs, GlooCosts)
+
+
+def unit(name: str) -> str:
+    """``"s"``, ``"B/s"``, ``"B"``, or ``""`` for a share, of a constant by its flat name.
+
+    >>> unit("hop.net/Simple"), unit("stream"), unit("share.net/LL")
+    ('s', 'B/s', '')
+    """
+    return _UNITS.get(name.split(".", 1)[0], "")
+
+
+def flat(costs: Costs | GlooCosts) -> dict[str, float]:
+    """Every constant by its flat name.
+
+    >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call"]
+    (0.99, 7.5e-05)
+    """
+    found: dict[str, float] = {}
+    for one in fields(costs):
+        value = getattr(costs, one.name)
+        if isinstance(value, Mapping):
+            found |= {f"{one.name}.{key}": float(item) for key, item in value.items()}
+        else:
+            found[one.name] = float(value)
+    return found
+
+
+def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
+    """The constants with some replaced, by flat name. Raises KeyError for a name that is none of them.
+
+    >>> overlaid(COSTS, {"base": 5e-6, "net_share.ib": 0.9}).net_share["ib"]
+    0.9
+    """
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        head, _, key = name.partition(".")
+        if key:
+            table = changed.get(head) or dict(getattr(costs, head))
+            if key not in table:
+                raise KeyError(name)
+            changed[head] = {**table, key: value}
+        else:
+            changed[head] = value
+    frozen: dict[str, Any] = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
+    return replace(costs, **frozen)
