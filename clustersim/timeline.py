@@ -271,6 +271,18 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
     return representatives, number[of_rank]
 
 
+def step_ends(timeline: Timeline) -> Floats:
+    """(steps, world_size) float [s]: when each rank's last op of each step ended; 0 where it did nothing in it."""
+    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
+    rank, op, _, _, end = timeline._row_spans(None)
+    np.maximum.at(ended, (step[op], rank), end)
+    for block in timeline.blocks:
+        row = ended[step[block.op]]
+        row[block.ranks] = np.maximum(row[block.ranks], block.end)
+    return ended
+
+
 def first_ranks(timeline: Timeline, n: int) -> Timeline:
     """The same run as its first ``n`` ranks saw it."""
     if n >= timeline.world_size:

@@ -210,6 +210,35 @@ def test_no_worker_is_faster_than_its_own_compute():
     assert np.ptp(rates) > 0.01 * np.mean(rates)
 
 
+def test_throughput_of_workers_at_their_own_pace_is_the_sum_of_their_own():
+    # Nobody waits: worker w takes what its own kernels take, so the sum is known, and the slowest does not set it.
+    program, timeline, ranks, topology, config = uneven(None, jitter=0.3)
+    model = toy_model([[MIB // 4]] * 2)
+    figures = summary(timeline, model, samples_per_step=7.0 * 5, workers=5, together=False)
+    steps = figures["steady_steps"]
+    own = [
+        np.asarray(op.duration)
+        for op in program.roles[0].ops
+        if op.phase in {"forward", "backward"} and op.step in steps
+    ]
+    alone = len(steps) / sum(own)
+    assert figures["samples_per_s"] == pytest.approx(7.0 * alone.sum(), rel=1e-3)
+    assert figures["samples_per_s"] > 1.02 * 7.0 * 5 / figures["step_time_s"]
+    rates = report(program, timeline, topology, ranks, config)["samples_per_s_by_worker"]
+    assert len(rates) == 5
+
+
+def test_throughput_of_an_asynchronous_scenario_is_its_workers_together():
+    from clustersim import scenario
+
+    result = scenario.load("ps_async_1x8", {"run.steps": 6, "strategy.staleness": 5, "run.jitter": 0.3}).run()
+    slowest = 32 * 8 / result.summary["step_time_s"]
+    assert result.summary["samples_per_s"] > 1.02 * slowest
+    assert result.summary["samples_per_s"] == pytest.approx(sum(result.of_strategy["samples_per_s_by_worker"]), rel=0.1)
+    together = scenario.load("ps_async_1x8", {"run.steps": 6, "strategy.staleness": 0}).run().summary
+    assert together["samples_per_s"] == 32 * 8 / together["step_time_s"]
+
+
 def test_a_servers_own_work_bounds_asynchronous_workers_too():
     model = toy_model([[MIB // 4]])
     topology = star(9, bandwidth=1e12, per_node=1)

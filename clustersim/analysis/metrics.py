@@ -13,7 +13,7 @@ from clustersim.collectives.base import bus_factor
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, PHASES
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, between, first_ranks, of_ops
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, between, first_ranks, of_ops, step_ends
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -25,6 +25,7 @@ def summary(
     *,
     samples_per_step: float,
     workers: int | None = None,
+    together: bool = True,
     peak_flops: float | None = None,
     peak: str = "",
     warmup_steps: int = 2,
@@ -36,6 +37,8 @@ def summary(
     ----------
     samples_per_step : of all ranks together: micro-batch x accumulation x data-parallel ranks.
     workers : how many ranks, the first ones, the means are over; the others serve. None means all.
+    together : ranks step together, so that the slowest sets the pace; False where each has its own (asynchronous
+        training): rates are then sums over ranks of what each does in its own time.
     peak_flops : float [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products. None
         leaves ``mfu`` and ``hfu`` None. peak : what it is, in words, passed through.
     warmup_steps : steps left out where the run is long enough: DDP's first has a single bucket and no overlap, and
@@ -45,7 +48,8 @@ def summary(
     Returns a dict. Times are per step, means over ranks, in seconds:
 
     * ``step_time_s``: from the end of the last warm-up step to the end of the run, over ``steady_steps`` (numbers
-      from 0). A step ends when its last rank does. ``first_step_s`` is the first.
+      from 0). A step ends when its last rank does: where ranks have paces of their own this is the slowest one's, and
+      ``samples_per_s`` is more than a step's samples over it. ``first_step_s`` is the first.
     * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
     * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
@@ -73,9 +77,10 @@ def summary(
     phases = {phase: seconds / step_time for phase, seconds in _phases(inside, len(steady)).items()}
     phases["exposed_communication"] = mean["exposed_communication_s"] / step_time
     idle = max(0.0, step_time - mean["compute_s"] - mean["exposed_communication_s"])
-    samples_per_s = samples_per_step / step_time
+    a_step = step_time if together else float(1.0 / own_paces(run, steady).mean())
+    samples_per_s = samples_per_step / a_step
     model_flops = model.flops_per_sample() * samples_per_s / world
-    executed = _per_gpu(run, np.array([op.flops for op in run.ops])) / (len(steady) * step_time)
+    executed = _per_gpu(run, np.array([op.flops for op in run.ops])) / (len(steady) * a_step)
     return {
         "step_time_s": step_time,
         "first_step_s": window["first"],
@@ -128,6 +133,15 @@ def _steady(timeline: Timeline, steps: Ints, warmup_steps: int) -> dict[str, Any
         "end": float(end[-1]),
         "first": float(end[0]) - begin,
     }
+
+
+def own_paces(timeline: Timeline, steady: Ints) -> Floats:
+    """(world_size,) float [steps/s]: what each rank does of the steps ``steady``, from the end of its own step before
+    them, or from 0, to the end of its own last."""
+    ended = step_ends(timeline)
+    begin = ended[steady[0] - 1] if steady[0] else np.zeros(timeline.world_size)
+    pace: Floats = len(steady) / (ended[steady[-1]] - begin)
+    return pace
 
 
 def _per_gpu(run: Timeline, of_op: Floats) -> float:

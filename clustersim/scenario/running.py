@@ -134,6 +134,7 @@ class Result:
             p.model,
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.workers,
             workers=p.mesh.workers,
+            together=STRATEGIES[file.strategy["kind"]].together(config),
             peak_flops=p.device.peak[runs_as],
             peak=f"dense {runs_as} of {p.device.name}",
         )

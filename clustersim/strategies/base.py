@@ -63,6 +63,7 @@ class Strategy:
     launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
     report : ``(program, timeline, topology, mesh, config) -> dict``: figures that only this strategy has.
     holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; None where it keeps everything whole.
+    together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Strategy:
     launch: str | None = None
     report: Callable[[Program, Timeline, Topology, Mesh, Any], dict[str, Any]] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] | None = None
+    together: Callable[[Any], bool] = lambda config: True
 
 
 @dataclass

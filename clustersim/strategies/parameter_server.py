@@ -191,5 +191,11 @@ def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[st
 
 
 STRATEGY = base.Strategy(
-    "parameter_server", ParameterServerConfig, build, place=place, report=ps_report.report, holding=holding
+    "parameter_server",
+    ParameterServerConfig,
+    build,
+    place=place,
+    report=ps_report.report,
+    holding=holding,
+    together=lambda config: config.synchronous,
 )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clustersim.mesh import Ints, Mesh
 from clustersim.program import Program, Role, Send, Serve
-from clustersim.timeline import LinkUse, Timeline
+from clustersim.timeline import LinkUse, Timeline, step_ends
 from clustersim.topology import Topology
 
 Floats = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
         "staleness": {int(v): int(n) for v, n in zip(values, counts, strict=True)},
         "staleness_mean": float(seen.mean()) if len(seen) else 0.0,
         "staleness_max": int(seen.max(initial=0)),
-        "samples_per_s_by_worker": _throughput(program, timeline, config).tolist(),
+        "samples_per_s_by_worker": _throughput(timeline, mesh, config).tolist(),
         "servers": [_server(role, s, program, timeline, topology, mesh) for s, role in enumerate(_serving(program))],
     }
 
@@ -89,21 +89,12 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _throughput(program: Program, timeline: Timeline, config: Any) -> Floats:
+def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     """(workers' GPUs,) samples/s over each one's own steps, the first left out where there are several."""
-    spans = timeline.spans()
-    phase = np.array([op.phase == "backward" for op in timeline.ops])
-    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
-    back = phase[spans["op"]]
-    rank, of, end = spans["rank"][back], step[spans["op"][back]], spans["end"][back]
-    n_steps = int(step.max()) + 1
+    ended = step_ends(timeline)[:, : mesh.workers]
+    begin = ended[0] if len(ended) > 1 else 0.0
     samples = config.micro_batch_size * config.gradient_accumulation_steps
-    finished = np.zeros((timeline.world_size, n_steps))
-    np.maximum.at(finished, (rank, of), end)
-    finished = finished[np.unique(rank)]
-    skip = min(1, n_steps - 1)
-    begin = finished[:, skip - 1] if skip else np.zeros(len(finished))
-    rate: Floats = samples * (n_steps - skip) / (finished[:, -1] - begin)
+    rate: Floats = samples * max(1, len(ended) - 1) / (ended[-1] - begin)
     return rate
 
 
