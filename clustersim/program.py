@@ -8,7 +8,6 @@ for the ops named in ``after``, on its own rank. Nothing else orders anything, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -242,8 +241,3 @@ def _describe_op(i: int, op: Op, position: int) -> str:
         what = f"{format_bytes(op.nbytes)} {verb} rank {op.peer[position]}"
     waits = f"  after {', '.join(map(str, op.after))}" if op.after else ""
     return f"{i:5d}  {op.stream:8s} {op.name:32s} {what}{waits}"
-
-
-def total_bytes(ops: Sequence[Op]) -> float:
-    """Sum of the sizes of all collectives and sends of an op list [bytes], each counted once."""
-    return float(sum(op.nbytes for op in ops if isinstance(op, Collective | Send)))

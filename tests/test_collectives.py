@@ -15,6 +15,7 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.collectives.volume import per_member
 from clustersim.errors import ProgramError, TopologyError
 
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -294,3 +295,24 @@ def test_a_request_that_cannot_be_planned_says_why(change, message):
     backend, n_channels = options.pop("backend", "ideal"), options.pop("n_channels", None)
     with pytest.raises(ProgramError, match=message):
         plan(Request(**options), group(8, 1), backend, n_channels)
+
+
+def _sent_and_received(name, kind, members):
+    """Mean over members of what the algorithm's edges carry out of and into them."""
+    traffic = ALGORITHMS[name].traffic(Request(kind, 1.0), members, laid(name, members))
+    return tuple(float(traffic.fraction[end >= 0].sum()) / members.size for end in (traffic.src, traffic.dst))
+
+
+@pytest.mark.parametrize(("n", "nodes"), [(2, 1), (8, 1), (16, 2), (24, 3)])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_volume_per_member_is_what_the_algorithms_edges_carry(name, n, nodes):
+    members = group(n, nodes)
+    played = 0
+    for kind in sorted(ALGORITHMS[name].kinds - {"send"}):  # a send has its own op on each side
+        try:
+            carried = _sent_and_received(name, kind, members)
+        except ProgramError:  # nvls beyond a node, nvls_tree inside one
+            continue
+        played += 1
+        assert per_member(kind, n, name, n_islands=members.n_nodes) == pytest.approx(carried), kind
+    assert played or name in {"nvls", "nvls_tree", "pat"}

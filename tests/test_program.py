@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Program, Recv, Role, Send, total_bytes
+from clustersim.program import Collective, Compute, Program, Recv, Role, Send
 
 WORLD = np.arange(4).reshape(1, 4)
 
@@ -37,7 +37,6 @@ def test_transfers_are_described_by_size_and_peer() -> None:
     assert "all_reduce 1 MiB fp32, 1 group(s) of 4" in lines[0]
     assert "to rank 3" in lines[1]
     assert "from rank 1" in lines[2]
-    assert total_bytes(ops) == 2**20 + 1024
 
 
 BAD = {

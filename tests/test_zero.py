@@ -96,10 +96,9 @@ def test_volumes_are_one_one_and_one_and_a_half_times_ddps_and_what_deepspeed_se
     """ZeRO paper, section 7: against an all_reduce of 2 Psi elements."""
     made = toy_model([[8 * N]] * 4)
     all_reduce = 2 * 15 / 16 * 2 * made.parameters
-    # A reduce counts in full for its root too, so 15/16 + 16/16 instead of twice 15/16.
     classic = {"use_multi_rank_bucket_allreduce": False}
-    assert sent(config(1, **classic), made) == pytest.approx(31 / 30 * all_reduce, rel=0.001)
-    assert sent(config(2, **classic), made) == pytest.approx(31 / 30 * all_reduce, rel=0.001)
+    assert sent(config(1, **classic), made) == pytest.approx(all_reduce, rel=0.001)
+    assert sent(config(2, **classic), made) == pytest.approx(all_reduce, rel=0.001)
     no_reuse = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     assert sent(config(3, **no_reuse), made) == pytest.approx(1.5 * all_reduce, rel=0.01)
     assert sent(config(1), made) == pytest.approx(1.5 * all_reduce, rel=0.01)

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis import intervals
-from clustersim.collectives.base import bus_factor
+from clustersim.analysis.volume import bytes_of_rank
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, PHASES
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, between, first_ranks, of_ops, step_ends
+from clustersim.timeline import LinkUse, Timeline, alike, between, first_ranks, of_ops, step_ends
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -58,7 +58,8 @@ def summary(
       stream is idle while a collective runs or waits for a peer. ``idle_s``: idle for any other reason.
     * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
       ``idle``.
-    * ``bytes_sent_per_gpu``: bytes each GPU must send per step: NCCL's S times nccl-tests' bus factor.
+    * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
+      link: :func:`clustersim.analysis.volume.volume`.
     * ``hottest_links``: ``(name, utilisation, bytes)``, in the steady window; bytes are link capacity used, protocol
       overhead included, and utilisation is their share of the line rate.
     * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s``.
@@ -95,7 +96,7 @@ def summary(
         **mean,
         "idle_s": idle,
         "phase_shares": phases | {"idle": idle / step_time},
-        "bytes_sent_per_gpu": _per_gpu(run, np.array([_sent(op, world) for op in run.ops])) / len(steady),
+        "bytes_sent_per_gpu": _per_gpu(run, np.array([bytes_of_rank(op, world)[0] for op in run.ops])) / len(steady),
         "hottest_links": hottest_links(timeline.links, window["begin"], window["end"], n_links),
         "per_rank": per_rank,
     }
@@ -147,13 +148,6 @@ def own_paces(timeline: Timeline, steady: Ints) -> Floats:
 def _per_gpu(run: Timeline, of_op: Floats) -> float:
     """Mean over ranks of what their ops add up to; ``of_op`` is (n_ops,), per rank that does the op."""
     return float((of_op * run.per_op()["ranks"]).sum() / run.world_size)
-
-
-def _sent(op: OpInfo, world: int) -> float:
-    """Bytes one rank must send for an op."""
-    if op.kind in {"compute", "recv"}:
-        return 0.0
-    return op.nbytes * (1.0 if op.kind == "send" else bus_factor(op.kind, int(op.detail.get("group_size", world))))
 
 
 def _is_compute(run: Timeline) -> npt.NDArray[np.bool_]:

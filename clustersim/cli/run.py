@@ -97,6 +97,7 @@ def _print(result: Result, out: Path | None, page: Path | None) -> None:
             table.add_row(label, _text(values[key], unit))
     console = stdout()
     console.print(table)
+    _print_volume(console, values["volume"])
     _print_links(console, values.get("hottest_links") or [])
     for line in lines(values["of_strategy"]):
         console.print(escape(line), soft_wrap=True)
@@ -110,6 +111,24 @@ def _print(result: Result, out: Path | None, page: Path | None) -> None:
         console.print(f"wrote {out}/{files}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"wrote {page}", markup=False, soft_wrap=True)
+
+
+def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
+    """A row per sort of op; all GPUs together."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not volume["op"]:
+        return
+    table = Table(title="moved in a step, all GPUs together", title_justify="left", min_width=60)
+    table.add_column("op", style="bold")
+    kinds = [name for name in volume if name.startswith("link_")]
+    for name in ("count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds)):
+        table.add_column(name, justify="right")
+    for i, name in enumerate(volume["op"]):
+        moved = (_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
+        table.add_row(escape(name), f"{volume['count'][i]:,.0f}", *moved)
+    console.print(table)
 
 
 def _print_links(console: Console, links: list[dict[str, Any]]) -> None:

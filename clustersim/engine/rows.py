@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.blocks import Block, Columns, Pool, RankSets, joined
+from clustersim.collectives.base import Group
+from clustersim.collectives.islands import n_islands
 from clustersim.engine.meetings import OpKey, Site
 from clustersim.engine.network import Network
 from clustersim.engine.tasks import Task
@@ -71,7 +73,7 @@ def timeline(
     """The finished run as a Timeline."""
     return Timeline.of_blocks(
         program.world_size,
-        _ops(program, rows, sites),
+        _ops(program, rows, sites, topology, mesh),
         *rows.columns(),
         tuple(rows.blocks),
         links=_link_use(topology, rows, sites, network, transfers),
@@ -114,7 +116,7 @@ class _LinkNames(Sequence[str]):
         return self._topology.link_name(found) if isinstance(found, int) else [self[i] for i in found]
 
 
-def _ops(program: Program, rows: Rows, sites: tuple[Site, ...]) -> tuple[OpInfo, ...]:
+def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> tuple[OpInfo, ...]:
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
@@ -134,6 +136,7 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...]) -> tuple[OpInfo,
                     "nbytes": site.plans.request.nbytes,
                     "latency": plan.latency,
                     "ceiling": plan.ceiling,
+                    "n_islands": _islands(topology, mesh, site.ranks[0]) if plan.algorithm == "nvls_tree" else 1,
                 },
             )["n_groups"] += len(site.ranks)
             groups.setdefault(side.key, []).append(site.ranks)
@@ -148,6 +151,11 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...]) -> tuple[OpInfo,
         for r, role in enumerate(program.roles)
         for i, op in enumerate(role.ops)
     )
+
+
+def _islands(topology: Topology, mesh: Mesh, ranks: Ints) -> int:
+    """NVLink domains these ranks are in."""
+    return n_islands(Group(topology, mesh.gpus[ranks]))
 
 
 def _info(op: Op, role: Role, first: int, detail: dict[str, Any]) -> OpInfo:

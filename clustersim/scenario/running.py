@@ -140,6 +140,13 @@ class Result:
         )
 
     @cached_property
+    def volume(self) -> dict[str, Any]:
+        """Bytes a step moves, by op and by kind of link: :func:`clustersim.analysis.volume.volume`."""
+        from clustersim.analysis.volume import volume
+
+        return volume(self.timeline, self.summary["steady_steps"])
+
+    @cached_property
     def of_strategy(self) -> dict[str, Any]:
         """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
         p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
@@ -173,6 +180,7 @@ class Result:
                 "by": self.memory.parts(),
                 "message": str(self.verdict),
             },
+            "volume": {name: column.tolist() for name, column in self.volume.items()},
             "of_strategy": self.of_strategy,
             "notes": list(self.notes),
         }

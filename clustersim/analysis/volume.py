@@ -1,0 +1,98 @@
+"""Volume: how many bytes a step moves, by op: sent and received by GPUs, and carried by each kind of link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.volume import per_member
+from clustersim.timeline import LinkUse, OpInfo, Timeline
+from clustersim.topology import LINK_KINDS
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+def volume(timeline: Timeline, steps: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+    """What a step moves, a row per sort of op, most bytes sent first.
+
+    Parameters
+    ----------
+    steps : numbers of the steps to take the mean over, such as ``steady_steps`` of
+        :func:`clustersim.analysis.metrics.summary`.
+
+    Returns a dict of columns:
+
+    * ``op``: a collective's kind, or the first word of a send ("push", "pull", "send").
+    * ``count``: collectives in a step, as one rank counts them, or sends of all ranks. ``ranks``: how many send.
+    * ``sent``, ``received`` [bytes]: by all ranks together, of payload: what the algorithm played needs, see
+      :func:`clustersim.collectives.volume.per_member`. A switch that adds and multicasts (NVLS) sends and receives
+      too, so the two may differ.
+    * one per kind of link that carried anything (``link_nvlink``, ``link_pcie``, ``link_cpu``, ``link_net``...)
+      [bytes]: summed over links, protocol overhead included; a byte that crosses three links counts three times.
+      None of them where the timeline does not know its links.
+    """
+    ops, wanted = timeline.per_op(), set(steps)
+    chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
+    names = list(dict.fromkeys(_word(timeline.ops[i]) for i in chosen))
+    rows = {name: k for k, name in enumerate(names)}
+    count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
+    row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
+    for i in chosen:
+        op, did = timeline.ops[i], float(ops["ranks"][i])
+        row = row_of[i] = rows[_word(op)]
+        out, into = bytes_of_rank(op, timeline.world_size)
+        count[row] += did if op.kind == "send" else op.kind != "recv"
+        sent[row] += did * out
+        received[row] += did * into
+        ranks[row] = max(ranks[row], did * (op.kind != "recv"))
+    table: dict[str, npt.NDArray[Any]] = {
+        "op": np.array(names, dtype=np.str_),
+        "count": count / len(steps),
+        "ranks": ranks.astype(np.int64),
+        "sent": sent / len(steps),
+        "received": received / len(steps),
+    }
+    if timeline.links is not None and len(timeline.links.link_kinds):
+        for kind, nbytes in _by_link_kind(timeline.links, row_of, len(names)).items():
+            table[f"link_{kind}"] = nbytes / len(steps)
+    order = np.argsort(-sent, kind="stable")
+    return {name: column[order] for name, column in table.items()}
+
+
+def _word(op: OpInfo) -> str:
+    """What sort of op it is: a pull's request and its data are told apart."""
+    if op.kind not in {"send", "recv"}:
+        return op.kind
+    first, _, rest = op.name.partition(" ")
+    return "pull request" if rest.startswith("request") else first
+
+
+def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
+    """(sent, received): bytes of payload of one rank for an op, mean over the members of its group."""
+    if op.kind in {"compute", "send", "recv"}:
+        return op.nbytes * (op.kind == "send"), op.nbytes * (op.kind == "recv")
+    n = int(op.detail.get("group_size", world_size))
+    algorithm = str(op.detail.get("algorithm", "ring"))
+    out, into = per_member(op.kind, n, algorithm, int(op.detail.get("n_islands", 1)))
+    return op.nbytes * out, op.nbytes * into
+
+
+def _by_link_kind(use: LinkUse, row_of: npt.NDArray[np.int64], n_rows: int) -> dict[str, Floats]:
+    """Per kind of link that carried anything, (rows,) bytes on all links of that kind."""
+    number = {kind: k for k, kind in enumerate(LINK_KINDS)}
+    kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)
+    per_byte = np.array(
+        [np.bincount(kind_of[links], weights=weights, minlength=len(LINK_KINDS)) for links, weights in use.loads]
+    ).reshape(-1, len(LINK_KINDS))
+    moved = np.bincount(
+        use.segment_transfer,
+        weights=use.segment_rate * (use.segment_end - use.segment_start),
+        minlength=len(use.transfer_op),
+    )
+    row = row_of[use.transfer_op]
+    total = np.zeros((n_rows, len(LINK_KINDS)))
+    np.add.at(total, row[row >= 0], (moved[:, None] * per_byte[use.transfer_load])[row >= 0])
+    return {kind: total[:, k] for kind, k in number.items() if total[:, k].any()}

@@ -1,0 +1,67 @@
+"""What a step moves: the algorithms' closed forms, summed over ops, and what links carry of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import clustersim
+from clustersim.analysis.volume import volume
+
+
+def run(scenario: str, **changes: object):
+    return clustersim.load(scenario, {key.replace("__", "."): value for key, value in changes.items()}).run()
+
+
+def by_op(result) -> dict[str, dict[str, float]]:
+    table = result.volume
+    return {str(op): {name: column[i] for name, column in table.items()} for i, op in enumerate(table["op"])}
+
+
+def test_ddp_on_a_ring_sends_twice_the_gradients_less_one_part():
+    result = run("ddp_resnet50_1x8_v100")
+    z = result.prepared.model.parameters * 4
+    rows = by_op(result)
+    assert rows["all_reduce"]["sent"] == pytest.approx(8 * 2 * 7 / 8 * z)
+    assert rows["all_reduce"]["received"] == rows["all_reduce"]["sent"]
+    total = sum(row["sent"] for row in rows.values()) / 8
+    assert total == pytest.approx(result.summary["bytes_sent_per_gpu"])
+
+
+@pytest.mark.parametrize(("algorithm", "factor"), [("ring_unsplit", 7.0), ("direct", 7.0), ("tree", 2 * 7 / 8)])
+def test_a_pinned_algorithm_sends_its_own_volume(algorithm, factor):
+    result = run("ddp_resnet50_1x8_v100", strategy__algorithm=algorithm, strategy__broadcast_buffers=False)
+    z = result.prepared.model.parameters * 4
+    assert result.summary["bytes_sent_per_gpu"] == pytest.approx(factor * z)
+
+
+def test_a_parameter_server_takes_and_gives_every_workers_gradients():
+    result = run("ps_sync_cpu_1x8")
+    z, rows = result.prepared.model.parameters * 4, by_op(result)
+    for op in ("push", "pull"):
+        assert rows[op]["sent"] == rows[op]["received"] == pytest.approx(8 * z)
+    assert rows["pull request"]["count"] == 8
+
+
+def test_payload_on_links_is_what_was_sent_where_each_transfer_takes_one_link_of_a_kind():
+    """One GPU per node: what a ring sends crosses the network once out of, and once into, each NIC; the share of the
+    line rate the transport reaches makes it more."""
+    result = run("ddp_gpt2_xl_2x8_a100", cluster__gpus_per_node=1, run__fidelity="flow", run__steps=2)
+    row = by_op(result)["all_reduce"]
+    share = row["sent"] / row["link_net"]
+    assert 0.4 < share <= 0.5
+
+
+def test_switches_that_add_take_everything_and_give_everything():
+    h100 = {"cluster__topology": "hgx-h100", "cluster__device": "H100-SXM5-80GB", "cluster__nodes": 1}
+    result = run("ddp_gpt2_xl_2x8_a100", **h100, strategy__algorithm="nvls", strategy__broadcast_buffers=False)
+    z = result.prepared.model.parameters * 4
+    assert result.summary["bytes_sent_per_gpu"] == pytest.approx((1 + 1 / 8) * z)
+
+
+def test_steps_that_were_not_asked_for_do_not_count():
+    result = run("ddp_resnet50_1x8_v100", run__steps=3)
+    one, all_three = volume(result.timeline, [2]), volume(result.timeline, [0, 1, 2])
+    assert np.all(one["op"] == all_three["op"])
+    assert one["sent"].sum() > 0
+    assert volume(result.timeline, [7])["op"].tolist() == []
