@@ -78,7 +78,7 @@ def summary(
     phases = {phase: seconds / step_time for phase, seconds in _phases(inside, len(steady)).items()}
     phases["exposed_communication"] = mean["exposed_communication_s"] / step_time
     idle = max(0.0, step_time - mean["compute_s"] - mean["exposed_communication_s"])
-    a_step = step_time if together else float(1.0 / own_paces(run, steady).mean())
+    a_step = step_time if together else float(1.0 / own_paces(first_ranks(timeline, world), steady).mean())
     samples_per_s = samples_per_step / a_step
     model_flops = model.flops_per_sample() * samples_per_s / world
     executed = _per_gpu(run, np.array([op.flops for op in run.ops])) / (len(steady) * a_step)
