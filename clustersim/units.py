@@ -12,6 +12,15 @@ import re
 
 from clustersim.errors import UnitError
 
+
+class Bandwidth(float):
+    """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
+
+
+class Seconds(float):
+    """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
+
+
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIX |= {"ki": 2.0**10, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -134,3 +143,12 @@ def format_time(seconds: float) -> str:
         if abs(seconds) >= scale:
             return f"{seconds / scale:.4g} {unit}"
     return f"{seconds * 1e9:.4g} ns"
+
+
+def quantity(kind: type, value: object) -> object:
+    """msgspec's ``dec_hook`` for fields of type :class:`Bandwidth` and :class:`Seconds`. Raises :class:`UnitError`."""
+    if kind is Bandwidth:
+        return Bandwidth(parse_bandwidth(value))  # type: ignore[arg-type]
+    if kind is Seconds:
+        return Seconds(parse_time(value))  # type: ignore[arg-type]
+    raise NotImplementedError(kind)

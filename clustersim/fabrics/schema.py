@@ -14,16 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from clustersim import units
-from clustersim.errors import TopologyError, UnitError, nearest
-
-
-class Bandwidth(float):
-    """Bytes/s, written in a file as ``"400 Gb/s"``."""
-
-
-class Seconds(float):
-    """Seconds, written in a file as ``"500 ns"``."""
+from clustersim.errors import TopologyError, nearest
+from clustersim.units import Bandwidth, Seconds, quantity
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -192,21 +184,10 @@ class TopologyFile(_Strict, frozen=True):
     calibration: CalibrationSpec | None = None
 
 
-def _quantity(kind: type, value: object) -> object:
-    try:
-        if kind is Bandwidth:
-            return Bandwidth(units.parse_bandwidth(value))  # type: ignore[arg-type]
-        if kind is Seconds:
-            return Seconds(units.parse_time(value))  # type: ignore[arg-type]
-    except UnitError as error:
-        raise ValueError(str(error)) from None
-    raise NotImplementedError(kind)
-
-
 def decode(data: dict[str, Any], where: str) -> TopologyFile:
     """A checked file from parsed TOML. Raises :class:`TopologyError` with file, field path, value and nearest name."""
     try:
-        spec = msgspec.convert(data, TopologyFile, dec_hook=_quantity)
+        spec = msgspec.convert(data, TopologyFile, dec_hook=quantity)
     except msgspec.ValidationError as error:
         raise TopologyError(f"{where}: {_explain(str(error), data)}") from None
     for part, path in ((spec.node, "$.node"), (spec.domain, "$.domain"), (spec, "$")):

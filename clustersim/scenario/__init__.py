@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import data_path, shipped
 from clustersim.scenario.reading import Table, convert, override, parse_overrides, place, read_toml
-from clustersim.scenario.schema import ScenarioFile, quantity, version
+from clustersim.scenario.schema import ScenarioFile, version
+from clustersim.units import quantity
 
 if TYPE_CHECKING:
     from clustersim.program import Program

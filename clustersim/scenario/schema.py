@@ -8,20 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.errors import UnitError
-from clustersim.units import parse_bandwidth
+from clustersim.units import Bandwidth
 
 Positive = Annotated[int, Meta(ge=1)]
-
-
-class Bandwidth(float):
-    """Bytes/s, written in a file as ``"400 Gb/s"``; a bare number is an error."""
-
-
-def quantity(kind: type, value: object) -> object:
-    """msgspec's hook for the types above."""
-    if kind is Bandwidth:
-        return Bandwidth(parse_bandwidth(value))  # type: ignore[arg-type]
-    raise NotImplementedError(kind)
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -183,7 +183,7 @@ class _Rank:
         if not sync:
             traffic = 3.0 * numel * held if piled else 0.0
             if traffic:
-                self.ops.compute(f"accumulate {name}", traffic / self.cost.grad_copy_bandwidth, "gradient")
+                self.ops.compute(f"accumulate {name}", base.gradient_pass(traffic, self.cost), "gradient")
             return
         traffic = self._copy_traffic(numel, held, wire) + (3.0 * numel * held if piled else 0.0)
         seconds = base.gradient_pass(traffic, self.cost)

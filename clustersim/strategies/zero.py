@@ -29,7 +29,7 @@ from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
 from clustersim.strategies import base, sharded, zero3, zero_memory
 from clustersim.strategies.ddp import ready_order
-from clustersim.strategies.zero_config import ZeroConfig, elements
+from clustersim.strategies.zero_config import ZeroConfig, elements, overflows
 from clustersim.strategies.zero_step import finite_norm, update
 from clustersim.units import format_bytes
 
@@ -61,6 +61,7 @@ class _Rank:
     Parameters
     ----------
     wait : what the next kernel waits for. filled : elements in the bucket. reduced : this step's reductions, in order.
+    home : copies of reduced buckets to the host. sent : elements of each bucket of this step, for who owns what.
     """
 
     ops: base.OpList
@@ -73,6 +74,7 @@ class _Rank:
     filled: int = 0
     reduced: list[int] = field(default_factory=list)
     home: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
@@ -120,7 +122,7 @@ class _Rank:
         self.wait = ()
 
     def _overflows(self, numel: int) -> bool:
-        return bool(self.filled) and self.filled + numel > elements(self.config.zero_optimization.reduce_bucket_size)
+        return overflows(self.filled, numel, self.config.zero_optimization)
 
     def _add(self, numel: int) -> None:
         if self._overflows(numel):
@@ -158,12 +160,13 @@ class _Rank:
             return [Collective(name, "all_reduce", nbytes, self.group, after=(after,), dtype=dtype, step=step)]
         # Parts are contiguous, and buckets fill from the end: the last rank's part comes first.
         part = -(-self.model.parameters // self.ranks)
-        sent = sum(self._sent)
-        self._sent.append(numel)
-        found, position = [], sent
-        while position < sent + numel:
+        begin = sum(self.sent)
+        end = begin + numel
+        self.sent.append(numel)
+        found, position = [], begin
+        while position < end:
             owner = self.ranks - 1 - min(position // part, self.ranks - 1)
-            upto = min(sent + numel, (position // part + 1) * part) if owner else sent + numel
+            upto = min(end, (position // part + 1) * part) if owner else end
             size = sharded.nbytes(upto - position, dtype)
             name = f"reduce bucket {k} to {owner}"
             found.append(
@@ -177,7 +180,7 @@ class _Rank:
         cost, config, numel = self.cost, self.config, self.model.parameters / self.ranks
         after = tuple(self.home[-1:] or self.reduced[-1:])
         after = finite_norm(self.ops, cost, config, self.group, numel, after)
-        self.reduced, self.home, self._sent = [], [], []
+        self.reduced, self.home, self.sent = [], [], []
         updated = update(self.ops, cost, config, self.host, numel, self.ranks, after)
         size = float(self.model.parameters)
         calls = max(1, int(size // max(1, elements(config.zero_optimization.allgather_bucket_size))))
@@ -188,8 +191,6 @@ class _Rank:
             op = Collective(name, "all_gather", nbytes, self.group, after=(updated,), dtype=config.param_dtype,
                             step=self.ops.step)  # fmt: skip
             self.wait = (self.ops.add(op),)
-
-    _sent: list[int] = field(default_factory=list)
 
 
 def _notes(model: Model, mesh: Mesh, config: ZeroConfig) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, Collective
 from clustersim.strategies import base, sharded
-from clustersim.strategies.zero_config import ZeroConfig, elements
+from clustersim.strategies.zero_config import ZeroConfig, overflows
 from clustersim.strategies.zero_step import finite_norm, update
 from clustersim.strategies.zero_trace import Module, Visit, modules, persistent, visits
 from clustersim.units import format_bytes
@@ -156,7 +156,7 @@ class _Rank:
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def _add(self, numel: int) -> None:
-        if self.filled and self.filled + numel > elements(self.config.zero_optimization.reduce_bucket_size):
+        if overflows(self.filled, numel, self.config.zero_optimization):
             self._reduce()
         self.filled += numel
 
