@@ -1,11 +1,13 @@
 """Part (a): every collective over every sort of group, in nccl-tests' columns.
 
-Times are nccl-tests': calls in a row, per call, averaged over ranks; here the median of several such loops, with every
-rank's own. Groups that run at once show what they cost each other.
+Times are nccl-tests': calls in a row, per call, of the slowest rank (its ``-a 3``: a root that only sends runs ahead of
+its receivers); here the median of many short loops, with every rank's own. On a machine with other work some loops are
+disturbed and some are not, so the fastest is kept as well. Groups that run at once show what they cost each other.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,11 @@ ROOTED = {"broadcast", "reduce", "scatter", "gather"}
 SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
 LARGEST = 4 * 2**30
 """Largest S [bytes]."""
-LOOPS = 5
+LOOPS = (5, 25)
+"""Fewest and most loops."""
+WINDOW = 2e-3
+"""A loop's length [s] where calls are shorter: less than a time slice of Linux's scheduler (about 3 ms), so that other
+work falls between loops, and enough calls for the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -179,23 +185,35 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str
     run()
     world.sync()
     bad = [w for w in world.gather(wrong()) if w is not None]
-    once = world.loop(run, 1)
-    repeats = world.told(repeats_for(max(world.gather(once)), seconds / LOOPS))
-    loops = []
-    for _ in range(LOOPS):
+    world.wait()
+    once, start = max(world.gather(world.loop(run, 1))), time.perf_counter()
+    world.wait()
+    repeats, loops = world.told(_plan(once, time.perf_counter() - start, seconds))
+    mine = []
+    for _ in range(loops):
         world.wait()
-        loops.append(world.loop(run, repeats) if member else None)
-    ranks = world.gather(loops)
-    mine = [times for times in ranks if times[0] is not None]
-    means = [sum(times[i] for times in mine) / len(mine) for i in range(LOOPS)]
+        mine.append(world.loop(run, repeats) if member else None)
+    ranks = world.gather(mine)
+    each = [max(times) for times in zip(*(r for r in ranks if r[0] is not None), strict=True)]
     return {
-        "time": middle(means) * 1e6,
-        "time_min": min(means) * 1e6,
-        "time_max": max(means) * 1e6,
+        "time": middle(each) * 1e6,
+        "time_min": min(each) * 1e6,
+        "time_max": max(each) * 1e6,
         "rank_times": [middle(times) * 1e6 if times[0] is not None else None for times in ranks],
         "#wrong": sum(bad) if bad else None,
-        "iterations": repeats * LOOPS,
+        "iterations": repeats * loops,
     }
+
+
+def _plan(once: float, between: float, seconds: float) -> tuple[int, int]:
+    """(calls in a loop, loops) that fill ``seconds``: a call takes ``once``, two loops lie ``between`` apart.
+
+    >>> _plan(1e-4, 1e-4, 1.0), _plan(1e-4, 1e-4, 0.0), _plan(0.5, 1e-4, 4.0)
+    ((20, 25), (2, 5), (2, 5))
+    """
+    least, most = LOOPS
+    repeats = repeats_for(once, min(WINDOW, seconds / least))
+    return repeats, int(min(most, max(least, seconds / (repeats * once + between))))
 
 
 def _write(part: Part, world: World, layout: Layout, kind: str, size: float, n: int, row: dict[str, Any]) -> None:
