@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clustersim import analysis, collectives, engine, fabrics, models, strategies, traces
+    from clustersim import analysis, collectives, engine, fabrics, models, plots, strategies, traces, units
     from clustersim.analysis.metrics import summary
     from clustersim.collectives import plan
     from clustersim.collectives.base import Group, Plan, Request
@@ -54,7 +54,7 @@ _HOME = {
     "step_cost": "compute",
     "summary": "analysis.metrics",
 }
-_MODULES = ("analysis", "collectives", "engine", "fabrics", "models", "strategies", "traces")
+_MODULES = ("analysis", "collectives", "engine", "fabrics", "models", "plots", "strategies", "traces", "units")
 
 __all__ = [
     "STRATEGIES",
@@ -82,11 +82,13 @@ __all__ = [
     "load",
     "models",
     "plan",
+    "plots",
     "simulate",
     "step_cost",
     "strategies",
     "summary",
     "traces",
+    "units",
 ]
 
 

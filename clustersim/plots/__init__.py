@@ -12,16 +12,20 @@ from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.of_run import PICTURES, View, last_step, picture
+from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
 from clustersim.plots.style import alt_text, palette, save
+from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
 from clustersim.plots.tracks import representatives
 
 __all__ = [
     "PICTURES",
+    "Table",
     "View",
     "alt_text",
     "breakdown",
+    "breakdowns",
     "footprint",
     "gantt",
     "last_step",
@@ -36,4 +40,5 @@ __all__ = [
     "ring_run",
     "save",
     "scaling",
+    "table",
 ]

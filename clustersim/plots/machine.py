@@ -199,12 +199,13 @@ class Canvas:
             self.axes.text(left, y, name, ha="right", va="center_baseline", fontsize=9, color=INK)
 
     def finish(self, figure: Figure) -> None:
-        """No axes, and a colour bar."""
+        """No axes, and a colour bar where something is loaded."""
         self.axes.set_axis_off()
         low, high = self.axes.dataLim.intervalx
         # Names of rows stand left of everything: 1.2 inches of a figure.
         self.axes.set_xlim(low - (high - low) * 1.15 / (WIDTH - 1.3), high + 0.01 * (high - low))
-        colour_bar(figure, self.axes, self.end)
+        if self.loads.max(initial=0.0) > 0:  # a machine at rest has no scale
+            colour_bar(figure, self.axes, self.end)
 
 
 def colour_bar(figure: Figure, axes: Axes, end: float) -> None:

@@ -54,7 +54,7 @@ def breakdown(
     states = [str(s) for s in table["states"]]
     figure = new_figure(0.34 * len(bars) + (1.35 if title else 1.0))
     axes = figure.add_subplot()
-    _stack(axes, bars, states)
+    stack(axes, bars, states)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(states), frameon=False, fontsize=8.5,
         handlelength=1.4, columnspacing=1.2,
@@ -93,7 +93,7 @@ def _named(members: npt.NDArray[np.int64]) -> str:
     return f"{len(members)} ranks, as {members[0]}"
 
 
-def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
+def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
     longest = max(float(bar.sum()) for bar in bars.values())
     scale, unit = time_unit(longest)
     y = np.arange(len(bars))[::-1]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,10 +53,35 @@ def load_map() -> Colormap:
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure that needs no display, laid out by its contents. Sizes in inches."""
+    """An empty figure that needs no display, laid out by its contents. Sizes in inches.
+
+    A notebook shows it, with its words beside it, where it is a cell's last value.
+    """
+    return _shown_by_notebooks()(figsize=(width, height), layout="constrained")
+
+
+@cache
+def _shown_by_notebooks() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Picture(Figure):
+        def _repr_html_(self) -> str:
+            return html(self)
+
+    return Picture
+
+
+def html(figure: Figure, dpi: int = 144) -> str:
+    """A figure as an HTML image that carries its pixels and its words."""
+    drawn = io.BytesIO()
+    _save_png(figure, drawn, dpi)
+    return image(drawn.getvalue(), "png", alt_text(figure))
+
+
+def image(data: bytes, kind: str, alt: str) -> str:
+    """Bytes of a PNG or GIF as an HTML image with ``alt`` for those who cannot see it."""
+    words, pixels = escape(alt, quote=True), base64.b64encode(data).decode()
+    return f'<img alt="{words}" style="max-width:100%" src="data:image/{kind};base64,{pixels}">'
 
 
 def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
@@ -113,8 +142,6 @@ def save(figure: Figure, path: Any, dpi: int = 180) -> None:
 
 def _save_png(figure: Figure, path: Any, dpi: int) -> None:
     """256 colours are enough for flat areas and smooth text, and make a third of the bytes."""
-    import io
-
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 

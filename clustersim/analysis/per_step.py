@@ -1,0 +1,23 @@
+"""Where a step's time goes, as one short list: for a table, or to put runs side by side."""
+
+from __future__ import annotations
+
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.pieces import workers
+from clustersim.timeline import Timeline
+
+
+def per_step(timeline: Timeline, *, warmup_steps: int = 2) -> dict[str, float]:
+    """Seconds of a steady step in each state, mean over the ranks that train.
+
+    Parameters
+    ----------
+    warmup_steps : as in :func:`clustersim.analysis.metrics.summary`.
+
+    Returns
+    -------
+    dict from each state of :func:`clustersim.analysis.breakdown.breakdown` to seconds; they add up to the step time.
+    """
+    table = breakdown(timeline, warmup_steps=warmup_steps)
+    mean = table["seconds"][workers(timeline)].mean(axis=0)
+    return dict(zip(map(str, table["states"]), mean.tolist(), strict=True))

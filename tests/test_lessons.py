@@ -1,0 +1,98 @@
+"""Every lesson runs top to bottom on the public face alone, with words beside its pictures and no output in git."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pytest
+from conftest import ROOT
+
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SCREEN = 25
+"""Lines of a cell that a projector shows at once."""
+CPU_SECONDS = 60.0
+"""Processor time of a whole lesson at most. A promise to classes with small machines; lessons use a third of it."""
+MAY_IMPORT = {"clustersim", "numpy", "IPython", "pathlib", "tempfile"}
+MEASURE = re.compile(r"\d\s*(ms|us|µs|s|%|[KMGT]i?B|Gb/s|GB/s|times)(?![\w/])")
+"""A quantity with its unit, as in "12.5 ms": in prose it would be true only until the package changes its mind."""
+
+each = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+
+
+def cells(path, kind):
+    """Sources of a notebook's cells of a kind."""
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def test_lessons_are_numbered_from_one():
+    assert [path.stem[:2] for path in LESSONS] == [f"{i:02d}" for i in range(1, len(LESSONS) + 1)]
+
+
+@each
+def test_nothing_of_a_run_is_kept_in_git(path):
+    notebook = json.loads(path.read_text())
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        assert cell["metadata"] == {}
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@each
+def test_no_cell_is_longer_than_a_screen(path):
+    for source in cells(path, "code") + cells(path, "markdown"):
+        assert max(map(len, source.splitlines())) <= 120
+    for source in cells(path, "code"):
+        assert len(source.splitlines()) <= SCREEN
+
+
+@each
+def test_it_begins_with_a_question_and_a_guess_and_ends_with_two_exercises_whose_answers_fold(path):
+    prose = cells(path, "markdown")
+    assert prose[0].startswith(f"# {int(path.stem[:2])}. ")
+    assert "**The question:**" in prose[0]
+    assert any("**Guess first.**" in text for text in prose)
+    exercises = prose[-1][prose[-1].index("## Exercises") :]
+    assert [f"**{i}.**" in exercises for i in (1, 2, 3)] == [True, True, False]
+    assert exercises.count("<details><summary>Answer</summary>") == exercises.count("</details>") == 2
+
+
+@each
+def test_only_the_public_face_is_used(path):
+    for source in cells(path, "code"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                assert {name.name.split(".")[0] for name in node.names} <= MAY_IMPORT
+            elif isinstance(node, ast.ImportFrom):
+                assert str(node.module).split(".")[0] in MAY_IMPORT
+                assert not [name.name for name in node.names if name.name.startswith("_")]
+            elif isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_")
+            assert not isinstance(node, ast.ClassDef), "code that a lesson needs belongs in the package"
+
+
+@each
+def test_a_measured_figure_in_prose_comes_from_a_cell(path):
+    for text in cells(path, "markdown"):
+        prose = re.sub(r"`[^`]*`", "", text)
+        assert not MEASURE.search(prose), MEASURE.search(prose)
+
+
+@each
+def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'clustersim[notebooks]'")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install 'clustersim[notebooks]'")
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell("import time\nprint(time.process_time())"))
+    nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(path.parent)}}).execute()
+    assert float(notebook.cells[-1].outputs[0].text) <= CPU_SECONDS
+    shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+    assert not [data for data in shown if "image/png" in data], "a picture without words"
+    images = [tag for data in shown for tag in re.findall("<img [^>]*>", data.get("text/html", ""))]
+    assert len(images) >= 3
+    assert all(re.match(r'<img alt="[^"]{30,}" ', tag) for tag in images)
