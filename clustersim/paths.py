@@ -1,8 +1,15 @@
-"""Where the shipped files are: beside the package in a checkout, inside it in a wheel."""
+"""Where the shipped files are, beside the package in a checkout and inside it in a wheel; and how files are written."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from clustersim.errors import ClusterSimError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -19,3 +26,38 @@ def data_path(kind: str) -> Path:
 def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     """Names, without suffix, of every shipped file of a kind, sorted."""
     return sorted(path.stem for path in data_path(kind).glob(f"*{suffix}"))
+
+
+@contextmanager
+def fresh(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
+    # The suffix stays last: writers choose gzip or PNG by it.
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[Path]:
+    """``path`` as a folder, made if need be. Raises :class:`ClusterSimError` where it cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
+    except OSError as error:
+        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def plain(value: Any) -> Any:
+    """Numpy, dataclasses' leaves and infinities as what JSON can hold: not-a-number and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

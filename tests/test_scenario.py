@@ -6,7 +6,6 @@ import pytest
 
 from clustersim import scenario
 from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.paths import shipped
 from clustersim.scenario.reading import override, parse_overrides
 
 GOOD = """
@@ -124,7 +123,7 @@ def test_a_misspelt_shipped_name_gets_the_nearest():
     assert "did you mean 'ddp_resnet50_1x8_v100'?" in read_error("ddp_resnet50_1x8_v10", scenario.load)
 
 
-@pytest.mark.parametrize("name", shipped("scenarios"))
+@pytest.mark.parametrize("name", scenario.names())
 def test_every_shipped_scenario_says_what_it_teaches_and_builds_a_program_that_checks(name):
     loaded = scenario.load(name)
     assert "Teaches:" in loaded.path.read_text()
@@ -135,7 +134,7 @@ def test_every_shipped_scenario_says_what_it_teaches_and_builds_a_program_that_c
 
 def test_the_shipped_scenarios_of_the_readme_exist():
     expected = {"ddp_resnet50_1x8_v100", "ddp_gpt2_xl_2x8_a100", "ddp_llama3_8b_128x8_h100"}
-    assert expected <= set(shipped("scenarios"))
+    assert expected <= set(scenario.names())
 
 
 def test_set_values_are_toml_and_bare_words_are_text():

@@ -1,19 +1,17 @@
-"""What the commands share: options, JSON, files that appear whole or not at all, and progress."""
+"""What the commands share: options, JSON and progress."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.errors import ClusterSimError
+from clustersim.paths import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,19 +27,6 @@ QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
 
 
-def plain(value: Any) -> Any:
-    """Numpy, dataclasses' leaves and infinities as what JSON can hold: not-a-number and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
 def to_json(value: Any) -> bytes:
     """Indented JSON, ending in a newline."""
     import msgspec
@@ -52,28 +37,6 @@ def to_json(value: Any) -> bytes:
 def print_json(value: Any) -> None:
     """JSON on stdout."""
     click.echo(to_json(value).decode(), nl=False)
-
-
-@contextmanager
-def fresh(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
-    # The suffix stays last: writers choose gzip or PNG by it.
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
-    """``path`` as a folder, made if need be. Raises :class:`ClusterSimError` where it cannot be written."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        yield path
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def stdout() -> Console:

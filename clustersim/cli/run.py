@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import fresh, json_option, output_folder, print_json, set_option, stdout, to_json, working
+from clustersim.cli.common import json_option, print_json, set_option, stdout, to_json, working
+from clustersim.paths import fresh, output_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,12 @@ from clustersim.paths import data_path, shipped
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, Topology
 
 
-def load(name_or_path: str, nodes: int | None = None, device: str | None = None) -> Topology:
+def load(
+    name_or_path: str,
+    nodes: int | None = None,
+    device: str | None = None,
+    fabric: Mapping[str, Any] | None = None,
+) -> Topology:
     """A cluster of ``nodes`` machines of a shipped topology, or of the user's own file.
 
     Parameters
@@ -28,6 +34,7 @@ def load(name_or_path: str, nodes: int | None = None, device: str | None = None)
     name_or_path : ``"hgx-h100"``, or the path of a ``.toml`` file.
     nodes : int; None is 1, or what a file that lists its own nodes says.
     device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``; None keeps the file's.
+    fabric : fields of ``[fabric]`` to change, such as ``{"oversubscription": 4}``; with ``kind``, a whole one.
 
     Raises
     ------
@@ -38,15 +45,33 @@ def load(name_or_path: str, nodes: int | None = None, device: str | None = None)
     if nodes is not None and nodes < 1:
         raise TopologyError(f"{path}: a cluster has at least one node, not {nodes}")
     if spec.vertices or spec.links:
+        if fabric:
+            raise TopologyError(f"{path}: lists its own links; there is no fabric to change")
         topology = _listed(spec, str(path), nodes)
     else:
         machines = _machines(spec, path, nodes)
-        topology = _join(machines, _fabric(spec, path), spec.name, str(path))
+        joined = _fabric(spec, path)
+        if fabric:
+            joined = schema.changed_fabric(joined, dict(fabric))
+        topology = _join(machines, joined, spec.name, str(path))
     topology = replace(topology, calibration=_calibration(spec, path))
     if device is not None:
         types = {id(t): replace(t, device=device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
     return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(_changes(spec, path))))
+
+
+def files(name_or_path: str) -> tuple[Path, ...]:
+    """Every file that :func:`load` reads for a topology: itself, what it extends and the node types it lists."""
+    found: dict[Path, None] = {}
+    ahead = [_find(name_or_path)]
+    while ahead:
+        path = ahead.pop()
+        if path not in found:
+            found[path] = None
+            spec = schema.read(path)
+            ahead += [_find(name, path) for name in (spec.extends, *(entry.type for entry in spec.nodes)) if name]
+    return tuple(found)
 
 
 def node(name_or_path: str) -> Node:

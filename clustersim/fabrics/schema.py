@@ -130,6 +130,10 @@ FabricSpec: TypeAlias = NoFabric | OneSwitch | RailOptimised | FatTree | Dragonf
 FABRIC_KINDS = ("none", "one_switch", "rail_optimised", "fat_tree", "dragonfly")
 
 
+class _OneFabric(_Strict, frozen=True):
+    fabric: FabricSpec
+
+
 class NodesSpec(_Strict, frozen=True):
     """``count`` nodes of the type another file describes."""
 
@@ -194,6 +198,22 @@ def decode(data: dict[str, Any], where: str) -> TopologyFile:
         if part is not None:
             _check_names(part, f"{where}: {path}")
     return spec
+
+
+def changed_fabric(fabric: FabricSpec, changes: dict[str, Any]) -> FabricSpec:
+    """The fabric with some fields changed; with ``kind``, another one altogether.
+
+    Raises :class:`TopologyError` naming the field, its value and the nearest right name.
+    """
+    table: dict[str, Any] = {"source": "the scenario's own", **changes}
+    table.setdefault("kind", fabric.__struct_config__.tag)
+    try:
+        read: FabricSpec = msgspec.convert({"fabric": table}, _OneFabric, dec_hook=quantity).fabric
+    except msgspec.ValidationError as error:
+        raise TopologyError(_explain(str(error), {"fabric": table})) from None
+    if "kind" in changes:
+        return read
+    return msgspec.structs.replace(fabric, **{name: getattr(read, name) for name in changes})
 
 
 def _check_names(part: NodeSpec | DomainSpec | TopologyFile, where: str) -> None:

@@ -39,15 +39,32 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     path = Path(name_or_path)
     if path.suffix == ".json" or path.is_dir():
         return from_hf(path, **overrides)
-    known = {_plain(name): name for name in catalog()}
-    name = known.get(_plain(str(name_or_path)), "")
-    if not name:
-        raise ModelError(f"unknown model {str(name_or_path)!r}; {nearest(str(name_or_path), catalog())}")
+    name = _known(str(name_or_path))
     if name in CONVNETS:
         return convnet(name, **_only(name, overrides, {"image_size", "implementation"}))
     if name in TRANSFORMER_XL:
         return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
-    return from_hf(data_path("data") / "models" / f"{name}.json", name=name, **overrides)
+    return from_hf(_config(name), name=name, **overrides)
+
+
+def file(name_or_path: str | Path) -> Path | None:
+    """The config.json that :func:`model` reads; None for a model that is described in Python. Raises as it does."""
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.is_dir():
+        return path / "config.json" if path.is_dir() else path
+    name = _known(str(name_or_path))
+    return None if name in CONVNETS or name in TRANSFORMER_XL else _config(name)
+
+
+def _known(word: str) -> str:
+    name = {_plain(name): name for name in catalog()}.get(_plain(word), "")
+    if not name:
+        raise ModelError(f"unknown model {word!r}; {nearest(word, catalog())}")
+    return name
+
+
+def _config(name: str) -> Path:
+    return data_path("data") / "models" / f"{name}.json"
 
 
 def _plain(name: str) -> str:

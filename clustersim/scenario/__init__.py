@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import data_path, shipped
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from clustersim.scenario.running import Prepared, Result
     from clustersim.strategies import StrategyConfig
 
-__all__ = ["Scenario", "from_table", "load", "parse_overrides"]
+__all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
+
+MANY = ("sweep_", "plan_")
+"""What the names of files begin with that are no single scenario."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class Scenario:
         """The name, and what was changed."""
         changes = ", ".join(f"{key}={value}" for key, value in self.changes.items())
         return f"{self.name} ({changes})" if changes else self.name
+
+    def inputs(self) -> dict[str, Any]:
+        """Every field of the file, defaults included, in plain values."""
+        import msgspec
+
+        strategy = msgspec.to_builtins(self.config) | {"kind": self.file.strategy["kind"]}
+        table: dict[str, Any] = msgspec.to_builtins(self.file, enc_hook=str)
+        return table | {"strategy": strategy}
 
     def at(self, field: str) -> AbstractContextManager[None]:
         """Within this, an error of a lower layer names this file and field, ``"$.cluster.topology"``."""
@@ -84,7 +95,7 @@ def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scena
     ------
     ScenarioError : naming file, field, value and what would be right.
     """
-    found = _find(path)
+    found = find(path)
     return from_table(read_toml(found), found, changes)
 
 
@@ -108,15 +119,18 @@ def from_table(
     return Scenario(path.stem, path, read, config, changes)
 
 
-def _find(path: str | Path) -> Path:
+def find(path: str | Path) -> Path:
+    """The file of a scenario given by path or by shipped name. Raises :class:`ScenarioError`."""
     text = str(path)
     if text.endswith(".toml") or "/" in text or Path(text).is_file():
         if not Path(text).is_file():
-            raise ScenarioError(
-                f"{text}: no such file; shipped scenarios need no path: {', '.join(shipped('scenarios'))}"
-            )
+            raise ScenarioError(f"{text}: no such file; shipped scenarios need no path: {', '.join(names())}")
         return Path(text)
-    found = data_path("scenarios") / f"{text}.toml"
-    if not found.is_file():
-        raise ScenarioError(f"no scenario {text!r}; {nearest(text, shipped('scenarios'))}")
-    return found
+    if text not in names():
+        raise ScenarioError(f"no scenario {text!r}; {nearest(text, names())}")
+    return data_path("scenarios") / f"{text}.toml"
+
+
+def names() -> list[str]:
+    """Every shipped scenario; files in the same folder that hold many are another command's."""
+    return [name for name in shipped("scenarios") if not name.startswith(MANY)]

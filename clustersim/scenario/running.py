@@ -187,15 +187,11 @@ class Result:
 
     def facts(self) -> dict[str, Any]:
         """What a saved run carries beside its Timeline: :meth:`to_dict`, every input, and memory over a step."""
-        import msgspec
-
-        file, course = self.scenario.file, self.memory.course
-        inputs = msgspec.to_builtins(file, enc_hook=str) | {"strategy": msgspec.to_builtins(self.scenario.config)}
-        inputs["strategy"]["kind"] = file.strategy["kind"]
+        course = self.memory.course
         return {
             **self.to_dict(),
             "title": self.scenario.title,
-            "inputs": inputs,
+            "inputs": self.scenario.inputs(),
             "memory_course": {"moments": list(course.moments), "parts": course.parts},
         }
 
@@ -234,7 +230,9 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
         if cluster.device is not None:
             device(cluster.device)
     with scenario.at("$.cluster.topology"):
-        topology = fabrics.load(_beside(scenario, cluster.topology), nodes=cluster.nodes, device=cluster.device)
+        found = _beside(scenario, cluster.topology)
+    with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
+        topology = fabrics.load(found, nodes=cluster.nodes, device=cluster.device, fabric=cluster.fabric)
     for i, one in enumerate(cluster.changes):
         with scenario.at(f"$.cluster.changes[{i}]"):
             rate = None if one.bandwidth is None else float(one.bandwidth)

@@ -49,6 +49,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nodes : how many machines; 1, or what a file that lists its own nodes says. gpus_per_node : ranks on each; all of
         its GPUs when absent.
     device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``.
+    fabric : fields of the topology's ``[fabric]`` to change, such as ``oversubscription``; with ``kind``, a whole one.
     changes : parts degraded or gone. slow : GPUs slower than the others.
     """
 
@@ -56,6 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nodes: Positive | None = None
     gpus_per_node: Positive | None = None
     device: str | None = None
+    fabric: dict[str, Any] = {}
     changes: tuple[Change, ...] = ()
     slow: tuple[Slow, ...] = ()
 

@@ -1,0 +1,30 @@
+"""What if: a base scenario, axes over its fields, and the rows that come out, on one machine or many.
+
+>>> plan = from_table({"base": "ddp_resnet50_1x8_v100", "axes": [{"key": "run.steps", "values": [3, 4]}]})
+>>> [dict(case.axes) for case in plan.cases()]
+[{'run.steps': 3}, {'run.steps': 4}]
+"""
+
+from __future__ import annotations
+
+from clustersim.sweeps.crews import Dask, Processes
+from clustersim.sweeps.row import Fingerprints, Identity, line_of
+from clustersim.sweeps.running import Outcome, Progress, sweep
+from clustersim.sweeps.spec import Case, Sweep, from_table, load
+from clustersim.sweeps.store import Store
+
+__all__ = [
+    "Case",
+    "Dask",
+    "Fingerprints",
+    "Identity",
+    "Outcome",
+    "Processes",
+    "Progress",
+    "Store",
+    "Sweep",
+    "from_table",
+    "line_of",
+    "load",
+    "sweep",
+]

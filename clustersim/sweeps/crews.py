@@ -1,0 +1,219 @@
+"""Who computes: this process, processes on this machine, a Dask cluster, or whatever else has ``submit()``.
+
+A crew hands out futures: objects with ``done()`` and ``result()``. When work is lost because a worker or a scheduler is
+gone, the crew is mended and the work submitted again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from clustersim.errors import ClusterSimError
+
+PATIENCE = 120.0
+"""Seconds to wait for a scheduler that is gone to come back."""
+
+
+class Executor(Protocol):
+    """Anything that takes work: ``concurrent.futures``, Dask, submitit, or ten lines around Ray."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """A future, with ``done()`` and ``result()``."""
+
+
+class Crew(Protocol):
+    """Who computes a sweep."""
+
+    @property
+    def ahead(self) -> int:
+        """How many pieces of work it should have at a time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """A future."""
+
+    def mend(self) -> bool:
+        """Make it work again after a loss; False where only its owner could."""
+
+    def close(self) -> None:
+        """No more work."""
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class Here:
+    """This very process, one piece at a time."""
+
+    ahead: int = 1
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """A future that is done already."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def mend(self) -> bool:
+        """There is nothing to mend."""
+        return True
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass
+class Processes:
+    """``jobs`` processes of this machine, started anew (never forked), and again when one has died."""
+
+    jobs: int
+    pool: ProcessPoolExecutor | None = None
+
+    @property
+    def ahead(self) -> int:
+        """One piece for each process to work on and one to go on with."""
+        return 2 * self.jobs
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """A future; the processes start with the first."""
+        if self.pool is None:
+            from multiprocessing import get_context
+
+            self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=leave_with_parent)
+        return self.pool.submit(fn, *args)
+
+    def mend(self) -> bool:
+        """One dead worker breaks the whole pool: take another."""
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Stop the processes, without waiting for what they compute."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            workers = list((getattr(pool, "_processes", None) or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.terminate()
+
+
+def leave_with_parent() -> None:
+    """End this worker when the process that started it is gone: nobody else would, after a ``kill -9``."""
+    from multiprocessing import connection, parent_process
+
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@dataclass
+class Given:
+    """An executor of the caller's: used as it is, never closed."""
+
+    executor: Executor
+    ahead: int = 64
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """The executor's own future."""
+        return self.executor.submit(fn, *args)
+
+    def mend(self) -> bool:
+        """Work that was lost is tried on the same executor again; one that takes no more is its owner's to replace."""
+        return True
+
+    def close(self) -> None:
+        """Its owner closes it."""
+
+
+@dataclass
+class Dask:
+    """The workers of a Dask scheduler, however many there are at the moment.
+
+    A worker that dies is Dask's own to replace. When the scheduler is gone, so is what it was told: the crew connects
+    again, for :data:`PATIENCE` seconds, and the work is submitted anew.
+    """
+
+    address: str
+    client: Any = None
+    executor: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._connect(10.0)
+
+    @property
+    def ahead(self) -> int:
+        """Two pieces for each thread of each worker, so that none waits for this process."""
+        try:
+            threads = int(sum(self.client.nthreads().values()))
+        except Exception:  # between two schedulers nobody answers
+            threads = 0
+        return max(4, 2 * threads)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """A future of ``concurrent.futures``."""
+        return self.executor.submit(fn, *args)
+
+    def mend(self) -> bool:
+        """Connect again where the connection is lost."""
+        if self.client is not None and self.client.status == "running":
+            return True
+        self.close()
+        try:
+            self._connect(PATIENCE)
+        except ClusterSimError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the scheduler; it goes on."""
+        client, self.client = self.client, None
+        if client is not None:
+            import contextlib
+
+            with contextlib.suppress(Exception):
+                client.close(timeout=2)
+
+    def _connect(self, patience: float) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise ClusterSimError("a Dask cluster needs the package: pip install 'clustersim[dask]'") from None
+        client: Any = distributed.Client  # not typed
+        end = time.monotonic() + patience
+        while True:
+            try:
+                self.client = client(self.address, timeout=min(10.0, patience), set_as_default=False)
+                self.executor = self.client.get_executor()
+                return
+            except (OSError, ValueError) as error:
+                if isinstance(error, ValueError) or time.monotonic() > end:
+                    raise ClusterSimError(
+                        f"no Dask scheduler at {self.address!r}: {error or type(error).__name__}; "
+                        "write it like tcp://127.0.0.1:8786"
+                    ) from None
+                time.sleep(0.5)
+
+
+def crew(executor: Executor | None, jobs: int | None) -> Crew:
+    """The caller's executor; without one ``jobs`` processes (None: as many as cores), or this process for one."""
+    if executor is not None:
+        return executor if isinstance(executor, Dask | Processes | Here | Given) else Given(executor)
+    count = cores() if jobs is None else jobs
+    if count < 1:
+        raise ClusterSimError(f"jobs = {count}: at least 1")
+    return Processes(count) if count > 1 else Here()

@@ -1,0 +1,68 @@
+"""Whether the fields that a sweep sets exist, and whether no two of its parts set the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from clustersim.errors import ScenarioError, nearest
+from clustersim.scenario.schema import ScenarioFile
+from clustersim.strategies import STRATEGIES
+
+
+def check_fields(fixed: Mapping[str, Any], axes: Sequence[Sequence[str]], base: Mapping[str, Any], path: str) -> None:
+    """Raise :class:`ScenarioError` for a field that no scenario has, or that is set twice.
+
+    Parameters
+    ----------
+    fixed : of ``[set]``. axes : the fields of each. path : the file, for errors.
+    """
+    said: dict[str, str] = {}
+    parts = [("$.set", list(fixed)), *((f"$.axes[{i}]", list(keys)) for i, keys in enumerate(axes))]
+    for place, keys in parts:
+        for key in keys:
+            _check_exists(key, base, path, place)
+            _check_once(key, said, path, place)
+        said |= dict.fromkeys(keys, place)
+
+
+def _check_exists(key: str, base: Mapping[str, Any], path: str, place: str) -> None:
+    first, *rest = key.removesuffix("+").split(".")
+    tables = ScenarioFile.__struct_fields__
+    if first not in tables:
+        raise ScenarioError(
+            f"{path}: no field {key!r} in a scenario; {nearest(first, tables)}; "
+            f"write it like 'cluster.nodes' (at {place})"
+        )
+    if not rest:
+        return
+    known = _strategy_fields() if first == "strategy" else _fields(ScenarioFile, first)
+    if rest[0] not in known:
+        raise ScenarioError(f"{path}: no field {key!r} in a scenario; {nearest(rest[0], known)} (at {place})")
+
+
+def _fields(struct: type[msgspec.Struct], name: str) -> Iterable[str]:
+    table = next(field.type for field in msgspec.structs.fields(struct) if field.name == name)
+    return [field.encode_name for field in msgspec.structs.fields(table)]
+
+
+def _strategy_fields() -> set[str]:
+    """Every knob of any strategy: the strategy may be an axis too."""
+    knobs = {field.encode_name for row in STRATEGIES.values() for field in msgspec.structs.fields(row.config)}
+    return knobs | {"kind"}
+
+
+def _check_once(key: str, said: Mapping[str, str], path: str, place: str) -> None:
+    for other, there in said.items():
+        longer = key.endswith("+") and other.endswith("+")
+        if key.removesuffix("+") == other.removesuffix("+") and not (
+            longer or (there == "$.set" and key.endswith("+"))
+        ):
+            raise ScenarioError(
+                f"{path}: {key!r} is set by {there} already; to make a list longer write '{key.removesuffix('+')}+' "
+                f"(at {place})"
+            )
+        if other.startswith(f"{key}."):
+            raise ScenarioError(f"{path}: {key!r} would undo {other!r} of {there}; put it first (at {place})")

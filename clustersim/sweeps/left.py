@@ -1,0 +1,118 @@
+"""What a sweep still has to do: its cases, less those that have a row, those on one machine together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clustersim.errors import ScenarioError
+from clustersim.paths import fresh, plain
+from clustersim.scenario.reading import override
+from clustersim.sweeps.row import Fingerprints, Identity, failure, identity, version
+from clustersim.sweeps.spec import Sweep
+
+CASES, ABOUT = "cases.jsonl", "sweep.json"
+"""Files beside the rows: which row is whose, and what the sweep is."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One scenario on its way to a worker: its identity, and how the base is changed."""
+
+    identity: Identity
+    changes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a sweep still has to do.
+
+    Parameters
+    ----------
+    scenarios : different ones in all. cases : numbers of those to compute, those on one machine together.
+    unreadable : scenarios that no file could say, with their error.
+    """
+
+    scenarios: int
+    cases: Sequence[int]
+    unreadable: Sequence[tuple[Identity, dict[str, str]]]
+
+    @classmethod
+    def of(cls, plan: Sweep, there: set[str], folder: Path) -> Left:
+        """Find out, and write which row is whose: ``cases.jsonl``, a line for each point of the grid."""
+        known, seen, bad = Fingerprints(), set(), _Refused(plan)
+        machines: dict[bytes, list[int]] = {}
+        unreadable: list[tuple[Identity, dict[str, str]]] = []
+        with fresh(folder / CASES) as path, path.open("wb") as file:
+            for i in range(len(plan)):
+                case = plan.case(i)
+                try:
+                    found, error = known(plan.scenario(case)), None
+                except ScenarioError as wrong:
+                    table = override(plan.base, case.changes)
+                    found, error = identity(plain(table), {}), failure(wrong, plan.base_path.parent)
+                bad.count(i, error)
+                file.write(msgspec.json.encode({"key": found.key, "axes": dict(case.axes)}) + b"\n")
+                if found.key in seen:
+                    continue
+                seen.add(found.key)
+                if found.key in there:
+                    continue
+                if error is not None:
+                    unreadable.append((found, error))
+                else:
+                    machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
+            bad.check()
+        _about(plan, folder)
+        return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
+
+    def tasks(self, plan: Sweep) -> Iterator[Task]:
+        """What to hand out, made when it is."""
+        known = Fingerprints()
+        for i in self.cases:
+            case = plan.case(i)
+            yield Task(known(plan.scenario(case)), dict(case.changes))
+
+
+class _Refused:
+    """Values of axes that no scenario can be read with: the sweep's own mistakes, told before anything runs."""
+
+    def __init__(self, plan: Sweep) -> None:
+        self.plan = plan
+        self.all = [[0] * len(one.points) for one in plan.axes]
+        self.bad = [[0] * len(one.points) for one in plan.axes]
+        self.error: dict[tuple[int, int], str] = {}
+
+    def count(self, i: int, error: dict[str, str] | None) -> None:
+        """Case ``i`` was read, or not."""
+        for axis, place in enumerate(self.plan.places(i)):
+            self.all[axis][place] += 1
+            if error is not None:
+                self.bad[axis][place] += 1
+                self.error.setdefault((axis, place), error["message"])
+
+    def check(self) -> None:
+        """Raise :class:`ScenarioError` for the first such value."""
+        for (axis, place), message in self.error.items():
+            if self.bad[axis][place] == self.all[axis][place]:
+                shown = self.plan.axes[axis].points[place].shown
+                told = ", ".join(f"{name} = {value!r}" for name, value in shown.items())
+                raise ScenarioError(f"{self.plan.path}: {told}: {message} (at $.axes[{axis}], value {place})")
+
+
+def _about(plan: Sweep, folder: Path) -> None:
+    """What the rows are of, for tables and pictures."""
+    said = {
+        "name": plan.name,
+        "title": plan.title,
+        "base": plan.base_path.stem,
+        "axes": list(plan.columns),
+        "cases": len(plan),
+        "version": version(),
+    }
+    with fresh(folder / ABOUT) as path:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")

@@ -1,0 +1,136 @@
+"""A row: one scenario's inputs, the version that simulated it, and what came out. Two runs of it give the same bytes.
+
+Its ``key`` is the SHA-256 of everything that decides the outcome: every field with its default, the content of the
+topology and model files it names, clustersim's version and the rows' own format. Rows with one key are one scenario.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from clustersim.errors import ClusterSimError
+from clustersim.paths import data_path, plain
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+    from clustersim.scenario.running import Result
+
+FORMAT = 1
+"""Of a row; a new one makes every key new."""
+
+LINKS = 3
+"""How many of the busiest links a row keeps."""
+
+
+@cache
+def version() -> str:
+    """clustersim's own, as installed; in a checkout that is not, as its package says."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("clustersim")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a scenario is, before it runs.
+
+    Parameters
+    ----------
+    key : SHA-256, 64 hexadecimal digits. inputs : every field of the scenario, in plain values.
+    files : name -> SHA-256 of the files it reads: topologies and the model's config.json.
+    """
+
+    key: str
+    inputs: Mapping[str, Any]
+    files: Mapping[str, str]
+
+
+@dataclass
+class Fingerprints:
+    """Identities of many scenarios; each file is read once."""
+
+    digests: dict[Path, str] = field(default_factory=dict)
+    chains: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+
+    def __call__(self, scenario: Scenario) -> Identity:
+        """The identity of a scenario; a file that cannot be read is the run's error, not this one's."""
+        inputs = scenario.inputs()
+        folder, file = scenario.path.parent, scenario.file
+        topologies = self._of("topology", file.cluster.topology, folder)
+        return identity(inputs, topologies | self._of("model", file.model.hf_config or str(file.model.name), folder))
+
+    def _of(self, kind: str, name: str, folder: Path) -> dict[str, str]:
+        given = str(folder / name) if "/" in name or name.endswith((".toml", ".json")) else name
+        if (kind, given) not in self.chains:
+            try:
+                self.chains[kind, given] = {f"{kind}/{path.name}": self._digest(path) for path in _paths(kind, given)}
+            except (ClusterSimError, OSError):
+                self.chains[kind, given] = {}
+        return self.chains[kind, given]
+
+    def _digest(self, path: Path) -> str:
+        if path not in self.digests:
+            self.digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return self.digests[path]
+
+
+def identity(inputs: Mapping[str, Any], files: Mapping[str, str]) -> Identity:
+    """The identity of these inputs and contents of files."""
+    whole = {"format": FORMAT, "version": version(), "inputs": inputs, "files": files}
+    text = msgspec.json.encode(whole, order="sorted", enc_hook=str)
+    return Identity(hashlib.sha256(text).hexdigest(), inputs, files)
+
+
+def _paths(kind: str, given: str) -> tuple[Path, ...]:
+    from clustersim import fabrics, models
+
+    if kind == "topology":
+        return fabrics.files(given)
+    found = models.file(given)
+    return () if found is None else (found,)
+
+
+def line_of(scenario: Scenario, known: Identity) -> bytes:
+    """Run a scenario; its row as one line of JSON. What cannot run is a row with its error."""
+    try:
+        outcome: dict[str, Any] = {"result": figures(scenario.run())}
+    except MemoryError:
+        raise  # of this machine, not of the scenario
+    except Exception as error:
+        outcome = {"error": failure(error, scenario.path.parent)}
+    return line(known, outcome)
+
+
+def line(known: Identity, outcome: Mapping[str, Any]) -> bytes:
+    """A row as one line of JSON; ``outcome`` is its ``result`` or its ``error``."""
+    whole = {"key": known.key, "version": version(), "inputs": known.inputs, "files": known.files, **outcome}
+    return msgspec.json.encode(plain(whole)) + b"\n"
+
+
+def failure(error: Exception, folder: Path) -> dict[str, str]:
+    """An error's class and message, without the folders that differ from one machine to the next."""
+    text = " ".join(str(error).split())
+    for place in (folder, data_path("topologies"), data_path("data")):
+        text = text.replace(f"{place}/", "")
+    return {"class": type(error).__name__, "message": text}
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """What a row keeps of a result: the figures of ``clustersim run --json`` that do not grow with the ranks."""
+    found = result.to_dict()
+    for name in ("scenario", "changes", "per_rank", "steady_steps"):
+        found.pop(name, None)
+    found["hottest_links"] = found["hottest_links"][:LINKS]
+    tokens = found["tokens_per_s_per_gpu"]
+    found["tokens_per_s"] = None if tokens is None else tokens * result.prepared.mesh.workers
+    return found

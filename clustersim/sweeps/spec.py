@@ -1,0 +1,193 @@
+"""A sweep: a base scenario, and axes over any of its fields.
+
+A file says, in TOML::
+
+    base = "ddp_gpt2_xl_2x8_a100"     # a scenario, as `clustersim run` takes it
+
+    [set]                             # for every scenario of the sweep
+    run.steps = 3
+
+    [[axes]]
+    key = "cluster.nodes"
+    values = [1, 2, 4, 8]             # or range = {start, stop, step|num}, or log = {start, stop, factor|num}
+
+    [[axes]]
+    name = "network"
+    key = "cluster.changes+"
+    [axes.values]                     # values with a label
+    "as built" = []
+    "nic x2" = [{match = "node*/nic* <-> leaf*", factor = 2}]
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from clustersim import scenario
+from clustersim.errors import ScenarioError, nearest
+from clustersim.paths import data_path, shipped
+from clustersim.scenario import Scenario
+from clustersim.scenario.reading import Table, convert, override, read_toml
+from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis, flat
+from clustersim.sweeps.fields import check_fields
+
+PREFIX = "sweep_"
+"""What the names of shipped sweeps begin with."""
+
+
+class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole file.
+
+    Parameters
+    ----------
+    base : a scenario, by name or by path; a path starts at the sweep's own folder.
+    title : of tables and pictures. set : fields that every scenario of the sweep has.
+    axes : see :class:`~clustersim.sweeps.axes.AxisTable`; the grid is every combination, the last axis fastest.
+    sample : only so many scenarios of the grid, drawn with ``seed``.
+    """
+
+    base: str
+    title: str = ""
+    set: dict[str, Any] = {}
+    axes: list[AxisTable] = []
+    sample: Annotated[int, Meta(ge=1)] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scenario of a sweep. axes : column -> what a table shows. changes : field -> value, as for ``--set``."""
+
+    axes: Mapping[str, Scalar]
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that has been read.
+
+    Parameters
+    ----------
+    name, title : of the sweep. path : its file, which errors name.
+    base : the tables of the base scenario, ``base_path`` its file.
+    fixed : field -> value, for every case. axes : the dimensions of the grid.
+    sample, seed : only so many cases of the grid; None means all.
+    """
+
+    name: str
+    title: str
+    path: Path
+    base: Table
+    base_path: Path
+    fixed: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    sample: int | None = None
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @cached_property
+    def chosen(self) -> range | list[int]:
+        """Numbers of the grid's points that are taken, ascending."""
+        total = math.prod(len(one.points) for one in self.axes)
+        if self.sample is None or self.sample >= total:
+            return range(total)
+        return sorted(random.Random(self.seed).sample(range(total), self.sample))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the axes' columns."""
+        return tuple(name for one in self.axes for name in one.names)
+
+    def places(self, i: int) -> tuple[int, ...]:
+        """Which point of each axis case ``i`` is at."""
+        number, found = self.chosen[i], []
+        for one in reversed(self.axes):
+            number, place = divmod(number, len(one.points))
+            found.append(place)
+        return tuple(reversed(found))
+
+    def case(self, i: int) -> Case:
+        """Case ``i``, from 0."""
+        points = [one.points[place] for one, place in zip(self.axes, self.places(i), strict=True)]
+        shown = {name: value for point in points for name, value in point.shown.items()}
+        changes: dict[str, Any] = dict(self.fixed)
+        for point in points:
+            for key, value in point.changes.items():
+                if key.endswith("+"):
+                    _append(changes, key.removesuffix("+"), value, self.base)
+                else:
+                    changes[key] = value
+        return Case(shown, changes)
+
+    def cases(self) -> Iterator[Case]:
+        """Every case, the last axis fastest."""
+        return (self.case(i) for i in range(len(self)))
+
+    def scenario(self, case: Case) -> Scenario:
+        """The scenario of a case. Raises :class:`ScenarioError` where it cannot be read."""
+        return scenario.from_table(self.base, self.base_path, case.changes)
+
+
+def load(path: str | Path) -> Sweep:
+    """A sweep from a file, or a shipped one by name. Raises :class:`ScenarioError`."""
+    found = _find(path)
+    return from_table(read_toml(found), found)
+
+
+def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
+    """A sweep from the tables themselves; ``path`` is what errors name and where relative paths start."""
+    path = Path(path)
+    file = convert(table, SweepFile, str(path))
+    beside = path.parent / file.base
+    try:
+        base_path = scenario.find(beside if beside.is_file() else file.base)
+        base = read_toml(base_path)
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: {error} (at $.base)") from None
+    axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
+    title = file.title or path.stem.removeprefix(PREFIX).replace("_", " ")
+    sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed)
+    check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
+    _check_columns(sweep)
+    return sweep
+
+
+def _append(changes: dict[str, Any], key: str, value: Any, base: Table) -> None:
+    """Make the list at ``key`` longer: what ``changes`` says of it, or else the base scenario."""
+    longer = value if isinstance(value, list) else [value]
+    if key not in changes:
+        here: Any = override(base, changes)
+        for part in key.split("."):
+            here = here.get(part, []) if isinstance(here, dict) else []
+        changes[key] = here
+    changes[key] = [*changes[key], *longer]
+
+
+def _check_columns(sweep: Sweep) -> None:
+    names = sweep.columns
+    for name in names:
+        if names.count(name) > 1:
+            raise ScenarioError(f"{sweep.path}: two axes have the column {name!r}; give one a name (at $.axes)")
+
+
+def _find(path: str | Path) -> Path:
+    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(PREFIX)]
+    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+        if not Path(text).is_file():
+            raise ScenarioError(f"{text}: no such file; shipped sweeps need no path: {', '.join(known)}")
+        return Path(text)
+    for name in (text, f"{PREFIX}{text}"):
+        if name in known:
+            return data_path("scenarios") / f"{name}.toml"
+    raise ScenarioError(f"no sweep {text!r}; {nearest(text, known)}")

@@ -1,0 +1,122 @@
+"""The rows of a sweep on disk: one JSON object a line, only ever appended to.
+
+Every append is one write, flushed to the disk before it counts, so whatever kills the process leaves whole lines and
+at most one torn line at the end, which the next writer cuts off. One process writes at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from clustersim.errors import ClusterSimError
+
+RESULTS = "results.jsonl"
+
+_ROW = re.compile(rb'\{"key":"([0-9a-f]{64})",.*\}\n\Z')
+
+
+@dataclass(frozen=True)
+class Store:
+    """The rows in a folder. path : the folder."""
+
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        """Where the rows are."""
+        return self.path / RESULTS
+
+    def lines(self) -> Iterator[tuple[str, bytes]]:
+        """(key, line) of every row, in the order they finished; a torn last line is left out.
+
+        Raises :class:`ClusterSimError` for a line that is no row.
+        """
+        if not self.file.is_file():
+            return
+        with self.file.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    return
+                found = _ROW.match(text)
+                if not found:
+                    raise ClusterSimError(
+                        f"{self.file}: line {number} is no row of a sweep: {text[:40]!r}; "
+                        "take it out, or use another folder"
+                    )
+                yield found.group(1).decode(), text
+
+    def keys(self) -> set[str]:
+        """Keys of the rows that are there. The rows themselves are not kept."""
+        return {key for key, _ in self.lines()}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every row: ``key``, ``version``, ``inputs``, ``files``, and ``result`` or ``error``."""
+        return (msgspec.json.decode(text) for _, text in self.lines())
+
+    @contextmanager
+    def writing(self, *, resume: bool = True) -> Iterator[Writer]:
+        """A writer, alone in the folder; without ``resume`` the rows that are there are dropped.
+
+        Raises :class:`ClusterSimError` where the folder cannot be written, or another process writes.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self.file.open("r+b" if self.file.exists() else "w+b", buffering=0)
+        except OSError as error:
+            raise ClusterSimError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        with file:
+            _lock(file, self.path)
+            file.truncate(_whole(file) if resume else 0)
+            file.seek(0, os.SEEK_END)
+            yield Writer(file, self.file)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Appends rows."""
+
+    file: IO[bytes]
+    path: Path
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Write lines, each ending in a newline, and wait until the disk has them."""
+        text = memoryview(b"".join(lines))
+        try:
+            while text:
+                text = text[self.file.write(text) :]
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise ClusterSimError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+
+def _whole(file: IO[bytes]) -> int:
+    """Bytes up to the end of the last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - 65536)
+        file.seek(begin)
+        last = file.read(end - begin).rfind(b"\n")
+        if last >= 0:
+            return begin + last + 1
+        end = begin
+    return 0
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    """Hold the file as long as it is open; the system lets go however the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two sweeps in one folder are the user's to avoid
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ClusterSimError(f"{folder}: another sweep is writing here; wait for it, or use another --out") from None
