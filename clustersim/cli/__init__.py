@@ -15,6 +15,7 @@ import click
 from clustersim.cli.bench import bench
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
+from clustersim.cli.claims import claims
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
@@ -65,6 +66,7 @@ for _command in (
     trace,
     capture,
     validate,
+    claims,
     bench,
 ):
     cli.add_command(_command)

@@ -1,0 +1,46 @@
+"""``clustersim claims``: what the textbooks say, beside what runs come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.cli.common import json_option, print_json, stdout, working
+
+if TYPE_CHECKING:
+    from clustersim.scenario.claims import Claim
+
+
+@click.command(short_help="Check the textbooks' formulas against runs.")
+@json_option
+def claims(as_json: bool) -> None:
+    """Play shipped scenarios and put what they come to beside the formulas of textbooks and papers: bytes a GPU sends,
+    what a parameter server's links carry, what ZeRO keeps. Exit code 1 if a claim does not hold."""
+    from clustersim.scenario.claims import claims as made
+
+    with working("playing shipped scenarios") as progress:
+        rows = made(progress)
+    if as_json:
+        print_json({"claims": [dataclasses.asdict(row) | {"holds": row.holds} for row in rows]})
+    else:
+        _print(rows)
+    sys.exit(0 if all(row.holds for row in rows) else 1)
+
+
+def _print(rows: list[Claim]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.scenario.claims import told
+
+    table = Table(title="claims: N ranks, Z bytes of gradients, Psi parameters", title_justify="left")
+    for name in ("claim", "formula"):
+        table.add_column(name)
+    for name in ("says", "run", "holds"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(escape(row.what), escape(row.formula), *told(row), "yes" if row.holds else "NO")
+    stdout().print(table)
