@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from clustersim.plots.animation import ring_animation, ring_run
 from clustersim.plots.curves import scaling
+from clustersim.plots.exchange import exchange_times
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
+from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.of_run import PICTURES, View, last_step, picture
 from clustersim.plots.runs import breakdowns
@@ -26,9 +28,11 @@ __all__ = [
     "alt_text",
     "breakdown",
     "breakdowns",
+    "exchange_times",
     "footprint",
     "gantt",
     "last_step",
+    "lines",
     "link_heat",
     "link_loads",
     "loaded_topology",

@@ -1,0 +1,179 @@
+"""Curves named at their ends: how one figure grows with another, and what a formula says beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.plots.style import FAINT, INK, new_figure, plain_axes, series, time_unit, titled
+from clustersim.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+Curve: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
+
+MARKERS = "osD^vPX*"
+GAP = 0.075
+"""Least distance of two names, as a share of the height."""
+MOST_TICKS = 9
+LAW_DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+
+
+def lines(
+    curves: Mapping[str, Curve],
+    *,
+    x: str = "devices",
+    y: str = "time [s]",
+    laws: Mapping[str, Curve] | None = None,
+    log: str = "",
+    title: str | None = None,
+) -> Figure:
+    """Curves over anything, each named where it ends.
+
+    Parameters
+    ----------
+    curves : by name (x, y), each (n,). laws : the same, of formulas: thin and dashed.
+    x, y : what the axes hold. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end is turned into a unit people use, and
+        ``[%]`` writes shares as percent. log : ``"x"``, ``"y"`` or ``"xy"``, axes that are logarithmic.
+
+    Raises :class:`ProgramError` for no curves, points that do not pair, and values a logarithmic axis cannot show.
+    """
+    points = {name: _points(name, *curve, log=log) for name, curve in curves.items()}
+    if not points:
+        raise ProgramError("nothing to draw: no curves")
+    figure = new_figure(3.9)
+    axes = figure.add_subplot()
+    for i, (name, curve) in enumerate((laws or {}).items()):
+        axes.plot(
+            *_points(name, *curve, log=log), color=INK, lw=1.1, ls=LAW_DASHES[i % len(LAW_DASHES)], zorder=4, label=name
+        )
+    for i, (a, b) in enumerate(points.values()):
+        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)]}
+        axes.plot(a, b, lw=2.2, ms=6.5, mec="white", zorder=3, **style)
+    _axes(axes, points, x, y, log)
+    _names(axes, points, y)
+    if laws:
+        figure.legend(loc="outside lower center", ncols=len(laws), frameon=False, fontsize=9.5)
+    return titled(figure, title, _alt(points, x, y))
+
+
+def _points(name: str, x: npt.ArrayLike, y: npt.ArrayLike, *, log: str) -> tuple[Floats, Floats]:
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape or not len(a) or not (np.isfinite(a) & np.isfinite(b)).all():
+        raise ProgramError(f"curve {name!r} needs as many values as places on its axis, all of them numbers")
+    if ("x" in log and a.min() <= 0) or ("y" in log and b.min() <= 0):
+        raise ProgramError(f"curve {name!r} has a value that is not above zero, on a logarithmic axis")
+    order = np.argsort(a, kind="stable")
+    return a[order], b[order]
+
+
+def _axes(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], x: str, y: str, log: str) -> None:
+    plain_axes(axes, ("bottom", "left"))
+    axes.tick_params(labelsize=10)
+    axes.grid(axis="y", color=FAINT, lw=0.8)
+    axes.set_axisbelow(True)
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+    if "y" in log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
+    every = np.unique(np.concatenate([a for a, _ in points.values()]))
+    axes.set_xlim(*_margins(every, logarithmic="x" in log))
+    top = max(float(b.max()) for _, b in points.values())
+    axes.set_xlabel(_label(x, float(every.max())), fontsize=10.5)
+    axes.set_title(_label(y, top), loc="left", fontsize=10.5, color=INK)
+    axes.yaxis.set_major_formatter(lambda v, _: _written(v, y, top))
+    shown = _far_enough(every, logarithmic="x" in log)
+    axes.set_xticks(shown, [_written(v, x, float(every.max())) for v in shown])
+    axes.minorticks_off()
+
+
+def _margins(places: Floats, *, logarithmic: bool) -> tuple[float, float]:
+    """Ends of the axis: a little room at the left, a quarter for names at the right."""
+    low, high = float(places.min()), float(places.max())
+    if logarithmic:
+        ratio = max(high / low, 2.0)
+        return low / ratio**0.03, high * ratio**0.33
+    room = (high - low) or 1.0
+    return low - 0.03 * room, high + 0.33 * room
+
+
+def _far_enough(places: Floats, *, logarithmic: bool) -> list[float]:
+    """Places for ticks: all of them, without those that would run into the one before."""
+    at = np.log(places) if logarithmic else places
+    least = (at[-1] - at[0]) / MOST_TICKS if len(at) > 1 else 0.0
+    kept = [len(at) - 1]
+    for i in range(len(at) - 2, -1, -1):
+        if at[kept[-1]] - at[i] >= least * 0.999:
+            kept.append(i)
+    return [float(place) for place in places[kept[::-1]]]
+
+
+def _names(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], y: str) -> None:
+    """Each curve's name and last value, right of its end, names pushed apart where ends are near."""
+    to_share = axes.transData + axes.transAxes.inverted()
+    ends = {name: (float(a[-1]), float(b[-1])) for name, (a, b) in points.items()}
+    share = {name: float(to_share.transform(end)[1]) for name, end in ends.items()}
+    order = sorted(share, key=share.__getitem__)
+    height = np.array([share[name] for name in order])
+    spread = _apart(height)
+    right = max(float(to_share.transform(end)[0]) for end in ends.values()) + 0.03
+    colour = {name: series[i % len(series)] for i, name in enumerate(points)}
+    for name, at in zip(order, spread.tolist(), strict=True):
+        value = _written(ends[name][1], y, ends[name][1], unit=True)
+        axes.annotate(
+            f"{name}  {value}", ends[name], xytext=(right, at), textcoords="axes fraction", fontsize=10, color=INK,
+            va="center", parse_math=False, bbox={"fc": "white", "ec": "none", "pad": 1.5},
+            arrowprops={"arrowstyle": "-", "color": colour[name], "lw": 1.4, "shrinkA": 0, "shrinkB": 5,
+                        "relpos": (0.0, 0.5)},
+        )  # fmt: skip
+
+
+def _apart(height: Floats) -> Floats:
+    """Ascending heights moved as little as need be to be :data:`GAP` apart, none above the top."""
+    found = height.copy()
+    for i in range(1, len(found)):
+        found[i] = max(found[i], found[i - 1] + GAP)
+    over = max(0.0, float(found[-1]) - 1.0)
+    found[-1] -= over
+    for i in range(len(found) - 2, -1, -1):
+        found[i] = min(found[i], found[i + 1] - GAP)
+    return found
+
+
+def _label(words: str, top: float) -> str:
+    """An axis' words with the unit people use for values up to ``top``."""
+    if words.endswith("[s]"):
+        return f"{words[:-3]}[{time_unit(top)[1]}]"
+    if words.endswith("[bytes/s]"):
+        return f"{words[:-9]}[GB/s]"
+    return words.removesuffix("[bytes]").removesuffix("[%]").strip()
+
+
+def _written(value: float, words: str, top: float, *, unit: bool = False) -> str:
+    """A value as an axis writes it, or with its unit."""
+    if words.endswith("[s]"):
+        return format_time(value) if unit else f"{value * time_unit(top)[0]:,.4g}"
+    if words.endswith("[bytes/s]"):
+        return format_bandwidth(value) if unit else f"{value / 1e9:,.4g}"
+    if words.endswith("[bytes]"):
+        return format_bytes(value)
+    return f"{value:.4g} %" if words.endswith("[%]") and unit else f"{value:,.4g}"
+
+
+def _alt(points: Mapping[str, tuple[Floats, Floats]], x: str, y: str) -> str:
+    said = [
+        f"{name}: {_written(b[0], y, b[0], unit=True)} at {_written(a[0], x, a[0], unit=True)}, "
+        f"{_written(b[-1], y, b[-1], unit=True)} at {_written(a[-1], x, a[-1], unit=True)}"
+        for name, (a, b) in points.items()
+    ]
+    what, over = (words.split(" [")[0] for words in (y, x))
+    return f"{what.capitalize()} over {over}. " + "; ".join(said) + "."
