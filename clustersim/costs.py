@@ -36,7 +36,7 @@ def _table(**values: float) -> Mapping[str, float]:
     return field(default_factory=lambda: _frozen(dict(values)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Costs:
     """Constants of the time model. Times in seconds, shares of line rate without unit.
 

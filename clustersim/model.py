@@ -7,9 +7,12 @@ model (:mod:`clustersim.compute`) turns kernels into seconds; strategies cut the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+
+from clustersim.memo import Keeper
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,14 +105,14 @@ class Layer:
     activation_bytes: float = 0.0
     boundary_bytes: float = 0.0
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of this layer's own parameters, tied tensors excluded."""
         return sum(t.numel for t in self.tensors if not t.tied_to)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Keeper):
     """Layers in forward order.
 
     Parameters
@@ -132,7 +135,7 @@ class Model:
     vocab: int = 0
     notes: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of all parameters, tied ones once."""
         return sum(layer.parameters for layer in self.layers)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from clustersim.calibrated import Calibration
 from clustersim.errors import TopologyError, nearest
+from clustersim.memo import Keeper
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -72,7 +73,7 @@ class NodeType:
 
 
 @dataclass(frozen=True, eq=False)
-class Topology:
+class Topology(Keeper):
     """Directed graph of one cluster. Immutable; builders are in :mod:`clustersim.fabrics`.
 
     Parameters

@@ -16,6 +16,7 @@ from clustersim.collectives import gloo, host_copies, ideal, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
+from clustersim.memo import kept_with_topology
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
     {"nccl": nccl_backend.plan, "gloo": gloo.plan, "ideal": ideal.plan}
@@ -43,6 +44,11 @@ def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int 
         raise ProgramError(f"a collective of {request.nbytes!r} bytes; the size must be a number >= 0")
     if group.size == 1:
         return _nothing(request)
+    return _planned(group, request, backend, n_channels)
+
+
+@kept_with_topology(maxsize=1024)
+def _planned(group: Group, request: Request, backend: str, n_channels: int | None) -> Plan:
     if backend == "nccl" and host_copies.has_cpu(group):
         return host_copies.plan(request, group)
     return BACKENDS[backend](request, group, n_channels)

@@ -62,6 +62,17 @@ class Group:
     launch: str = "process_per_gpu"
     nccl_version: tuple[int, int] = (2, 28)
 
+    @cached_property
+    def _terms(self) -> tuple[bytes, str, tuple[int, int]]:
+        return self.gpus.tobytes(), self.launch, self.nccl_version
+
+    def __eq__(self, other: object) -> bool:
+        """Groups of one topology object with the same members are equal, so that answers about one serve the other."""
+        return isinstance(other, Group) and self.topology is other.topology and self._terms == other._terms
+
+    def __hash__(self) -> int:
+        return hash(self._terms)
+
     @property
     def size(self) -> int:
         """Members."""

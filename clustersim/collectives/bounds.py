@@ -7,14 +7,13 @@ must send and receive S across each cut. Where nothing on the way reduces, m par
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.islands import member_islands
+from clustersim.memo import kept_with_first, kept_with_topology
 from clustersim.topology import Topology, route_latency
 
 Ints = npt.NDArray[np.int64]
@@ -31,16 +30,23 @@ def lower_bound(request: Request, group: Group) -> float:
     """
     if group.size < 2:
         return 0.0
+    return max((latency + request.nbytes * slope for latency, slope in _slopes(group, request.kind, request.root)))
+
+
+@kept_with_topology(maxsize=1024)
+def _slopes(group: Group, kind: str, root: int) -> tuple[tuple[float, float], ...]:
+    """Every bound as (latency [s], seconds per byte of S): what must cross a cut grows with S alone."""
+    request = Request(kind, 1.0, root=root)
     in_switch = all(group.topology.node_types[int(node)].nvls for node in group.node_ids)
-    bounds = [0.0]
+    bounds = [(0.0, 0.0)]
     for part, out, into, latency in _cuts(group):
         counts = np.bincount(part)
         needs = _crossing(request, group, part, counts)
         for need, bandwidth in zip(needs, (out, into), strict=True):
-            bounds.append(latency + _longest(need, bandwidth))
+            bounds.append((latency, _longest(need, bandwidth)))
             if request.kind == "all_reduce" and not (in_switch and len(counts) == group.size):
-                bounds.append(latency + 2.0 * (len(counts) - 1) * request.nbytes / float(bandwidth.sum()))
-    return max(bounds)
+                bounds.append((latency, 2.0 * (len(counts) - 1) / float(bandwidth.sum())))
+    return tuple(bounds)
 
 
 def _longest(need: Floats, bandwidth: Floats) -> float:
@@ -48,7 +54,7 @@ def _longest(need: Floats, bandwidth: Floats) -> float:
     return float((need[used] / bandwidth[used]).max(initial=0.0))
 
 
-@lru_cache(maxsize=1024)
+@kept_with_topology(maxsize=1024)
 def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
     """Per way to cut the group: part of each member, bandwidth out of and into each part [bytes/s], latency [s]."""
     topology, islands = group.topology, member_islands(group)
@@ -86,7 +92,7 @@ def _latency(group: Group, others: Ints) -> float:
     )
 
 
-@lru_cache(maxsize=16)
+@kept_with_first(maxsize=16)
 def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]:
     """Line rate out of and into every vertex, by GPU links alone if ``direct``."""
     bandwidth = topology.link_bandwidth
@@ -96,7 +102,7 @@ def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]
     return _summed(topology.link_src, bandwidth, n), _summed(topology.link_dst, bandwidth, n)
 
 
-@lru_cache(maxsize=16)
+@kept_with_first(maxsize=16)
 def _edge_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
     """Line rate out of and into every island of a machine: all links that cross its edge."""
     of = routing.router(topology).islands.of

@@ -11,7 +11,6 @@ changes rail in the fabric.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from clustersim.collectives.base import Channel, Group
 from clustersim.collectives.islands import Shape, owned_nics, rail_of, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
 from clustersim.errors import ProgramError, nearest
+from clustersim.memo import kept_with_topology
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,7 +63,7 @@ def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Chann
     return _laid_out(group, n_channels, layout)
 
 
-@lru_cache(maxsize=64)
+@kept_with_topology(maxsize=64)
 def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]:
     found = shapes(group)
     n_islands = sum(len(shape.rows) for shape in found)

@@ -8,13 +8,13 @@ index inside the island, so that a cluster of 2,048 equal nodes is described onc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
 from clustersim.collectives.base import Group
+from clustersim.memo import kept_with_topology
 from clustersim.topology import Topology
 
 Ints = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ def n_islands(group: Group) -> int:
     return int(member_islands(group).max()) + 1
 
 
-@lru_cache(maxsize=64)
+@kept_with_topology(maxsize=64)
 def shapes(group: Group) -> tuple[Shape, ...]:
     """The group's islands, sorted into shapes: same build and same local indices of members."""
     cut = routing.router(group.topology).islands

@@ -9,12 +9,11 @@ backtracking (src/graph/search.cc).
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.memo import kept_with_first
 from clustersim.topology import NVSWITCH, PATH_CLASSES, Topology
 
 Ints = npt.NDArray[np.int64]
@@ -71,7 +70,7 @@ def _switched(topology: Topology, gpus: Ints) -> bool:
     return all(int(gpu) in to_switch for gpu in gpus)
 
 
-@lru_cache(maxsize=256)
+@kept_with_first(maxsize=256)
 def _searched(
     topology: Topology, gpus: tuple[int, ...], ends: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[int, ...], ...]:

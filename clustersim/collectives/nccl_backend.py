@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clustersim.collectives import ideal, nccl
-from clustersim.collectives.base import Floats, Group, Plan, Request, bus_factor
+from clustersim.collectives.base import Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, weights_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
+from clustersim.memo import kept_with_topology
 from clustersim.routing import router
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
 
 _ROOTED = frozenset({"broadcast", "reduce"})
+_TO_ONE = frozenset({"send", "sendrecv"})
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
 
@@ -50,24 +52,48 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
         version=group.nccl_version,
     )
     count = n_channels or nccl.search_channels(chosen.algorithm, where.system)
-    loads = loads_of(request, group, chosen.algorithm, count)
-    weights = weights_of(loads, chosen.algorithm, chosen.protocol, group, costs)
-    hops = _hop_time(request.kind, chosen.algorithm, chosen.protocol, loads, group, costs)
-    return _finish(request, group, chosen.algorithm, chosen.protocol, count, loads, weights, hops, costs)
+    way = _tuned_way(group, request.kind, request.root, chosen.algorithm, chosen.protocol, count, costs)
+    return _finish(request, group, (chosen.algorithm, chosen.protocol, count), way, costs)
 
 
-def _finish(
-    request: Request,
-    group: Group,
-    algorithm: str,
-    protocol: str,
-    count: int,
-    loads: PathLoads,
-    weights: Floats,
-    hops: float,
-    costs: Costs,
-) -> Plan:
-    base = costs.rooted_base if request.kind in _ROOTED else costs.base
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """What does not depend on the bytes: links crossed, load on each per payload byte, payload bytes/s of an idle
+    machine (and of its ``ceiling`` alone), and seconds of ``hops``."""
+
+    links: Ints
+    weights: Floats
+    ceiling: float
+    rate: float
+    hops: float = 0.0
+
+
+def _way(group: Group, loads: PathLoads, weights: Floats, ceiling: float, hops: float = 0.0) -> _Way:
+    used = weights > 0
+    links, weights = loads.links[used], weights[used]
+    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
+    return _Way(links, weights, ceiling, rate, hops)
+
+
+@kept_with_topology(maxsize=1024)
+def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str, count: int, costs: Costs) -> _Way:
+    loads = loads_of(Request(kind, 1.0, root=root), group, algorithm, count)
+    weights = weights_of(loads, algorithm, protocol, group, costs)
+    hops = _hop_time(kind, algorithm, protocol, loads, group, costs)
+    return _way(group, loads, weights, _kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
+
+
+@kept_with_topology(maxsize=1024)
+def _direct_way(group: Group, kind: str, root: int, costs: Costs) -> _Way:
+    loads = loads_of(Request(kind, 1.0, root=root), group, "direct", 1)
+    share = costs.send_share if kind in _TO_ONE else costs.p2p_share
+    net = costs.p2p_net_share * costs.net_share[placement(group).net]
+    shares = np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
+    return _way(group, loads, (loads.by_class / shares[:, None]).sum(axis=0), math.inf)
+
+
+def _finish(request: Request, group: Group, chosen: tuple[str, str, int], way: _Way, costs: Costs) -> Plan:
+    hops, base = way.hops, costs.rooted_base if request.kind in _ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
     floor = _host_floor(request.kind, group, costs)
@@ -75,24 +101,18 @@ def _finish(
     def seconds(wire: float) -> float:
         return _floored(base + hops + wire + _fill(hops, wire, costs), floor, costs)
 
-    ceiling = _kernel_ceiling(request, group, algorithm, protocol, costs)
-    return _plan(request, group, (algorithm, protocol, count), loads, weights, ceiling, seconds)
+    return _plan(request, group, chosen, way, seconds)
 
 
 def _plan(
     request: Request,
     group: Group,
     chosen: tuple[str, str, int],
-    loads: PathLoads,
-    weights: Floats,
-    ceiling: float,
+    way: _Way,
     seconds: Callable[[float], float],
 ) -> Plan:
     """The Plan that takes ``seconds(wire)`` alone, where ``wire`` [s] is what the bytes take on the narrowest link."""
-    used = weights > 0
-    links, weights = loads.links[used], weights[used]
-    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
-    wire = request.nbytes / rate
+    wire = request.nbytes / way.rate
     algorithm, protocol, count = chosen
     return Plan(
         kind=request.kind,
@@ -101,9 +121,9 @@ def _plan(
         n_channels=count,
         nbytes=request.nbytes,
         latency=seconds(wire) - wire,
-        links=links,
-        weights=weights,
-        ceiling=ceiling,
+        links=way.links,
+        weights=way.weights,
+        ceiling=way.ceiling,
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
     )
@@ -113,14 +133,14 @@ def _norm(a: float, b: float, p: float) -> float:
     return float((a**p + b**p) ** (1.0 / p))
 
 
-def _kernel_ceiling(request: Request, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
+def _kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
     """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
     where = placement(group)
     egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
     if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
         return math.inf
     share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
-    return share * egress / bus_factor(request.kind, group.size)
+    return share * egress / bus_factor(kind, group.size)
 
 
 def _fill(hops: float, wire: float, costs: Costs) -> float:
@@ -206,14 +226,8 @@ def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> f
 def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
     """Grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
     where = placement(group)
-    loads = loads_of(request, group, "direct", 1)
     n = group.size
-    to_one = request.kind in {"send", "sendrecv"}
-    share = costs.send_share if to_one else costs.p2p_share
-    net = costs.p2p_net_share * costs.net_share[where.net]
-    shares = np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
-    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
-    peers, per_peer = (1, request.nbytes) if to_one else (n - 1, request.nbytes / n)
+    peers, per_peer = (1, request.nbytes) if request.kind in _TO_ONE else (n - 1, request.nbytes / n)
     limit = _channel_limit(per_peer, peers, group, costs)
     hops = costs.p2p_base + costs.p2p_peer * peers
     if where.islands > 1:
@@ -223,7 +237,9 @@ def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
     def seconds(wire: float) -> float:
         return _floored(_norm(hops, max(wire, limit), costs.p2p_norm), floor, costs)
 
-    return _plan(request, group, ("direct", "Simple", 1), loads, weights, math.inf, seconds)
+    return _plan(
+        request, group, ("direct", "Simple", 1), _direct_way(group, request.kind, request.root, costs), seconds
+    )
 
 
 def _channel_limit(per_peer: float, peers: int, group: Group, costs: Costs) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs, generation
+from clustersim.memo import kept_with_topology
 from clustersim.routing import router
 
 EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
@@ -53,7 +53,7 @@ class Placement:
     loads: dict[tuple[str, str, int, int], PathLoads] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=1024)
+@kept_with_topology(maxsize=1024)
 def placement(group: Group) -> Placement:
     system = nccl.system_of(group)
     counts = np.bincount(member_islands(group))

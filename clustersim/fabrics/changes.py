@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TopologyError, nearest
+from clustersim.memo import kept_with_first
 from clustersim.topology import GPU, NIC, Ints, NodeType, Topology
 
 
@@ -32,6 +33,7 @@ class Change:
     remove: bool = False
 
 
+@kept_with_first(maxsize=4)
 def change(topology: Topology, *changes: Change) -> Topology:
     """The topology after the changes, in order. Raises :class:`TopologyError` for one that meets nothing."""
     for one in changes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -236,15 +237,25 @@ def _readable(names: str, where: str) -> None:
 
 def read(path: Path) -> TopologyFile:
     """A checked file from disk. Raises :class:`TopologyError`."""
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """What a file says. Raises :class:`TopologyError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"{path}: cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def parse(text: str, where: str) -> TopologyFile:
+    """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise TopologyError(f"{path}: not TOML: {error}") from None
-    return decode(data, str(path))
+        raise TopologyError(f"{where}: not TOML: {error}") from None
+    return decode(data, where)
 
 
 def _explain(message: str, data: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Layer, Model
@@ -204,11 +205,16 @@ def convnet(name: str, image_size: int | None = None, *, implementation: str = "
         raise ModelError(
             f"{name}: unknown implementation {implementation!r}; {nearest(implementation, ['eager', 'fused'])}"
         )
-    net, fused = CONVNETS[name], implementation == "fused"
+    net = CONVNETS[name]
     side = image_size if image_size is not None else net.image_size if isinstance(net, Custom) else 224
     if not isinstance(side, int) or side < 1:
         raise ModelError(f"{name}: image_size = {side!r} must be a whole number of pixels above zero")
-    image = Feature(3, side, side, image=True)
+    return _built(name, side, implementation == "fused")
+
+
+@lru_cache(maxsize=32)
+def _built(name: str, side: int, fused: bool) -> Model:
+    net, image = CONVNETS[name], Feature(3, side, side, image=True)
     if isinstance(net, Residual):
         layers = _residual(image, net, fused)
     elif isinstance(net, Plain):

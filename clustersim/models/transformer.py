@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model
 from clustersim.models import kernels as K
@@ -99,6 +101,11 @@ def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
     s = checked(shape)
     if s.family not in FAMILIES:
         raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, FAMILIES)}")
+    return _built(s, notes)
+
+
+@lru_cache(maxsize=32)
+def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     names = FAMILIES[s.family]
     boundary = float(s.seq_len * s.d_model)
     body, kept = _block_kernels(s), _block_activations(s)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TopologyError
+from clustersim.memo import kept_with_first
 from clustersim.routing.local import GPU_LINKS, Template, class_rank, cut, near_gpus, nics_of
 from clustersim.routing.network import Network, mix
 from clustersim.topology import GPU, Floats, Ints, Topology
@@ -269,7 +270,7 @@ class Router:
         return TopologyError(f"{self.topology.name}: no route from {names[a]!r} to {names[b]!r}")
 
 
-@lru_cache(maxsize=4)
+@kept_with_first(maxsize=2)
 def router(topology: Topology, relay: bool = False) -> Router:
-    """The Router of a topology, kept for the few used last (its tables are worth reusing)."""
+    """The Router of a topology, kept with it (its tables are worth reusing)."""
     return Router(topology, relay)

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,13 +24,18 @@ Table = dict[str, Any]
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file. Raises :class:`ScenarioError` naming file, line and column."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: is not a text file in UTF-8: {error.reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: is not TOML: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Table:
+    return tomllib.loads(text)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, object]:

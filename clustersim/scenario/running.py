@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim import fabrics, models
+from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, device, with_efficiencies
+from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
@@ -268,9 +270,7 @@ def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> t
     priced = []
     for name in names:
         with scenario.at("$.cluster.topology"):
-            gpu = device(name)
-        if topology.calibration is not None:
-            gpu = with_efficiencies(gpu, topology.calibration.values("device"))
+            gpu = _gpu(name, topology.calibration)
         priced.append((gpu, _priced(scenario, topology, model, gpu)))
     gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
     notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
@@ -280,9 +280,10 @@ def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> t
 def _priced(scenario: Scenario, topology: Topology, model: Model, gpu: Device) -> StepCost:
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.run.optimizer"):
-        cost = step_cost(
+        cost = _step_cost(
             model,
-            gpu,
+            gpu.name,
+            topology.calibration,
             config.micro_batch_size,
             dtype=spec.dtype,
             param_dtype=config.param_dtype,
@@ -296,6 +297,17 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, gpu: Device) -
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     return cost if run.jitter is None else replace(cost, jitter=run.jitter)
+
+
+def _gpu(name: str, fitted: Calibration | None) -> Device:
+    """A device by name, with what is fitted to this machine."""
+    return device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
+
+
+@kept_with_first(maxsize=128)
+def _step_cost(model: Model, gpu: str, fitted: Calibration | None, micro_batch_size: int, **choices: Any) -> StepCost:
+    """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
+    return step_cost(model, _gpu(gpu, fitted), micro_batch_size, **choices)
 
 
 def _optimizer(scenario: Scenario) -> str | None:

@@ -1,0 +1,94 @@
+"""Answers of pure functions, remembered beside the frozen object they are about.
+
+A cluster's routes, a group's link loads or a model's cost depend on nothing but their arguments, and a sweep asks for
+them again and again. They are kept with the topology or model itself, so that they are never about another one and
+are gone when it is; each function keeps a bounded number, the last ones used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial, wraps
+from threading import Lock
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Keeper:
+    """Base of frozen classes that answers can be kept with. Copies and pickles leave the answers behind."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_answers"}
+
+
+def kept_with_first(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember a function's answers with its first argument, a :class:`Keeper`; the others are hashed.
+
+    Parameters
+    ----------
+    maxsize : answers kept for each first argument.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def ask(owner: Any, *rest: Any, **named: Any) -> Any:
+            answers = vars(owner).setdefault("_answers", {})
+            known = answers.get(function)
+            if known is None:
+                # The owner itself is no part of the key: hashing a whole model would cost more than the answer.
+                known = answers[function] = lru_cache(maxsize)(partial(function, owner))
+            return known(*rest, **named)
+
+        return wraps(function)(ask)  # type: ignore[return-value]
+
+    return decorate
+
+
+def kept_with_topology(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember a function's answers with the ``topology`` of its first argument, which is hashed as the others are.
+
+    Parameters
+    ----------
+    maxsize : answers kept for each topology.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def ask(first: Any, *rest: Any, **named: Any) -> Any:
+            answers = vars(first.topology).setdefault("_answers", {})
+            known = answers.get(function)
+            if known is None:
+                known = answers[function] = lru_cache(maxsize)(function)
+            return known(first, *rest, **named)
+
+        return wraps(function)(ask)  # type: ignore[return-value]
+
+    return decorate
+
+
+class ByWeight(Generic[R]):
+    """The answers used last, as many as weigh no more than ``budget`` together, and always the very last.
+
+    Parameters
+    ----------
+    weigh : an answer -> its weight, in the unit of ``budget``.
+    """
+
+    def __init__(self, budget: float, weigh: Callable[[R], float]) -> None:
+        self.budget, self.weigh = budget, weigh
+        self._known: OrderedDict[Hashable, R] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], R]) -> R:
+        """The answer known by this key, or else what ``make()`` gives."""
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        answer = make()
+        with self._lock:
+            self._known[key] = answer
+            while len(self._known) > 1 and sum(map(self.weigh, self._known.values())) > self.budget:
+                self._known.popitem(last=False)
+        return answer
