@@ -149,25 +149,44 @@ def generation(sm: int) -> str:
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """Constants of the host path, fitted to ``clustersim capture`` of 2 ranks on 2 cores of a cloud VM (PyTorch 2.13,
-    loopback, fastest loop of each size, 8 B to 32 MiB, all kinds). With half of the sizes held out the median error is
-    25 to 29 %: the VM had other work, and kinds differ by up to 50 us a call in PyTorch's own copies. 4 ranks on
-    those cores wait for each other's threads (32 to 34 % with constants of their own). ``copy`` is not fitted: it
-    needs a GPU.
+    """Constants of the host path; the law is :mod:`clustersim.collectives.gloo_law`.
+
+    Fitted to ``clustersim capture`` of 2 ranks on 2 cores of a cloud VM (PyTorch 2.13, loopback, fastest loop of each
+    size over three captures, 8 B to 32 MiB, all kinds). With half of the sizes held out the median error is 8 %; the
+    VM had other work, and one capture's fastest loops differ by 17 % from the next one's. 4 ranks on those cores, with
+    constants of their own: 14 %, where captures differ by 34 %. ``copy`` is not fitted: it needs a GPU.
 
     Parameters
     ----------
-    call : float [s], once per collective: PyTorch hands it to a worker thread and is woken when it is done.
-    message : float [s], per message: two thread wake-ups and the kernel's TCP path ("tens of us" on loopback).
+    call : float [s], once per collective, by kind: PyTorch hands it to a worker thread and is woken when it is done;
+        kinds differ by the tensors that PyTorch flattens, splits and copies.
+    message : float [s], per message: two thread wake-ups and the kernel's TCP path.
     stream : float [bytes/s] one process moves through sockets, in and out together: one epoll thread copies it all.
-    reduce : float [bytes/s] of the scalar loop c = a + b.
+    memory : float [bytes/s] of what the cache no longer holds, on top. cache : float [bytes] of a node that hold it.
+    reduce : float [bytes/s] of adding and copying on the calling thread.
+    fault : float [bytes/s] of memory that is mapped afresh.
     copy : float [s], to launch and wait for one copy between GPU and host.
     """
 
-    call: float = 75e-6
-    message: float = 8e-6
-    stream: float = 4.5e9
-    reduce: float = 8e9
+    call: Mapping[str, float] = _table(
+        all_reduce=39e-6,
+        all_gather=113e-6,
+        reduce_scatter=69e-6,
+        all_to_all=79e-6,
+        broadcast=50e-6,
+        reduce=72e-6,
+        scatter=76e-6,
+        gather=76e-6,
+        send=41e-6,
+        sendrecv=41e-6,
+        barrier=75e-6,
+    )
+    message: float = 48e-6
+    stream: float = 4.1e9
+    memory: float = 12e9
+    cache: float = 10e6
+    reduce: float = 30e9
+    fault: float = 1e9
     copy: float = 12e-6
 
 
@@ -178,8 +197,8 @@ _SECONDS = (
     *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "p2p_base", "p2p_peer", "base", "rooted_base"),
     *("host_floor", "host_floor_per_gpu", "threads_base", "threads_step", "call", "message", "copy"),
 )
-_UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B"}
-_UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "reduce"), "B/s")
+_UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
+_UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 
 AnyCosts = TypeVar("AnyCosts", Costs, GlooCosts)
 
@@ -196,7 +215,7 @@ def unit(name: str) -> str:
 def flat(costs: Costs | GlooCosts) -> dict[str, float]:
     """Every constant by its flat name.
 
-    >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call"]
+    >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]
     (0.99, 7.5e-05)
     """
     found: dict[str, float] = {}

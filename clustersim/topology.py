@@ -55,6 +55,7 @@ class NodeType:
     pcie_gen : int, of the GPUs' slots.
     net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
         the transport's usual share.
+    cores : int, CPU cores of the node, which the processes on it share; 0 where it is not said: enough for all.
     sources : text per fact, as the topology file gives it.
     """
 
@@ -69,6 +70,7 @@ class NodeType:
     p2p: bool = True
     pcie_gen: int = 4
     net_share: float = 0.0
+    cores: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -78,14 +78,15 @@ def test_times_use_the_constants_of_their_own_machine():
 def test_gloo_and_devices_use_their_own_parts():
     plain = fabrics.load("hgx-h100")
     group = Group(plain, plain.gpus)
-    part = Calibration(gloo={"call": exactly(1.0)}, device={"matmul.bf16": exactly(0.5), "stream": exactly(0.4)})
+    part = Calibration(
+        gloo={"call.all_reduce": exactly(1.0)}, device={"matmul.bf16": exactly(0.5), "stream": exactly(0.4)}
+    )
     mine = Group(replace(plain, calibration=part), plain.gpus)
-    assert (gloo_costs_of(mine).call, gloo_costs_of(group).call) == (1.0, GLOO_COSTS.call)
+    call = GLOO_COSTS.call["all_reduce"]
+    assert (gloo_costs_of(mine).call["all_reduce"], gloo_costs_of(group).call["all_reduce"]) == (1.0, call)
     assert costs_of(mine) == costs_of(group)
     request = Request("all_reduce", 8.0)
-    assert seconds(mine.topology, request, "gloo") == pytest.approx(
-        seconds(plain, request, "gloo") + 1.0 - GLOO_COSTS.call
-    )
+    assert seconds(mine.topology, request, "gloo") == pytest.approx(seconds(plain, request, "gloo") + 1.0 - call)
     gpu = device("H100-SXM5-80GB")
     changed = with_efficiencies(gpu, part.values("device"))
     assert changed.matmul_rate("bf16") == pytest.approx(0.5 * gpu.peak["bf16"])

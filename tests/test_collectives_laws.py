@@ -14,11 +14,10 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Channel, Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
-from clustersim.collectives.gloo import ring_time
+from clustersim.collectives.gloo_law import ring_messages
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.tree import binary_tree, double_tree, levels
-from clustersim.costs import GLOO_COSTS as COSTS
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
@@ -349,13 +348,13 @@ def test_a_trees_macro_flow_agrees_with_its_chunk_replay(name, nodes, per_node):
 
 
 def test_gloos_ring_counts_segments_as_gloo_does():
-    # 64 MiB over 4 ranks: 64 segments of 1 MiB, 48 messages a half, two more to fill each.
-    wire = 96e-3
-    step = COSTS.message + wire / 96
-    assert 2**20 / COSTS.reduce < step
-    assert ring_time(4, 2.0**26, wire, COSTS) == pytest.approx((2 * 48 + 4) * step)
-    # A small tensor still goes in two segments a rank.
-    assert ring_time(4, 8.0, 0.0, COSTS) == pytest.approx((2 * 6 + 4) * COSTS.message, rel=1e-3)
+    # 64 MiB over 4 ranks: 64 segments of 1 MiB, 48 messages a half; a small tensor still goes in two segments a rank.
+    assert ring_messages(4, 2.0**26) == 48
+    assert ring_messages(4, 2.0**10) == 6
+    # 10 MiB over 4: ten segments, rounded up to 12, and two of those are empty.
+    assert ring_messages(4, 10 * 2.0**20) == round(9 * 10 / 12)
+    # One element a segment: of two elements and four segments two are sent.
+    assert [ring_messages(2, size) for size in (4.0, 8.0, 12.0, 16.0)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("kind", sorted(ALGORITHMS["direct"].kinds))

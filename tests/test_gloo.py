@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,13 +20,42 @@ def on_one_cpu(n: int) -> Group:
     return Group(machine, np.full(n, cpu, dtype=np.int64))
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "all_to_all", "sendrecv"])
-def test_two_ranks_of_one_cpu_take_a_call_a_message_and_the_copies_of_the_busiest_process(kind):
-    # broadcast: S out of one process; all_to_all: half out and half in; sendrecv: all of it out and in.
-    group, size = on_one_cpu(2), 2.0**24
-    copies = 2.0 if kind == "sendrecv" else 1.0
-    seconds = plan(Request(kind, size), group).time(group.topology.link_bandwidth)
-    assert seconds == pytest.approx(COSTS.call + COSTS.message + copies * size / COSTS.stream)
+def seconds(kind: str, size: float, group: Group) -> float:
+    return plan(Request(kind, size), group).time(group.topology.link_bandwidth)
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("broadcast", 1.0), ("sendrecv", 2.0)])
+def test_two_ranks_of_one_cpu_take_a_call_a_message_and_the_copies_of_the_busiest_process(kind, copies):
+    # broadcast: S out of one process; sendrecv: all of it out and in. The buffers of both ranks fit the cache.
+    group, size = on_one_cpu(2), 2.0**20
+    expected = COSTS.call[kind] + COSTS.message + copies * size / COSTS.stream
+    assert seconds(kind, size, group) == pytest.approx(expected)
+
+
+def test_what_the_cache_does_not_hold_comes_from_memory():
+    group, size = on_one_cpu(2), 2.0**26
+    missed = 1 - COSTS.cache / (2 * size)
+    byte = 1 / COSTS.stream + missed / COSTS.memory
+    assert seconds("broadcast", size, group) == pytest.approx(COSTS.call["broadcast"] + COSTS.message + size * byte)
+
+
+def test_temporaries_that_malloc_maps_afresh_are_paid_for():
+    group, below, at = on_one_cpu(2), 2.0**25 - 2**12, 2.0**25
+    jump = seconds("all_gather", at, group) - seconds("all_gather", below, group)
+    assert jump == pytest.approx(at / COSTS.fault, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", sorted(COSTS.call))
+def test_ranks_that_share_cores_take_turns(kind):
+    """Four ranks on two cores: everybody's work doubles; what one root does alone does not."""
+    wide = on_one_cpu(4)
+    narrow = Group(replace(wide.topology, node_types=(replace(wide.topology.node_types[0], cores=2),)), wide.gpus)
+    small, large = (0.0, 0.0) if kind == "barrier" else (64.0, 2.0**20)
+    for size in (small, large):
+        ratio = seconds(kind, size, narrow) / seconds(kind, size, wide)
+        assert 1.0 < ratio <= 2.0 + 1e-9
+    if kind in {"all_reduce", "all_gather", "sendrecv", "all_to_all", "barrier", "reduce_scatter"}:
+        assert ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -34,4 +65,4 @@ def test_ranks_that_share_a_cpu_are_bound_by_no_link(n):
         found = plan(Request(kind, 0.0 if kind == "barrier" else 2.0**20), group)
         assert found.lower_bound == 0.0
         assert not len(found.links)
-        assert found.time(group.topology.link_bandwidth) > COSTS.call
+        assert found.time(group.topology.link_bandwidth) > COSTS.call[kind]

@@ -1,29 +1,27 @@
 """The ``gloo`` backend: collectives of CPU processes over TCP, as PyTorch's ProcessGroupGloo runs them.
 
-Gloo chooses by kind alone: a ring in 1 MiB segments for all_reduce (two in flight: one on the wire while the other is
-added on the calling thread), a ring of half blocks for all_gather, a binomial tree for broadcast, a ring and a gather
+Gloo chooses by kind alone: a ring in 1 MiB segments for all_reduce, a ring of half blocks for all_gather, a binomial tree for broadcast, a ring and a gather
 for reduce, direct sends for the rest (facebookincubator/gloo: gloo/{allreduce,allgather,broadcast,alltoall}.cc).
 reduce_scatter is an all_reduce of a copy (pytorch: ProcessGroupGloo.cpp). Ranks talk in rank order over the one network
-interface Gloo binds to; ranks of a node talk over loopback. Tensors on a GPU are staged through host memory, before and
-after.
+interface Gloo binds to; ranks of a node talk over loopback. Tensors on a GPU are staged through host memory, X
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.collectives import gloo_law
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.build import everyone, traffic_of
 from clustersim.collectives.costs import gloo_costs_of
 from clustersim.collectives.direct import DIRECT
+from clustersim.collectives.gloo_law import Work
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.ring import RING
 from clustersim.costs import GlooCosts
@@ -32,18 +30,6 @@ from clustersim.topology import CPU, PATH_CLASSES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-SEGMENT = 2.0**20
-"""Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Transfer:
-    """What a choice comes to: its name, its edges, and its time given seconds per byte of S on the wire."""
-
-    name: str
-    traffic: Traffic
-    time: Callable[[float], float]
 
 
 def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts | None = None) -> Plan:
@@ -56,18 +42,19 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: G
         raise ProgramError(f"Gloo has one channel, not {n_channels}")
     costs = costs or gloo_costs_of(group)
     hosts = dataclasses.replace(group, gpus=_hosts(group))
-    chosen = _choice(request, hosts, costs)
-    if request.algorithm not in (None, chosen.name):
-        raise ProgramError(f"Gloo runs {request.kind!r} as {chosen.name!r}, not {request.algorithm!r}")
-    wire_load, wire = _on_links(chosen.traffic, hosts, costs)
+    algorithm, traffic = _choice(request, hosts)
+    if request.algorithm not in (None, algorithm):
+        raise ProgramError(f"Gloo runs {request.kind!r} as {algorithm!r}, not {request.algorithm!r}")
+    wire_load, rounds = _on_links(traffic, hosts)
+    asked = _work(request, hosts, rounds)
     stage_load, stage, copies = _staging(request, group, hosts)
     load = wire_load + stage_load
     links = np.flatnonzero(load > 0)
-    seconds_per_byte = wire + stage
-    total = costs.call + chosen.time(wire) + stage * request.nbytes + copies * costs.copy
+    seconds_per_byte = gloo_law.wire(asked, costs) + stage
+    total = gloo_law.seconds(asked, costs) + stage * request.nbytes + copies * costs.copy
     return Plan(
         kind=request.kind,
-        algorithm=chosen.name,
+        algorithm=algorithm,
         protocol="TCP",
         n_channels=1,
         nbytes=request.nbytes,
@@ -84,43 +71,18 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: G
 # ---- what Gloo chooses ----------------------------------------------------------------------------------------------
 
 
-def _choice(request: Request, hosts: Group, costs: GlooCosts) -> _Transfer:
-    n, size, a = hosts.size, request.nbytes, costs.message
+def _choice(request: Request, hosts: Group) -> tuple[str, Traffic]:
+    """The algorithm, and who sends how much to whom."""
+    n = hosts.size
     if request.kind in {"all_reduce", "reduce_scatter"}:
-        traffic = RING.traffic(dataclasses.replace(request, kind="all_reduce"), hosts, _rank_ring(n))
-        return _Transfer("ring", traffic, lambda pace: ring_time(n, size, size * pace, costs))
-    if request.kind == "all_gather":  # half blocks, two of them under way
-        return _Transfer(
-            "ring", RING.traffic(request, hosts, _rank_ring(n)), lambda pace: 2 * (n - 1) * a + size * pace
-        )
+        return "ring", RING.traffic(dataclasses.replace(request, kind="all_reduce"), hosts, _rank_ring(n))
+    if request.kind == "all_gather":
+        return "ring", RING.traffic(request, hosts, _rank_ring(n))
     if request.kind == "reduce":
-        return _Transfer(
-            "ring", _reduce(request, hosts), lambda pace: 3 * (n - 1) * a + size * (pace + 1 / costs.reduce)
-        )
+        return "ring", _reduce(request, hosts)
     if request.kind == "broadcast":
-        rounds = (n - 1).bit_length()
-        return _Transfer("binomial", _binomial(request, hosts), lambda pace: rounds * a + size * pace)
-    traffic = DIRECT.traffic(request, hosts, ())
-    busiest = max(int(np.bincount(ends).max()) for ends in (traffic.src, traffic.dst))
-    messages = traffic.steps if request.kind == "barrier" else busiest
-    return _Transfer("direct", traffic, lambda pace: messages * a + size * pace)
-
-
-def ring_time(n: int, size: float, wire: float, costs: GlooCosts) -> float:
-    """Seconds of Gloo's segmented ring all_reduce.
-
-    Parameters
-    ----------
-    n : ranks. size : float [bytes]. wire : float [s], what all of it takes on the wire, 2 (n-1)/n S a rank.
-
-    Each half sends ``m = segments (n-1)/n`` messages; while one is on the wire the one before is added. Two more steps
-    fill each half.
-    """
-    segments = n * math.ceil(max(math.ceil(size / SEGMENT), 2 * n) / n)
-    messages = segments - segments // n
-    step = costs.message + wire / (2 * messages)
-    add = size / segments / costs.reduce
-    return messages * (max(step, add) + step) + 4 * step
+        return "binomial", _binomial(request, hosts)
+    return "direct", DIRECT.traffic(request, hosts, ())
 
 
 def _rank_ring(n: int) -> tuple[Channel, ...]:
@@ -173,10 +135,45 @@ def _hosts(group: Group) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _on_links(traffic: Traffic, hosts: Group, costs: GlooCosts) -> tuple[Floats, float]:
-    """(L,) load per byte of S of every link, and the seconds per byte, rounds in sequence."""
-    load, seconds = np.zeros(hosts.topology.n_links), 0.0
+def work(request: Request, group: Group) -> Work:
+    """What a collective asks of the hosts of its ranks; Gloo's own part, without copies between GPU and host."""
+    hosts = dataclasses.replace(group, gpus=_hosts(group))
+    _, traffic = _choice(request, hosts)
+    return _work(request, hosts, _on_links(traffic, hosts)[1])
+
+
+def _work(request: Request, hosts: Group, rounds: tuple[tuple[float, float], ...]) -> Work:
+    n, size, kind = hosts.size, request.nbytes, request.kind
+    busy = max(1.0, float(np.max(_ranks_per_core(hosts))))
+    chain, total = gloo_law.chain_and_total(kind, n, size)
+    touched = gloo_law.touched(kind, n) * size * (1.0 if kind in gloo_law.ROOTED else busy)
+    fresh = kind in gloo_law.SCRATCH and size >= gloo_law.MAPPED
+    return Work(
+        kind=kind,
+        nbytes=size,
+        calls=busy,
+        messages=max(chain, total / n * float(np.max(_ranks_per_core(hosts)))),
+        rounds=rounds,
+        touched=touched,
+        scratch=size * (1.0 if kind in gloo_law.ROOTED else busy) if fresh else 0.0,
+        footprint=gloo_law.footprint(kind, n, hosts.ranks_per_node) * size,
+    )
+
+
+def _ranks_per_core(hosts: Group) -> Floats:
+    """(n,) members on each member's node, over the node's cores; 0 where the machine does not say how many it has."""
+    _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
+    cores = np.array([hosts.topology.node_types[number].cores for number in hosts.nodes.tolist()], dtype=np.float64)
+    shared: Floats = np.divide(count[node], cores, out=np.zeros(hosts.size), where=cores > 0)
+    return shared
+
+
+def _on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[tuple[float, float], ...]]:
+    """(L,) load per byte of S of every link, and the rounds of :class:`~clustersim.collectives.gloo_law.Work`."""
+    load, found = np.zeros(hosts.topology.n_links), []
+    per_core = _ranks_per_core(hosts)
     rounds = traffic.round if len(traffic.round) else np.zeros(len(traffic.src), dtype=np.int64)
+    _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
     for number in np.unique(rounds).tolist():
         mine = rounds == number
         part = dataclasses.replace(
@@ -188,11 +185,12 @@ def _on_links(traffic: Traffic, hosts: Group, costs: GlooCosts) -> tuple[Floats,
         )
         links, weights = link_loads(part, hosts)
         load[links] += weights
-        # What a process sends and what it receives pass the same thread.
+        # What a process sends and what it receives pass the same thread; threads share the cores of their node.
         sockets = sum(np.bincount(end, part.fraction, minlength=hosts.size) for end in (part.src, part.dst))
+        on_cores = np.bincount(node, sockets)[node] / count[node] * per_core
         slowest = float((weights / hosts.topology.link_bandwidth[links]).max(initial=0.0))
-        seconds += max(slowest, float(np.max(sockets)) / costs.stream)
-    return load, seconds
+        found.append((slowest, float(np.max(np.maximum(sockets, on_cores)))))
+    return load, tuple(found)
 
 
 def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, float, int]:

@@ -67,13 +67,14 @@ class NodeSpec(_Strict, frozen=True):
     p2p: bool | None = None
     pcie_gen: int | None = None
     net_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
     sources: dict[str, str] = {}
     remove: list[str] = []
     vertices: list[VerticesSpec] = []
     links: list[LinksSpec] = []
 
 
-TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share")
+TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share", "cores")
 """Fields of ``[node]`` that are :class:`clustersim.topology.NodeType`'s of the same name, beside ``device``."""
 
 
