@@ -1,9 +1,11 @@
 """The ``gloo`` backend: collectives of CPU processes over TCP, as PyTorch's ProcessGroupGloo runs them.
 
-Gloo chooses by kind alone: a ring in 1 MiB segments for all_reduce, a ring of half blocks for all_gather, a binomial tree for broadcast, a ring and a gather
-for reduce, direct sends for the rest (facebookincubator/gloo: gloo/{allreduce,allgather,broadcast,alltoall}.cc).
-reduce_scatter is an all_reduce of a copy (pytorch: ProcessGroupGloo.cpp). Ranks talk in rank order over the one network
-interface Gloo binds to; ranks of a node talk over loopback. Tensors on a GPU are staged through host memory, X
+Gloo chooses by kind alone: a ring in 1 MiB segments for all_reduce, a ring of half blocks for all_gather, a binomial
+tree for broadcast, a ring and a gather for reduce, direct sends for the rest (facebookincubator/gloo:
+gloo/{allreduce,allgather,broadcast,alltoall}.cc). reduce_scatter is an all_reduce of a copy (pytorch:
+ProcessGroupGloo.cpp). Ranks talk in rank order over the one network interface Gloo binds to; ranks of a node talk over
+loopback. Tensors on a GPU are staged through host memory, before and after. How long that takes the hosts is
+:mod:`clustersim.collectives.gloo_law`.
 """
 
 from __future__ import annotations
