@@ -36,8 +36,12 @@ class Constants:
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
     conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
         3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
-        that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100, P100 and A100 (ptddp, DeepLearningExamples,
-        Lambda, TensorFlow benchmarks): within 14 % in PyTorch.
+        that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100 and P100 (ptddp, DeepLearningExamples, Lambda,
+        TensorFlow benchmarks): within 10 % in PyTorch.
+    conv_ampere : in place of conv_half, and of conv_fp32 under TF32, since Ampere and on other makes, whose tensor
+        cores are harder to feed: some 120 TFLOP/s in 16 bits, 90 before. From ResNet-50 in TF32 and AMP on three A100
+        boards (Lambda): each of the six asks for 0.45 to 0.52, but AMP on 40 GB for 0.7. A lower share of bandwidth
+        would explain the same rows, but transformers show none since Ampere.
     flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
     per_tensor : float [s], DDP's cost per parameter tensor (ptddp). step_overhead : float [s] per step.
     jitter_volta, jitter : relative standard deviation of a rank's step: ptddp's V100s, and since Ampere (llm-foundry:
@@ -59,6 +63,7 @@ class Constants:
     conv_fp32: float = 0.70
     winograd: float = 2.9
     conv_half: float = 0.95
+    conv_ampere: float = 0.48
     group_fp32: float = 8.0
     group_half: float = 73.0
     memory_images: float = 0.86

@@ -18,7 +18,7 @@ def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) 
     channels first transpose input and output around each 16-bit convolution.
     """
     constants, half = where.constants, where.half
-    share = constants.conv_half if half else constants.conv_fp32
+    share = _share(where)
     if kernel.groups > 1:
         # A group's few channels fill only part of a tile.
         share *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
@@ -33,6 +33,14 @@ def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) 
         transposes = 2.0 * nbytes / traffic_rate(where, where.element_bytes)
         return compute + transposes, memory + transposes
     return compute, memory
+
+
+def _share(where: Setting) -> float:
+    """Share of the matmul rate that a convolution's products reach."""
+    constants = where.constants
+    if not 0 < where.device.sm < 80 and where.device.runs_as(where.dtype) != "fp32":
+        return constants.conv_ampere
+    return constants.conv_half if where.half else constants.conv_fp32
 
 
 def window_overlap(kernel: Kernel) -> float:
