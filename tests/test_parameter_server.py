@@ -116,6 +116,37 @@ def test_round_robin_deals_out_whole_tensors_and_even_cuts_them():
     assert shares(tied, 1, "even").sum() == tied.parameters
 
 
+def test_layers_gathered_into_a_message_travel_together_and_the_bytes_are_the_same():
+    model = toy_model([[MIB // 4], [MIB // 4], [], [MIB // 2], [7]])
+    topology, told = star(4, bandwidth=1e9, per_node=1), {}
+    for cap in (None, 1.5, 1e6):
+        config = ParameterServerConfig(server="gpu", bucket_cap_mb=cap)
+        ranks = place(topology, Mesh(topology.gpus, 1), config)
+        program = build(model, free(model), ranks, config, 2, 0)
+        timeline = simulate(program, topology, ranks, backend="ideal")
+        sent = [
+            op for op in program.roles[0].ops if isinstance(op, Send) and op.name.startswith("push") and not op.step
+        ]
+        moved = report(program, timeline, topology, ranks, config)["servers"][0]["bytes_in"]
+        told[cap] = [op.name for op in sent], moved
+    assert told[None][0] == [f"push l{i} -> server" for i in (4, 3, 1, 0)]
+    assert told[1.5][0] == ["push l3..l4 -> server", "push l0..l2 -> server"]
+    assert told[1e6][0] == ["push l0..l4 -> server"]
+    assert len({moved for _, moved in told.values()}) == 1
+
+
+def test_one_message_for_everything_hides_nothing():
+    # Closed form: pull all, forward and backward, push all; the workers' bytes share the server's link.
+    model = toy_model([[MIB // 4]] * 8)
+    topology = star(3, bandwidth=1e9, per_node=1)
+    config = ParameterServerConfig(server="gpu", bucket_cap_mb=1000.0)
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    timeline = simulate(build(model, free(model, forward=10e-3, backward=10e-3), ranks, config, 3, 0), topology, ranks,
+                        backend="ideal")  # fmt: skip
+    both_ways = 2 * 2 * 8 * MIB / 1e9
+    assert step_time(timeline, ranks) == pytest.approx(8 * 20e-3 + both_ways, rel=1e-3)
+
+
 def test_a_worker_that_serves_sends_nothing_to_itself():
     program, timeline, ranks, topology, config = on_switch(4, server="worker", steps=2)
     found = report(program, timeline, topology, ranks, config)["servers"][0]

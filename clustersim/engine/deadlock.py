@@ -35,7 +35,8 @@ def deadlock(program: Program, sites: tuple[Site, ...], tasks: list[list[Task]])
 def _line(program: Program, site: Site, meeting: int, tasks: list[list[Task]]) -> tuple[int, str]:
     here: list[int] = []
     at: list[str] = []
-    for side in site.sides:
+    sides = site.sides_of(np.array([meeting]))
+    for side in sides:
         (r, i), role = side.key, program.roles[side.key[0]]
         task = tasks[r][i]
         if len(task.unmet):
@@ -43,7 +44,7 @@ def _line(program: Program, site: Site, meeting: int, tasks: list[list[Task]]) -
             here += came
             at += [f"op {i} {task.op.name!r}{_words(task.op)}"] if came else []
     missing = sorted(set(site.ranks[meeting].tolist()) - set(here))
-    known = np.concatenate([program.roles[side.key[0]].ranks[side.meeting_of == meeting] for side in site.sides])
+    known = np.concatenate([program.roles[side.key[0]].ranks[side.meeting_of == meeting] for side in sides])
     never = sorted(set(missing) - set(known.tolist()))
     tail = f" ({_ranks(np.array(never))} never {'does' if len(never) == 1 else 'do'})" if never else ""
     verb = "waits" if len(here) == 1 else "wait"

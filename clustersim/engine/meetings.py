@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Request
+from clustersim.engine.pairs import Matching, OpKey, Pairs
 from clustersim.engine.planning import PlanBook, Plans
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Program, Recv, Role, Send
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-OpKey: TypeAlias = tuple[int, int]
-"""(role, op in the role's list)."""
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 
@@ -37,7 +36,7 @@ class Side:
     Parameters
     ----------
     key : the op. meeting_of : (n_ranks,) int, the site's meeting each rank of the role comes to; -1 for none.
-    everyone : every rank of the role comes.
+    everyone : every rank of the role comes. lone : the role has one rank, and the op one meeting.
     """
 
     key: OpKey
@@ -45,13 +44,23 @@ class Side:
     everyone: bool
     _order: Ints = field(repr=False)
     _ptr: Ints = field(repr=False)
+    lone: bool = False
 
     def who(self, meetings: Ints) -> Ints | slice:
         """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
-        if self.everyone and len(meetings) == len(self._ptr) - 1:
+        if self.lone or (self.everyone and len(meetings) == len(self._ptr) - 1):
             return slice(None)
         found = [self._order[self._ptr[m] : self._ptr[m + 1]] for m in meetings.tolist()]
         return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
+
+    def positions(self, meeting: int) -> Ints:
+        """Positions in the role of the ranks that come to one meeting."""
+        return self._order if self.lone else self._order[self._ptr[meeting] : self._ptr[meeting + 1]]
+
+    @property
+    def meetings(self) -> Ints:
+        """The meetings of the site that this op comes to."""
+        return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
 
 
 @dataclass(eq=False)
@@ -64,6 +73,7 @@ class Site:
     sides : one per op taking part. ranks : (G, members) int, who meets.
     plans : what is transferred.
     missing : (G,) int, members still to arrive. start : (G,) float [s], the latest arrival so far.
+    apart : the sides after the first come to one meeting each, in order.
     """
 
     first: int
@@ -72,6 +82,20 @@ class Site:
     plans: Plans
     missing: Ints
     start: Floats
+    apart: bool = False
+
+    def sides_of(self, meetings: Ints) -> tuple[Side, ...]:
+        """The sides that take part in these meetings."""
+        if not self.apart:
+            return self.sides
+        return (self.sides[0], *(self.sides[m + 1] for m in meetings.tolist()))
+
+    def arrive_alone(self, meeting: int, time: float) -> bool:
+        """Note the arrival of one rank; whether the meeting is now complete."""
+        if self.start[meeting] < time:
+            self.start[meeting] = time
+        self.missing[meeting] -= 1
+        return bool(self.missing[meeting] == 0)
 
     def arrive(self, meetings: Ints, times: Floats) -> Ints:
         """Note arrivals (one element per rank); returns the meetings that are now complete."""
@@ -90,7 +114,7 @@ class _Call:
     """One op's use of one meeting that spans ops: which positions of its role come."""
 
     key: OpKey
-    op: Meet
+    op: Collective
     ranks: Ints
     positions: Ints
 
@@ -103,6 +127,7 @@ class _Draft:
     ranks: Ints
     op: Meet
     columns: list[Ints]
+    apart: bool = False
 
 
 def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
@@ -114,6 +139,7 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
     """
     drafts: list[_Draft] = []
     calls: dict[object, list[_Call]] = {}
+    matching = Matching(program.world_size)
     for r, role in enumerate(program.roles):
         uses: dict[object, int] = defaultdict(int)
         places = _Places(role, program.world_size)
@@ -125,8 +151,9 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
                 for ranks in across:
                     _call(calls, uses, ("all", op.communicator, tuple(sorted(ranks.tolist()))), (r, i), op, ranks, role)
             elif isinstance(op, Send | Recv):
-                _point_to_point(calls, uses, program.world_size, (r, i), op, role)
-    return _numbered(drafts + _joined(calls, program.roles), book)
+                matching.add((r, i), op, role)
+    paired = [_paired(pairs, program.roles) for pairs in matching.pairs(program)]
+    return _numbered(drafts + _joined(calls, program.roles) + paired, book)
 
 
 class _Places:
@@ -162,7 +189,7 @@ def _call(
     uses: dict[object, int],
     name: object,
     key: OpKey,
-    op: Meet,
+    op: Collective,
     ranks: Ints,
     role: Role,
 ) -> None:
@@ -171,22 +198,22 @@ def _call(
     uses[name] += 1
 
 
-def _point_to_point(
-    calls: dict[object, list[_Call]], uses: dict[object, int], world_size: int, key: OpKey, op: Send | Recv, role: Role
-) -> None:
-    sends = isinstance(op, Send)
-    for position in np.flatnonzero(op.peer >= 0).tolist():
-        rank, peer = int(role.ranks[position]), int(op.peer[position])
-        if peer >= world_size or peer == rank:
-            where = f"role {role.name!r}, op {key[1]} {op.name!r}"
-            raise ProgramError(f"{where}: rank {rank} names rank {peer} as its peer in a world of {world_size}")
-        pair = (rank, peer) if sends else (peer, rank)
-        use = ("pair", op.tag, pair)
-        # Sends and recvs of a pair are counted apart: a rank may do either first.
-        count = uses[(sends, use)]
-        uses[(sends, use)] += 1
-        call = _Call(key, op, np.array(pair, dtype=np.int64), np.array([position], dtype=np.int64))
-        calls.setdefault((use, count), []).append(call)
+def _paired(pairs: Pairs, roles: tuple[Role, ...]) -> _Draft:
+    """Sends and recvs of one op as a site: the other side is one op, or an op for each meeting."""
+    r, i = pairs.key
+    op = roles[r].ops[i]
+    assert isinstance(op, Send | Recv)
+    column = np.full(len(roles[r].ranks), -1, dtype=np.int64)
+    column[pairs.positions] = np.arange(len(pairs.positions))
+    apart = len(pairs.others) > 1
+    columns = [column]
+    if apart:
+        columns += list(np.arange(len(pairs.others))[:, None])
+    elif pairs.others:
+        other = np.full(len(roles[pairs.others[0][0]].ranks), -1, dtype=np.int64)
+        other[pairs.other_positions] = np.arange(len(pairs.positions))
+        columns.append(other)
+    return _Draft((pairs.key, *pairs.others), pairs.ranks, op, columns, apart)
 
 
 def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_Draft]:
@@ -217,26 +244,19 @@ def _must_agree(roles: tuple[Role, ...], one: _Call, other: _Call) -> None:
         f" calls {_words(c)}"
         for c in (one, other)
     ]
-    rule = "a send and its recv must have one size"
-    if isinstance(one.op, Collective):
-        rule = f"all members of communicator {one.op.communicator!r} must issue the same collectives in the same order"
+    rule = f"all members of communicator {one.op.communicator!r} must issue the same collectives in the same order"
     raise ProgramError(f"{who[0]} where {who[1]}; {rule}")
 
 
 def _terms(call: _Call) -> tuple[object, ...]:
     op = call.op
-    if isinstance(op, Collective):
-        return op.kind, op.nbytes, op.dtype, op.root, call.ranks.tolist()
-    return (op.nbytes,)
+    return op.kind, op.nbytes, op.dtype, op.root, call.ranks.tolist()
 
 
 def _words(call: _Call) -> str:
     op = call.op
-    if isinstance(op, Collective):
-        members = ", ".join(map(str, call.ranks[:4].tolist())) + (", ..." if len(call.ranks) > 4 else "")
-        return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
-    verb = "send" if isinstance(op, Send) else "recv"
-    return f"{verb} of {op.nbytes:.0f} bytes"
+    members = ", ".join(map(str, call.ranks[:4].tolist())) + (", ..." if len(call.ranks) > 4 else "")
+    return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
 
 
 def _request(op: Meet) -> Request:
@@ -245,19 +265,26 @@ def _request(op: Meet) -> Request:
     return Request("send", op.nbytes)
 
 
+_ONLY = np.zeros(1, dtype=np.int64)
+"""The one rank of its role."""
+
+
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
     members: dict[int, tuple[Ints, Ints]] = {}
     found, first = [], 0
     for draft in sorted(drafts, key=lambda d: d.ops):
         sides = []
-        for key, column in zip(draft.ops, draft.columns, strict=True):
+        for k, (key, column) in enumerate(zip(draft.ops, draft.columns, strict=True)):
+            if draft.apart and k:
+                sides.append(Side(key, column, True, _ONLY, _ONLY, lone=True))
+                continue
             if id(column) not in members:
                 order = np.argsort(column, kind="stable")
                 members[id(column)] = order, np.searchsorted(column[order], np.arange(len(draft.ranks) + 1))
             sides.append(Side(key, column, bool(column.min() >= 0), *members[id(column)]))
         plans = book.plans(_request(draft.op), draft.ranks)
         missing = np.full(len(draft.ranks), draft.ranks.shape[1], dtype=np.int64)
-        found.append(Site(first, tuple(sides), draft.ranks, plans, missing, np.zeros(len(draft.ranks))))
+        found.append(Site(first, tuple(sides), draft.ranks, plans, missing, np.zeros(len(draft.ranks)), draft.apart))
         first += len(draft.ranks)
     return tuple(found)

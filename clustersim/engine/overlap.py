@@ -25,8 +25,9 @@ import numpy.typing as npt
 from simpy.events import Event
 
 from clustersim.engine.clock import RELEASE, Clock
-from clustersim.engine.meetings import OpKey, Site
+from clustersim.engine.meetings import Site
 from clustersim.engine.network import INSTANT
+from clustersim.engine.pairs import OpKey
 from clustersim.engine.tasks import Task, Who
 from clustersim.program import COMPUTE_STREAM, Collective, Op, Program
 
@@ -75,7 +76,7 @@ class Overlap:
         """These meetings of a site cannot end before the latest arrival so far plus the ``least`` time (G,) [s]."""
         earliest = (site.start + least) * (1 - INSTANT)
         waiting = np.where(site.missing > 0, least, -np.inf)
-        for side in site.sides:
+        for side in site.sides_of(meetings):
             role, i = side.key
             task = tasks[role][i]
             if not len(task.unmet):

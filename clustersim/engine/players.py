@@ -56,6 +56,11 @@ class Flows:
 
     def play(self, site: Site, meetings: Ints) -> None:
         """Schedule the flows; groups that begin at one instant are one event."""
+        if len(meetings) == 1:
+            meeting = int(meetings[0])
+            at = site.start.item(meeting) + site.plans.latency.item(meeting)
+            self.clock.call(at, self._begin, site, meetings)
+            return
         for time, mask in at_each(site.start[meetings] + site.plans.latency[meetings]):
             self.clock.call(time, self._begin, site, meetings[mask])
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
-from clustersim.engine.meetings import OpKey, Site
+from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
+from clustersim.engine.pairs import OpKey
 from clustersim.engine.tasks import Task
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
@@ -138,9 +139,10 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
                     "ceiling": plan.ceiling,
                     "n_islands": _islands(topology, mesh, site.ranks[0]) if plan.algorithm == "nvls_tree" else 1,
                 },
-            )["n_groups"] += len(site.ranks)
-            groups.setdefault(side.key, []).append(site.ranks)
-            partners.setdefault(side.key, set()).update(rows.row_of(other.key) for other in site.sides)
+            )["n_groups"] += len(side.meetings)
+            groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
+            met = site.sides[:1] if side.lone else site.sides
+            partners.setdefault(side.key, {rows.row_of(side.key)}).update(rows.row_of(other.key) for other in met)
     for key, detail in details.items():
         mine = groups[key]
         detail["groups"] = mine[0] if len(mine) == 1 else np.concatenate(mine)

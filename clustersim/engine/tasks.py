@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.meetings import OpKey, Side, Site
+from clustersim.engine.meetings import Side, Site
+from clustersim.engine.pairs import OpKey
 from clustersim.program import Compute, Op, Program, Serve
+
+if TYPE_CHECKING:
+    from clustersim.engine.chains import Chain
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -23,6 +27,7 @@ class Task:
 
     key, op : the op. next : tasks that wait for it. meets : where its ranks meet others, and its part there.
     n_needs : ops each rank waits for. left : ranks that have not ended it. duration : scalar or per rank [s].
+    chain : the ops that are played with this one, where it is the first of a chain.
 
     Columns have an element per rank of the role and exist from the first rank that could become ready until the last
     one has ended, so that a long program on many ranks does not hold them all.
@@ -36,6 +41,7 @@ class Task:
         self.next: list[Task] = []
         self.meets: list[tuple[Site, Side]] = []
         self.left = n
+        self.chain: Chain | None = None
         self.ready = self.start = self.end = np.zeros(0)
         self.unmet = np.zeros(0, dtype=np.int32)
         self.duration: Floats = np.asarray(op.duration if isinstance(op, Compute) else 0.0, dtype=np.float64)

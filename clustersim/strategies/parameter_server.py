@@ -48,6 +48,9 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
     gpus_per_worker : GPUs of one worker, which adds up their gradients before it pushes. gpus_per_server : GPUs of one
         server (only for ``server = "gpu"``), each with its part.
     server_updates : the server runs the optimizer; else it only adds up and the workers do.
+    bucket_cap_mb : neighbouring layers travel together, in messages of as many MiB: pushed when the last of their
+        gradients is final, used when all have been pulled. A message per layer when absent, as TensorFlow and MXNet
+        send each variable by itself; a server behind PyTorch's RPC gets all gradients at once, so more than the model.
     by_layer : a layer can be pulled as soon as it is done, while others are still on their way.
     mode : ``"sync"`` or ``"async"``. staleness : steps a worker may be ahead of the slowest; no bound when absent.
     """
@@ -58,6 +61,7 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
     gpus_per_worker: base.AtLeastOne = 1
     gpus_per_server: base.AtLeastOne = 1
     server_updates: bool = True
+    bucket_cap_mb: Annotated[float, msgspec.Meta(gt=0)] | None = None
     by_layer: bool = False
     mode: Literal["sync", "async"] = "sync"
     staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -92,14 +96,15 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
     Raises :class:`ProgramError` for a mesh without the servers' ranks, or ranks that do not divide into workers.
     """
     base.check(model, cost, steps)
-    who = server_layout.layout(model, mesh, config.server, config.shards, config.gpus_per_worker, config.sharding)
+    element = DTYPE_BYTES[config.param_dtype]
+    cap = (config.bucket_cap_mb or 0.0) * 2**20 / element
+    who = server_layout.layout(model, mesh, config.server, config.shards, config.gpus_per_worker, config.sharding, cap)
     paces = base.pace(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for name, ranks, serves in _cast(who, config):
         works = serves < 0 or config.server == "worker"
         ops = base.OpList(paces[:, ranks] if paces is not None and works else None)
         server = _server(ops, model, cost, who, serves, config) if serves >= 0 else None
-        element = DTYPE_BYTES[config.param_dtype]
         worker = Worker(ops, model, cost, who, ranks, element, config.by_layer, serves) if works else None
         for step in range(steps):
             _step(ops, cost, config, step, worker, server)

@@ -20,7 +20,8 @@ ACCUMULATE_PASSES = 3.0
 
 
 class Server:
-    """A synchronous server: gradients of all workers are added up as they come, then used once.
+    """A synchronous server: gradients of all workers are added up as they come, then used once. What travels together
+    (a piece, usually one layer) is counted by ``i``.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class Server:
     ) -> None:
         self.ops, self.model, self.cost, self.layout, self.s, self.element = ops, model, cost, layout, s, element
         self.updates, self.by_layer, self.own = updates, by_layer, own
-        self.kept = [i for i in range(len(model.layers)) if layout.numel[i, s]]
+        self.kept = [i for i in range(len(layout.pieces)) if layout.numel[i, s]]
         memory = cost.host_bandwidth if layout.on_cpu else cost.grad_copy_bandwidth
         self.rate = memory / float(layout.neighbours[s])
         self.done: dict[int, tuple[int, ...]] = {}
@@ -56,7 +57,7 @@ class Server:
         ]
 
     def fresh(self, w: int) -> dict[int, tuple[int, ...]]:
-        """What worker ``w`` may read: per layer, the ops that must have ended."""
+        """What worker ``w`` may read: per piece, the ops that must have ended."""
         if self.by_layer or not self.done:
             return self.done
         every = wait(self.ops, "for every update", tuple(i for ends in self.done.values() for i in ends),
@@ -72,7 +73,7 @@ class Server:
             if not self.by_layer:
                 asked = requested(self.ops, f"all layers worker {w} -> {to}", link)
             for i in pull_order(self.kept, self.by_layer and self.began):
-                layer = self.model.layers[i].name
+                layer = self.layout.pieces[i].name
                 if self.by_layer:
                     asked = requested(self.ops, f"{layer} worker {w} -> {to}", link)
                 name = f"{layer} worker {w} <- {to}"
@@ -87,14 +88,14 @@ class Server:
                 if w == self.own:
                     came[i].append((w, own[i]))
                     continue
-                name = f"{self.model.layers[i].name} worker {w} -> {self.layout.server_name(self.s)}"
+                name = f"{self.layout.pieces[i].name} worker {w} -> {self.layout.server_name(self.s)}"
                 came[i].append((w, (take(self.ops, name, self._bytes(i), link),)))
         self.use(came)
 
     def use(self, came: dict[int, list[tuple[int, tuple[int, ...]]]]) -> None:
         """Add up what came of each layer, then update it."""
         for i in reversed(self.kept):
-            name, summed = self.model.layers[i].name, []
+            name, summed = self.layout.pieces[i].name, []
             for w, after in came[i]:
                 summed.append(
                     self._serve(f"accumulate {name} worker {w}", self.accumulate_seconds(i), "gradient", after)
@@ -155,7 +156,7 @@ class AsyncServer(Server):
             return ()
         step = len(self.applied) - 1 - self.staleness
         if (step, i) not in self.clocks:
-            name = f"for step {step} of {self.model.layers[i].name}"
+            name = f"for step {step} of {self.layout.pieces[i].name}"
             self.clocks[step, i] = wait(self.ops, name, tuple(self.applied[step][i]), stream=f"clock {i}")
         return (self.clocks[step, i],)
 
@@ -164,6 +165,6 @@ class AsyncServer(Server):
         self.applied.append({i: [] for i in self.kept})
         for i in reversed(self.kept):
             for w, after in came[i]:
-                name = f"apply {self.model.layers[i].name} worker {w}"
+                name = f"apply {self.layout.pieces[i].name} worker {w}"
                 self.applied[-1][i].append(self._serve(name, self.update_seconds(i), "optimizer", after))
         self.began = True

@@ -51,37 +51,38 @@ class Worker:
         return Link(peer, f"push {self.layout.server_name(s)}"), Link(peer, f"pull {self.layout.server_name(s)}")
 
     def fetch(self, local: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Pull every layer, in the order forward needs them (``by_layer``: in the order their pushes end); what each
-        layer's use must wait for.
+        """Pull every piece, in the order forward needs them (``by_layer``: in the order their pushes end); what the
+        first layer of each must wait for.
 
         ``local`` : what is to wait for where this rank's own server keeps a part.
         """
-        layers = range(len(self.model.layers))
+        pieces = self.layout.pieces
         servers = [s for s in range(len(self.layout.servers)) if s != self.serves]
         every = tuple(i for ends in self.pushed.values() for i in ends)
         as_pushed, asked = self.by_layer and bool(self.pushed), dict[int, int]()
         if not self.by_layer:
             asked = {s: self._ask("all layers", s, every) for s in servers}
         got: dict[int, tuple[int, ...]] = {}
-        for i in pull_order(layers, as_pushed):
-            waits, layer = list(local.get(i, ())), self.model.layers[i].name
+        for i in pull_order(range(len(pieces)), as_pushed):
+            waits, what = list(local.get(i, ())), pieces[i].name
             for s in servers:
                 if not self.layout.numel[i, s]:
                     continue
                 if self.by_layer:
-                    asked[s] = self._ask(layer, s, self.pushed.get(i, ()))
-                name = f"{layer} <- {self.layout.server_name(s)}"
+                    asked[s] = self._ask(what, s, self.pushed.get(i, ()))
+                name = f"{what} <- {self.layout.server_name(s)}"
                 waits.append(
                     pull(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][1], asked[s])
                 )
-            got[i] = self._spread(i, "broadcast", tuple(waits))
+            got[pieces[i].layers[0]] = self._spread(i, "broadcast", tuple(waits))
         return got
 
     def _ask(self, what: str, s: int, after: tuple[int, ...]) -> int:
         return request(self.ops, f"{what} -> {self.layout.server_name(s)}", self.links[s][1], after)
 
     def compute(self, ready: dict[int, tuple[int, ...]], passes: int) -> None:
-        """Forward, each layer once its parameters are there; backward, and a push of each gradient once it is final.
+        """Forward, each layer once its parameters are there; backward, and a push of each piece's gradients once they
+        are final.
 
         All passes but the last only add up gradients in the worker's own memory.
         """
@@ -91,13 +92,15 @@ class Worker:
             if number < passes - 1:
                 base.backward(self.ops, self.model, self.cost)
         self.pushed, self.at_home = {}, {}
+        ends_with = {piece.layers[0]: i for i, piece in enumerate(self.layout.pieces)}
         for i in reversed(range(len(self.model.layers))):
             done = base.backward_layer(self.ops, self.model, self.cost, i)
             if passes > 1:
-                traffic = 3.0 * (passes - 1) * float(self.layout.numel[i].sum()) * self.element
+                traffic = 3.0 * (passes - 1) * float(self.layout.by_layer[i]) * self.element
                 seconds, name = base.gradient_pass(traffic, self.cost), f"accumulate {self.model.layers[i].name}"
                 done = self.ops.compute(name, seconds, "gradient", nbytes=traffic)
-            self._push(i, done)
+            if i in ends_with:
+                self._push(ends_with[i], done)
 
     def _push(self, i: int, done: int) -> None:
         after = self._spread(i, "reduce", (done,))
@@ -106,7 +109,7 @@ class Worker:
             if s == self.serves:
                 self.at_home[i] = after
                 continue
-            name = f"{self.model.layers[i].name} -> {self.layout.server_name(s)}"
+            name = f"{self.layout.pieces[i].name} -> {self.layout.server_name(s)}"
             ends.append(push(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][0], after))
         if ends:
             self.pushed[i] = tuple(ends)
@@ -116,7 +119,7 @@ class Worker:
         nbytes = float(self.layout.numel[i].sum() * self.element)
         if self.layout.workers.shape[1] == 1 or not nbytes:
             return after
-        name = f"{self.model.layers[i].name} inside a worker"
+        name = f"{self.layout.pieces[i].name} inside a worker"
         return (collective(self.ops, kind, name, nbytes, self.layout.workers, after, stream=f"{kind} inside",
                            communicator=f"{kind} inside"),)  # fmt: skip
 

@@ -16,6 +16,14 @@ from clustersim.topology import CPU, Topology
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring layers that travel in one message: ``layers``, indices in ascending order, and a name for them."""
+
+    name: str
+    layers: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Who is who.
@@ -25,14 +33,17 @@ class Layout:
     workers : (W, g) int, global ranks; a worker of several GPUs talks to servers through its first.
     servers : (S,) int, global ranks; workers' own ranks where workers serve.
     neighbours : (S,) int, how many servers share a server's memory, itself included.
-    numel : (layers, S) float, elements of each layer's parameters that each server keeps.
+    pieces : what travels in one message, in order of forward. numel : (pieces, S) float, elements of each piece's
+        parameters that each server keeps. by_layer : (layers,) float, elements of each layer.
     on_cpu : servers keep them in host memory.
     """
 
     workers: Ints
     servers: Ints
     neighbours: Ints
+    pieces: tuple[Piece, ...]
     numel: Floats
+    by_layer: Floats
     on_cpu: bool
 
     @property
@@ -71,8 +82,11 @@ def place(topology: Topology, mesh: Mesh, server: str, count: int) -> Mesh:
     return Mesh(np.array(workers + servers), max(map(len, free)), count)
 
 
-def layout(model: Model, mesh: Mesh, server: str, count: int, gpus_per_worker: int, sharding: str) -> Layout:
-    """Workers, servers and what each keeps. Raises :class:`ProgramError` where ranks do not divide."""
+def layout(
+    model: Model, mesh: Mesh, server: str, count: int, gpus_per_worker: int, sharding: str, cap: float = 0.0
+) -> Layout:
+    """Workers, servers and what each keeps, in messages of ``cap`` elements. Raises :class:`ProgramError` where ranks
+    do not divide."""
     if mesh.workers % gpus_per_worker:
         raise ProgramError(
             f"{mesh.workers} GPUs do not divide into workers of {gpus_per_worker} (at $.strategy.gpus_per_worker)"
@@ -87,7 +101,26 @@ def layout(model: Model, mesh: Mesh, server: str, count: int, gpus_per_worker: i
             raise ProgramError(f"the mesh has {mesh.servers} server rank(s), the strategy {count}; place them first")
         servers = np.arange(mesh.workers, mesh.world_size, dtype=np.int64)
     _, home, sharers = np.unique(mesh.gpus[servers], return_inverse=True, return_counts=True)
-    return Layout(workers, servers, sharers[home], shares(model, count, sharding), server == "cpu")
+    kept = shares(model, count, sharding)
+    found = pieces(model, kept.sum(axis=1), cap)
+    numel = np.array([kept[list(piece.layers)].sum(axis=0) for piece in found])
+    return Layout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), server == "cpu")
+
+
+def pieces(model: Model, numel: Floats, cap: float) -> tuple[Piece, ...]:
+    """Layers gathered in the order backward ends them, until a piece has ``cap`` elements; a layer each for cap 0."""
+    gathered: list[list[int]] = []
+    held = np.inf
+    for i in reversed(range(len(model.layers))):
+        if held >= cap:
+            gathered.append([])
+            held = 0.0
+        gathered[-1].insert(0, i)
+        held += float(numel[i])
+    names = [model.layers[piece[0]].name for piece in gathered]
+    ends = [model.layers[piece[-1]].name for piece in gathered]
+    named = [a if a == b else f"{a}..{b}" for a, b in zip(names, ends, strict=True)]
+    return tuple(Piece(name, tuple(piece)) for name, piece in zip(named, gathered, strict=True))[::-1]
 
 
 def shares(model: Model, count: int, sharding: str) -> Floats:

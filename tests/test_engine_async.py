@@ -1,0 +1,41 @@
+"""Ranks at paces of their own: short cuts through the executor change no time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from player import toy_cost, toy_model
+from toy import star
+
+from clustersim.engine import chains, simulate
+from clustersim.mesh import Mesh
+from clustersim.strategies.parameter_server import ParameterServerConfig, build, place
+
+
+def played(workers, steps, jitter, cap, staleness, seed):
+    """An asynchronous run on one switch."""
+    model = toy_model([[3000], [], [20000], [100], [7000]])
+    topology = star(workers + 1, bandwidth=1e6, per_node=1)
+    config = ParameterServerConfig(server="gpu", mode="async", staleness=staleness, bucket_cap_mb=cap)
+    ranks = place(topology, Mesh(topology.gpus, 1), config)
+    cost = toy_cost(model, jitter=jitter, grad_copy_bandwidth=1e8, optimizer_traffic=1e5)
+    return simulate(build(model, cost, ranks, config, steps, seed), topology, ranks, backend="ideal")
+
+
+@given(
+    workers=st.integers(1, 5),
+    steps=st.integers(1, 3),
+    jitter=st.sampled_from([0.0, 0.1, 0.5]),
+    cap=st.sampled_from([None, 0.02, 0.1, 1.0]),
+    staleness=st.sampled_from([None, 0, 1]),
+)
+def test_ops_in_a_row_at_one_blow_take_the_times_they_take_one_by_one(workers, steps, jitter, cap, staleness):
+    args = workers, steps, jitter, cap, staleness, 1
+    at_once = played(*args).spans()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chains, "LONGEST", 1)
+        one_by_one = played(*args).spans()
+    for name, column in at_once.items():
+        assert np.array_equal(column, one_by_one[name]), name
