@@ -200,10 +200,7 @@ def _call(
 
 def _paired(pairs: Pairs, roles: tuple[Role, ...]) -> _Draft:
     """Sends and recvs of one op as a site: the other side is one op, or an op for each meeting."""
-    r, i = pairs.key
-    op = roles[r].ops[i]
-    assert isinstance(op, Send | Recv)
-    column = np.full(len(roles[r].ranks), -1, dtype=np.int64)
+    column = np.full(len(roles[pairs.key[0]].ranks), -1, dtype=np.int64)
     column[pairs.positions] = np.arange(len(pairs.positions))
     apart = len(pairs.others) > 1
     columns = [column]
@@ -213,7 +210,7 @@ def _paired(pairs: Pairs, roles: tuple[Role, ...]) -> _Draft:
         other = np.full(len(roles[pairs.others[0][0]].ranks), -1, dtype=np.int64)
         other[pairs.other_positions] = np.arange(len(pairs.positions))
         columns.append(other)
-    return _Draft((pairs.key, *pairs.others), pairs.ranks, op, columns, apart)
+    return _Draft((pairs.key, *pairs.others), pairs.ranks, pairs.op, columns, apart)
 
 
 def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_Draft]:

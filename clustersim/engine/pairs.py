@@ -34,12 +34,13 @@ class Pairs:
 
     Parameters
     ----------
-    key : the op. positions : (G,) int, of the ranks in its role, one a meeting. ranks : (G, 2) int, who meets.
+    key, op : the op. positions : (G,) int, of the ranks in its role, one a meeting. ranks : (G, 2) int, who meets.
     others : the ops of the other side: one for all meetings, one each, or none where nobody ever comes.
     other_positions : (G,) int, of their ranks.
     """
 
     key: OpKey
+    op: Send | Recv
     positions: Ints
     ranks: Ints
     others: tuple[OpKey, ...]
@@ -51,12 +52,14 @@ class Matching:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
+        self._ops: dict[OpKey, Send | Recv] = {}
         self._sends: dict[tuple[str, int, int], list[Use]] = defaultdict(list)
         self._recvs: dict[tuple[str, int, int], list[Use]] = defaultdict(list)
 
     def add(self, key: OpKey, op: Send | Recv, role: Role) -> None:
         """Note an op of every rank that has a peer. Raises :class:`ProgramError` for a peer that cannot be."""
         sends, (r, i) = isinstance(op, Send), key
+        self._ops[key] = op
         for position, peer in enumerate(op.peer.tolist()):
             if peer < 0:
                 continue
@@ -80,36 +83,34 @@ class Matching:
                 one, other = uses[0], uses[1] if len(uses) > 1 else None
                 ops: tuple[OpKey, ...] = (one[:2],)
                 if other is not None:
-                    _same_size(program, one, other)
+                    self._same_size(program, one, other)
                     if len(program.roles[other[0]].ranks) > 1:
                         ops = one[:2], other[:2]  # two ops of many ranks, which meet pair by pair
                 else:
                     ops = one[:2], (-1, -1)
                 together.setdefault(ops, []).append((one, other, name[1:]))
-        return [_gathered(met) for met in together.values()]
+        return [self._gathered(met) for met in together.values()]
 
-
-def _gathered(met: list[Met]) -> Pairs:
-    met.sort(key=lambda m: (m[1] or (-1, -1, -1))[:2])  # stable: pairs of one op stay in order of ranks
-    others = [other for _, other, _ in met if other is not None]
-    return Pairs(
-        met[0][0][:2],
-        np.array([one[2] for one, _, _ in met], dtype=np.int64),
-        np.array([pair for _, _, pair in met], dtype=np.int64),
-        tuple(dict.fromkeys(other[:2] for other in others)),
-        np.array([other[2] for other in others], dtype=np.int64),
-    )
-
-
-def _same_size(program: Program, one: Use, other: Use) -> None:
-    ops = [program.roles[r].ops[i] for r, i, _ in (one, other)]
-    sizes = [op.nbytes for op in ops if isinstance(op, Send | Recv)]
-    if sizes[0] == sizes[1]:
-        return
-    who = []
-    for (r, i, position), op, nbytes in zip((one, other), ops, sizes, strict=True):
-        role, verb = program.roles[r], "send" if isinstance(op, Send) else "recv"
-        who.append(
-            f"rank {role.ranks[position]} (role {role.name!r}, op {i} {op.name!r}) calls {verb} of {nbytes:.0f} bytes"
+    def _gathered(self, met: list[Met]) -> Pairs:
+        met.sort(key=lambda m: (m[1] or (-1, -1, -1))[:2])  # stable: pairs of one op stay in order of ranks
+        others = [other for _, other, _ in met if other is not None]
+        key = met[0][0][:2]
+        return Pairs(
+            key,
+            self._ops[key],
+            np.array([one[2] for one, _, _ in met], dtype=np.int64),
+            np.array([pair for _, _, pair in met], dtype=np.int64),
+            tuple(dict.fromkeys(other[:2] for other in others)),
+            np.array([other[2] for other in others], dtype=np.int64),
         )
-    raise ProgramError(f"{who[0]} where {who[1]}; a send and its recv must have one size")
+
+    def _same_size(self, program: Program, one: Use, other: Use) -> None:
+        ops = [self._ops[use[:2]] for use in (one, other)]
+        if ops[0].nbytes == ops[1].nbytes:
+            return
+        who = []
+        for (r, i, position), op in zip((one, other), ops, strict=True):
+            role, verb = program.roles[r], "send" if isinstance(op, Send) else "recv"
+            caller = f"rank {role.ranks[position]} (role {role.name!r}, op {i} {op.name!r})"
+            who.append(f"{caller} calls {verb} of {op.nbytes:.0f} bytes")
+        raise ProgramError(f"{who[0]} where {who[1]}; a send and its recv must have one size")
