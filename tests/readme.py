@@ -1,8 +1,8 @@
 """Figures in the README are what a command prints, and nothing else.
 
 A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``, where
-TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew;
-``tests/test_readme.py`` says when one is stale.
+TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew, draws the
+pictures that ``--plot`` names, and dates the README; ``tests/test_readme.py`` says when a part is stale.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 TABLES = ROOT.parent / "shared" / "measurements"
+DATE = re.compile(r"<!-- date -->[^<]*<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -27,9 +29,15 @@ def parts() -> Iterator[tuple[str, str]]:
         yield found["arguments"], found["body"]
 
 
-def printed(arguments: str) -> str:
-    """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block."""
+def printed(arguments: str, *, draw: bool = False) -> str:
+    """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block.
+
+    ``draw``: pictures too. Without it ``--plot FILE`` is left out, so that asking changes nothing.
+    """
     words = [str(TABLES / word) if word.endswith(".csv") else word for word in shlex.split(arguments)]
+    if "--plot" in words and not draw:
+        at = words.index("--plot")
+        words = words[:at] + words[at + 2 :]
     command = [sys.executable, "-m", "clustersim", *words]
     env = {**os.environ, "COLUMNS": "150", "NO_COLOR": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -38,8 +46,8 @@ def printed(arguments: str) -> str:
 
 def main() -> None:
     """Rewrite every generated part of the README."""
-    text = PART.sub(lambda found: found[1] + printed(found["arguments"]) + found[4], README.read_text())
-    README.write_text(text)
+    text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], README.read_text())
+    README.write_text(DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text))
 
 
 if __name__ == "__main__":

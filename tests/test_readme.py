@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,15 @@ def test_every_shipped_scenario_and_command_the_readme_names_exists() -> None:
     }
     shipped = {path.stem for path in (readme.ROOT / "scenarios").glob("*.toml")}
     assert {name for name in named if name and name != "scenarios"} <= shipped
+
+
+def test_asking_for_a_part_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        told.append(command)
+        return subprocess.CompletedProcess(command, 0, "| x |")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    readme.printed("validate nccl x --plot picture.png --markdown")
+    assert told[0][3:] == ["validate", "nccl", "x", "--markdown"]

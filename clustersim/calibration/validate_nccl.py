@@ -7,6 +7,7 @@ how much of it ran, ``env`` may pin NCCL_ALGO or NCCL_PROTO, ``notes`` may tell 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from clustersim import collectives, fabrics
-from clustersim.calibration.score import evaluate, number, read_table, score
+from clustersim.calibration.score import Row, evaluate, number, read_table, score
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import nearest
 
@@ -31,22 +32,28 @@ DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16",
 
 def validate_nccl(path: str | Path) -> dict[str, Any]:
     """Predict the out-of-place time of every row. See :func:`clustersim.calibration.score.score` for the result."""
-    rows = evaluate(read_table(path, COLUMNS), _predict)
-    return score(
-        rows,
-        {
-            "case": lambda row: row["case_id"],
-            "source": lambda row: row.get("source", "") or row["case_id"].split("_")[0],
-            "size_class": lambda row: size_class(float(row["size_bytes"])) if "skipped" not in row else "skipped",
-            "platform": lambda row: row["topology"],
-            "collective": lambda row: row["collective"],
-        },
-    )
+    return score(evaluate(read_table(path, COLUMNS), _predict), DIMENSIONS)
 
 
 def size_class(nbytes: float) -> str:
     """The three ranges in which different physics rule: latency, the pipeline, bandwidth."""
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
+
+
+DIMENSIONS: dict[str, Callable[[Row], str]] = {
+    "case": lambda row: row["case_id"],
+    "source": lambda row: row.get("source", "") or row["case_id"].split("_")[0],
+    "size_class": lambda row: size_class(float(row["size_bytes"])) if "skipped" not in row else "skipped",
+    "platform": lambda row: row["topology"],
+    "collective": lambda row: row["collective"],
+}
+"""What the error is split by."""
+
+
+def identity(row: Row) -> tuple[object, ...]:
+    """Rows for which this is equal measure the same thing."""
+    columns = ("topology", "nodes", "ranks", "collective", "size_bytes", "env", "nccl_version")
+    return (*(row.get(column, "") for column in columns), launch_mode(row.get("notes", "")))
 
 
 def launch_mode(notes: str) -> str:

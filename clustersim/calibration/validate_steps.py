@@ -11,7 +11,7 @@ PaddlePaddle that double from one GPU to several; ResNet-50 in half precision on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,24 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
     table = read_table(path, COLUMNS)
     anchors = _anchors(table) if anchor == "single" else None
     rows = evaluate(table, lambda row: _predict(row, anchors))
-    return score(
-        rows,
-        {
-            "case": lambda row: row["case_id"],
-            "source": lambda row: row["case_id"].split("-")[0],
-            "platform": lambda row: row.get("topology", ""),
-            "strategy": lambda row: row["strategy"],
-            "model": lambda row: row["model"],
-            "size_class": lambda row: f"{row['gpus']} GPUs",
-        },
-    )
+    return score(rows, DIMENSIONS)
+
+
+DIMENSIONS: dict[str, Callable[[Row], str]] = {
+    "case": lambda row: row["case_id"],
+    "source": lambda row: row["case_id"].split("-")[0],
+    "platform": lambda row: row.get("topology", ""),
+    "strategy": lambda row: row["strategy"],
+    "model": lambda row: row["model"],
+    "size_class": lambda row: f"{row['gpus']} GPUs",
+}
+"""What the error is split by."""
+
+
+def identity(row: Row) -> tuple[object, ...]:
+    """Rows for which this is equal measure the same thing."""
+    columns = ("source", "model", "strategy", "gpu", "gpus", "nodes", "precision", "micro_batch_per_gpu", "seq_len")
+    return tuple(row.get(column, "") for column in (*columns, "act_ckpt", "offload", "other"))
 
 
 def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple[float, float]:

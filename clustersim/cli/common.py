@@ -7,13 +7,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.paths import plain
+from clustersim.errors import ClusterSimError
+from clustersim.paths import fresh, plain
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,6 +47,28 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def picture_path(path: Path) -> Path:
+    """A path a picture can be written to. Raises :class:`ClusterSimError` for another suffix."""
+    if path.suffix not in PICTURES:
+        raise ClusterSimError(f"{path}: a picture is a .png, .svg or .pdf, not {path.suffix or 'nothing'!r}")
+    return path
+
+
+def write_picture(figure: Figure, path: Path, dpi: int = 180) -> str:
+    """Write a figure, whole or not at all; returns the line that says so. Raises :class:`ClusterSimError`."""
+    from clustersim import plots
+
+    try:
+        with fresh(picture_path(path)) as temporary:
+            plots.save(figure, temporary, dpi)
+    except OSError as error:
+        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return f"wrote {path}: {plots.alt_text(figure)}"
 
 
 class Progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import stdout, working
+from clustersim.cli.common import picture_path, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 
@@ -48,14 +48,10 @@ def plot(
     from clustersim import plots
     from clustersim.traces.saved import load_run
 
-    if file.suffix not in {".png", ".svg", ".pdf"}:
-        raise ClusterSimError(f"{file}: a picture is a .png, .svg or .pdf, not {file.suffix or 'nothing'!r}")
+    picture_path(file)
     with working(f"drawing {file}"):
         run = load_run(run_dir)
         part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
         figure = plots.picture(kind, run, plots.View(title, list(ranks) or None, span(window), part))
-        try:
-            plots.save(figure, file, dpi)
-        except OSError as error:
-            raise ClusterSimError(f"{file}: cannot be written: {error.strerror or error}") from None
-    stdout().print(f"wrote {file}: {plots.alt_text(figure)}", markup=False, soft_wrap=True)
+        said = write_picture(figure, file, dpi)
+    stdout().print(said, markup=False, soft_wrap=True)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.cli.common import json_option, picture_path, print_json, stdout, working, write_picture
 from clustersim.errors import ClusterSimError, nearest
 
 markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table, without cases.")
 by_option = click.option(
     "--by", multiple=True, help="Only this part of the error, such as size_class or platform; may be repeated."
+)
+worst_option = click.option(
+    "--worst", type=click.IntRange(min=1), default=None, metavar="N", help="The N cases missed most, and why likely."
+)
+plot_option = click.option(
+    "--plot", type=click.Path(path_type=Path), default=None, help="Draw predicted against measured, by the first --by."
 )
 table_argument = click.argument("table", type=click.Path(path_type=Path))
 
@@ -26,30 +34,48 @@ def validate() -> None:
 @validate.command()
 @table_argument
 @by_option
+@worst_option
+@plot_option
 @markdown_option
 @json_option
-def nccl(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
+def nccl(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...], worst: int | None, plot: Path | None) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
-    from clustersim.calibration.validate_nccl import validate_nccl
+    from clustersim.calibration import validate_nccl as kind
 
+    if plot is not None:
+        picture_path(plot)
     with working(f"predicting {table}"):
-        result = validate_nccl(table)
+        result = kind.validate_nccl(table)
     _show(result, as_json, markdown, by, f"nccl-tests: {table}")
+    _look(result, Looks(by[0] if by else "size_class", "size_class", kind.DIMENSIONS, kind.identity), worst, plot)
 
 
 @validate.command()
 @table_argument
 @click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
 @by_option
+@worst_option
+@plot_option
 @markdown_option
 @json_option
-def steps(table: Path, anchor: str | None, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
+def steps(
+    table: Path,
+    anchor: str | None,
+    as_json: bool,
+    markdown: bool,
+    by: tuple[str, ...],
+    worst: int | None,
+    plot: Path | None,
+) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv."""
-    from clustersim.calibration.validate_steps import validate_steps
+    from clustersim.calibration import validate_steps as kind
 
+    if plot is not None:
+        picture_path(plot)
     with working(f"predicting {table}"):
-        result = validate_steps(table, anchor=anchor)
+        result = kind.validate_steps(table, anchor=anchor)
     _show(result, as_json, markdown, by, f"training steps: {table}")
+    _look(result, Looks(by[0] if by else "source", "strategy", kind.DIMENSIONS, kind.identity), worst, plot)
 
 
 @validate.command()
@@ -81,6 +107,47 @@ def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, 
     console.print(_table(title, groups))
     for reason, count in _reasons(result["rows"]):
         console.print(f"skipped {count}: {reason}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How one kind of table is looked at: by which part it is drawn, by which part reasons are looked for, what the
+    parts are, and what two rows have in common that measure the same thing."""
+
+    drawn_by: str
+    reason_by: str
+    dimensions: Mapping[str, Callable[[dict[str, Any]], str]]
+    identity: Callable[[dict[str, Any]], tuple[object, ...]]
+
+
+def _look(result: dict[str, Any], looks: Looks, worst: int | None, plot: Path | None) -> None:
+    """The worst cases and the picture, where they are asked for."""
+    if worst is not None:
+        _print_worst(result["rows"], worst, looks)
+    if plot is not None:
+        from clustersim import plots
+
+        rows = [row for row in result["rows"] if "skipped" not in row]
+        measured, predicted = ([row[name] for row in rows] for name in ("measured", "predicted"))
+        parts = [looks.dimensions[looks.drawn_by](row) for row in rows]
+        figure = plots.accuracy(measured, predicted, parts, part_name=looks.drawn_by.replace("_", " "))
+        click.echo(write_picture(figure, plot), err=True)
+
+
+def _print_worst(rows: list[dict[str, Any]], n: int, looks: Looks) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.calibration.worst import worst
+
+    table = Table(title=f"the {n} cases missed most", title_justify="left")
+    for heading in ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason"):
+        table.add_column(heading, justify="left" if heading in {"case", "likely reason"} else "right")
+    for case in worst(rows, n, looks.dimensions[looks.reason_by], looks.identity):
+        spread = "-" if math.isnan(case.spread) else _percent(case.spread)
+        numbers = (str(case.n_rows), _percent(case.error), _percent(case.signed), spread)
+        table.add_row(escape(case.case), *numbers, escape(case.reason))
+    stdout().print(table)
 
 
 Groups = dict[str, dict[str, dict[str, Any]]]

@@ -6,6 +6,7 @@ One file a picture; each takes a Timeline, a Topology or a table and returns a m
 
 from __future__ import annotations
 
+from clustersim.plots.accuracy import accuracy
 from clustersim.plots.animation import ring_animation, ring_run
 from clustersim.plots.curves import scaling
 from clustersim.plots.exchange import exchange_times
@@ -25,6 +26,7 @@ __all__ = [
     "PICTURES",
     "Table",
     "View",
+    "accuracy",
     "alt_text",
     "breakdown",
     "breakdowns",
