@@ -1,4 +1,4 @@
-"""One GPU as data: peak rates, memory, and how much of each a real kernel reaches, every figure with its source.
+"""One GPU, or one CPU core, as data: peak rates, memory, and how much of each a real kernel reaches, with sources.
 
 The figures are in ``data/devices.toml``; :func:`device` looks a name or alias up, :func:`device_from_text` reads a GPU
 as tables and logs write it.
@@ -52,7 +52,7 @@ class FlashRate:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A GPU (one die with its own memory).
+    """A GPU (one die with its own memory), or a core of a CPU.
 
     Parameters
     ----------
@@ -119,6 +119,31 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     matmul = {d: said.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
     plain: dict[str, Any] = {name: said[name] for name in ("stream", "kernel_floor", "launch") if name in said}
     return replace(device, matmul=MappingProxyType(matmul), **plain)
+
+
+def of_cores(core: Device, cores: float) -> Device:
+    """What a process has that runs on some cores of a CPU: their arithmetic, bandwidth and memory together.
+
+    Processes that share a core take turns (``cores`` below 1), so what an op costs to start is shared as well.
+
+    >>> pair = of_cores(device("x86-core"), 2)
+    >>> pair.matmul_rate("fp32") == 2 * device("x86-core").matmul_rate("fp32")
+    True
+    """
+    turns = max(1.0, 1.0 / cores)
+    attention = {
+        kernel: MappingProxyType({dim: replace(flash, rate=flash.rate * cores) for dim, flash in rates.items()})
+        for kernel, rates in core.attention.items()
+    }
+    return replace(
+        core,
+        attention=MappingProxyType(attention),
+        peak=MappingProxyType({dtype: rate * cores for dtype, rate in core.peak.items()}),
+        memory_bytes=core.memory_bytes * cores,
+        memory_bandwidth=core.memory_bandwidth * cores,
+        kernel_floor=replace(core.kernel_floor, value=core.kernel_floor.value * turns),
+        launch=replace(core.launch, value=core.launch.value * turns),
+    )
 
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -242,11 +267,17 @@ def _build(name: str, raw: dict[str, Any]) -> Device:
         matmul=MappingProxyType(matmul),
         stream=stream,
         attention=MappingProxyType({k: _rates(table, half) for k, table in family["attention"].items()}),
-        kernel_floor=Figure(parse_time(defaults["kernel_floor"]), defaults["kernel_floor_source"]),
-        launch=Figure(parse_time(defaults["launch"]), defaults["launch_source"]),
+        kernel_floor=_of_family("kernel_floor", family, defaults),
+        launch=_of_family("launch", family, defaults),
         source=entry["source"],
         notes=notes,
     )
+
+
+def _of_family(name: str, family: dict[str, Any], defaults: dict[str, Any]) -> Figure:
+    """A time that most families share."""
+    said = family if name in family else defaults
+    return Figure(parse_time(said[name]), said[f"{name}_source"])
 
 
 def _inherit(name: str, table: dict[str, Any]) -> dict[str, Any]:

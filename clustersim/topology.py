@@ -130,6 +130,16 @@ class Topology(Keeper):
         return self._of_kind(GPU)
 
     @cached_property
+    def cpus(self) -> Ints:
+        """Vertex ids of every CPU socket, node-major."""
+        return self._of_kind(CPU)
+
+    @property
+    def homes(self) -> Ints:
+        """Vertices that ranks run on: the GPUs, or the CPUs of a cluster that has no GPU."""
+        return self.gpus if len(self.gpus) else self.cpus
+
+    @cached_property
     def nics(self) -> Ints:
         """Vertex ids of every NIC, node-major."""
         return self._of_kind(NIC)

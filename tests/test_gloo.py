@@ -11,6 +11,8 @@ from clustersim import fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.gloo import plan
 from clustersim.costs import GLOO_COSTS as COSTS
+from clustersim.scenario import from_table
+from clustersim.scenario.running import Result
 from clustersim.topology import CPU
 
 
@@ -66,3 +68,33 @@ def test_ranks_that_share_a_cpu_are_bound_by_no_link(n):
         assert found.lower_bound == 0.0
         assert not len(found.links)
         assert found.time(group.topology.link_bandwidth) > COSTS.call[kind]
+
+
+# ---- a machine without a GPU ----------------------------------------------------------------------------------------
+
+
+def test_ranks_without_a_gpu_are_processes_on_cores():
+    machine = fabrics.load("cpu-gloo", nodes=2)
+    assert fabrics.mesh(machine).world_size == 2 * machine.node_types[0].cores
+    crowd = fabrics.mesh(machine, nproc_per_node=20)
+    assert (crowd.world_size, crowd.n_nodes) == (40, 2)
+    assert {machine.vertex_kinds[vertex] for vertex in crowd.gpus.tolist()} == {CPU}
+
+
+def run(ranks: int) -> Result:
+    table = {
+        "cluster": {"topology": "cpu-gloo", "gpus_per_node": ranks},
+        "model": {"name": "gpt2", "seq_len": 64, "options": {"layers": 2}},
+        "strategy": {"kind": "ddp", "micro_batch_size": 1},
+        "run": {"steps": 3, "jitter": 0.0},
+    }
+    return from_table(table).run()
+
+
+def test_a_step_on_cpus_uses_gloo_and_the_cores_of_a_rank():
+    eight, sixteen = run(8), run(16)
+    assert eight.prepared.backend == "gloo"
+    assert eight.prepared.gpus == 0
+    # Twice the ranks on the same cores: each computes for twice as long.
+    assert sixteen.prepared.cost.forward.sum() == pytest.approx(2 * eight.prepared.cost.forward.sum(), rel=1e-6)
+    assert sixteen.summary["step_time_s"] > 1.8 * eight.summary["step_time_s"]

@@ -97,6 +97,11 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
 def _kernels(found: Causes, charge: Charge) -> str:
     fact = found.facts[charge.holder_op if charge.holder_op in found.facts else charge.op]
     ceiling, alone = format_bandwidth(fact.ceiling), format_bandwidth(fact.alone)
+    if not np.isfinite(fact.alone):  # processes of one host
+        return (
+            f"The host's own work limits {_op(found, charge.op)}: its processes pass {ceiling} of payload on, and no "
+            f"link is between them; {_exposed(found, charge)}."
+        )
     return (
         f"Communication kernels, not links, limit {_op(found, charge.op)}: they sustain {ceiling} of payload where the "
         f"links would let {alone} through; {_exposed(found, charge)}."

@@ -57,7 +57,9 @@ COLUMNS = (
 @click.option(
     "--channels", type=click.IntRange(min=1), default=None, help="Pin it, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do."
 )
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
+@click.option(
+    "--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default=None, help="[nccl; gloo where there is no GPU]"
+)
 @click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow", show_default=True)
 @click.option(
     "--launch",
@@ -82,6 +84,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     )
     machine = fabrics.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
+    options["backend"] = options["backend"] or ("nccl" if len(machine.gpus) else "gloo")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, options) for size in nbytes]
     if as_json:

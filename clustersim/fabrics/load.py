@@ -103,11 +103,16 @@ def node(name_or_path: str) -> Node:
 def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | None = None) -> Mesh:
     """Ranks on the first ``nproc_per_node`` GPUs of each of the first ``nodes`` nodes; None is all of them.
 
+    Where no node has a GPU, ranks are processes on CPUs, one a core where their number is not said; more than that
+    share the cores.
+
     Raises :class:`TopologyError` when a node has fewer GPUs, or the cluster fewer nodes.
     """
     count = topology.n_nodes if nodes is None else nodes
     if not 1 <= count <= topology.n_nodes:
         raise TopologyError(f"{topology.name}: {count} nodes asked for; the cluster has {topology.n_nodes}")
+    if not len(topology.gpus):
+        return _on_cpus(topology, count, nproc_per_node)
     each = np.bincount(topology.vertex_node[topology.gpus], minlength=topology.n_nodes)[:count]
     per_node = int(each.max() if nproc_per_node is None else nproc_per_node)
     if not 1 <= per_node <= each.min():
@@ -118,6 +123,16 @@ def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | Non
         )
     starts = np.concatenate([[0], np.cumsum(each)[:-1]])
     return Mesh(topology.gpus[(starts[:, None] + np.arange(per_node)).ravel()], per_node)
+
+
+def _on_cpus(topology: Topology, nodes: int, nproc_per_node: int | None) -> Mesh:
+    """Processes over the sockets of each node, in order."""
+    sockets = topology.cpus
+    homes = [sockets[topology.vertex_node[sockets] == node] for node in range(nodes)]
+    each = nproc_per_node or topology.node_types[0].cores or len(homes[0])
+    if each < 1 or not all(len(home) for home in homes):
+        raise TopologyError(f"{topology.name}: no GPU and no CPU for {each} ranks on every node")
+    return Mesh(np.concatenate([home[np.arange(each) * len(home) // each] for home in homes]), each)
 
 
 def _find(name_or_path: str, beside: Path | None = None) -> Path:

@@ -12,12 +12,12 @@ from clustersim.topology import SWITCH, Floats, Ints, Topology
 
 
 def injection_bandwidth(topology: Topology) -> Floats:
-    """(G,) bytes/s each GPU can send out of its island (node, or NVLink domain) while all GPUs there send as much.
+    """(G,) bytes/s each GPU (CPU, where there is none) can send out of its island (node, or NVLink domain) while all GPUs there send as much.
 
     A GPU spreads evenly over its nearest NICs; a NIC carries what its slot carries. Where there is only one island (or
     no NIC) it is what a GPU can send to the others there: NVLink if it has any, else all its links.
     """
-    routes, gpus = router(topology), topology.gpus
+    routes, gpus = router(topology), topology.homes
     n = len(topology.vertex_names)
     egress = np.bincount(topology.link_src, weights=topology.link_bandwidth, minlength=n)
     several = len(routes.islands.template) > 1
@@ -44,7 +44,7 @@ def bisection_bandwidth(topology: Topology) -> float:
 
     0 with one GPU.
     """
-    gpus = topology.gpus
+    gpus = topology.homes
     if topology.n_nodes > 1:
         first = topology.vertex_node[gpus] < topology.n_nodes // 2
     else:

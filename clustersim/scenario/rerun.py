@@ -68,7 +68,7 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
     file = prepared.scenario.file
 
     def planner(request: Request, group: Group) -> Plan:
-        plan = collectives.plan(request, group, backend=file.run.backend)
+        plan = collectives.plan(request, group, backend=prepared.backend)
         return replace(plan, latency=plan.latency / factor)
 
     timeline = engine.simulate(

@@ -12,7 +12,7 @@ from clustersim import fabrics, models
 from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
-from clustersim.device import Device, device, with_efficiencies
+from clustersim.device import Device, device, of_cores, with_efficiencies
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
@@ -22,7 +22,7 @@ from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
-from clustersim.topology import GPU, Topology
+from clustersim.topology import CPU, GPU, Topology
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -62,13 +62,19 @@ class Prepared:
                 self.program,
                 self.topology,
                 self.mesh,
-                backend=run.backend,
+                backend=self.backend,
                 fidelity=run.fidelity,
                 launch=STRATEGIES[self.scenario.file.strategy["kind"]].launch or run.launch,
                 nccl_version=version(run.nccl_version),
                 progress=progress,
             )
         return Result(self, timeline)
+
+    @property
+    def backend(self) -> str:
+        """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
+        between = "gloo" if cores_of(self.topology, self.mesh) else "nccl"
+        return self.scenario.file.run.backend or between
 
     @property
     def gpus(self) -> int:
@@ -270,20 +276,22 @@ def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> t
     priced = []
     for name in names:
         with scenario.at("$.cluster.topology"):
-            gpu = _gpu(name, topology.calibration)
-        priced.append((gpu, _priced(scenario, topology, model, gpu)))
+            gpu = _gpu(name, topology.calibration, cores_of(topology, mesh))
+        priced.append((gpu, _priced(scenario, topology, mesh, model, gpu)))
     gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
     notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
     return gpu, cost, notes if len(priced) > 1 else ()
 
 
-def _priced(scenario: Scenario, topology: Topology, model: Model, gpu: Device) -> StepCost:
+def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device) -> StepCost:
+    cores = cores_of(topology, mesh)
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.run.optimizer"):
         cost = _step_cost(
             model,
             gpu.name,
             topology.calibration,
+            cores,
             config.micro_batch_size,
             dtype=spec.dtype,
             param_dtype=config.param_dtype,
@@ -296,18 +304,42 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, gpu: Device) -
         )
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
+    if cores:
+        cost = replace(cost, overlap_slowdown=_taken(cores))
     return cost if run.jitter is None else replace(cost, jitter=run.jitter)
 
 
-def _gpu(name: str, fitted: Calibration | None) -> Device:
-    """A device by name, with what is fitted to this machine."""
-    return device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
+def cores_of(topology: Topology, mesh: Mesh) -> float:
+    """CPU cores of each rank, a whole number or a part of one; 0 where ranks run on GPUs.
+
+    PyTorch gives each of a node's processes the whole threads that its cores divide into.
+    """
+    homes = mesh.gpus[: mesh.workers].tolist()
+    if any(topology.vertex_kinds[vertex] != CPU for vertex in homes):
+        return 0.0
+    share = (
+        topology.node_types[int(topology.vertex_node[homes[0]])].cores or mesh.nproc_per_node
+    ) / mesh.nproc_per_node
+    return float(int(share)) if share >= 1 else share
+
+
+def _taken(cores: float) -> float:
+    """Of a collective's time, what it takes from the compute of its own rank: Gloo's threads run on the same cores."""
+    return 1.0 / max(1.0, cores)
+
+
+def _gpu(name: str, fitted: Calibration | None, cores: float) -> Device:
+    """A device by name, with what is fitted to this machine; of a CPU, a rank's cores."""
+    found = device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
+    return of_cores(found, cores) if cores else found
 
 
 @kept_with_first(maxsize=128)
-def _step_cost(model: Model, gpu: str, fitted: Calibration | None, micro_batch_size: int, **choices: Any) -> StepCost:
+def _step_cost(
+    model: Model, gpu: str, fitted: Calibration | None, cores: float, micro_batch_size: int, **choices: Any
+) -> StepCost:
     """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
-    return step_cost(model, _gpu(gpu, fitted), micro_batch_size, **choices)
+    return step_cost(model, _gpu(gpu, fitted, cores), micro_batch_size, **choices)
 
 
 def _optimizer(scenario: Scenario) -> str | None:

@@ -101,7 +101,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise.
     seed : of the ranks' jitter. jitter : relative standard deviation of a rank's compute; the device's own if absent.
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow).
-    backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate).
+    backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate); when absent NCCL, and Gloo between CPUs.
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
         ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
@@ -112,7 +112,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     seed: int = 0
     jitter: Annotated[float, Meta(ge=0)] | None = None
     fidelity: Literal["flow", "chunk"] = "flow"
-    backend: Literal["nccl", "gloo", "ideal"] = "nccl"
+    backend: Literal["nccl", "gloo", "ideal"] | None = None
     optimizer: str = "adam"
     optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
