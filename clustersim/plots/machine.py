@@ -270,7 +270,9 @@ def tier_name(i: int, n: int) -> str:
 
 def alt_of(topology: Topology, loads: Floats) -> str:
     """The picture in words."""
-    start = f"{topology.name}: {topology.n_nodes} node(s) with {len(topology.homes)} {'GPUs' if len(topology.gpus) else 'CPUs'} in all, links coloured by load."
+    what = "GPUs" if len(topology.gpus) else "CPUs"
+    count = f"{topology.n_nodes} node(s) with {len(topology.homes)} {what} in all"
+    start = f"{topology.name}: {count}, links coloured by load."
     if not len(loads) or loads.max() <= 0:
         return f"{start} No link carries anything."
     top = int(np.argmax(loads))

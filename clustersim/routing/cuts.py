@@ -12,7 +12,8 @@ from clustersim.topology import SWITCH, Floats, Ints, Topology
 
 
 def injection_bandwidth(topology: Topology) -> Floats:
-    """(G,) bytes/s each GPU (CPU, where there is none) can send out of its island (node, or NVLink domain) while all GPUs there send as much.
+    """(G,) bytes/s each GPU can send out of its island (node, or NVLink domain) while all GPUs there send as much;
+    of a cluster without GPUs, each CPU.
 
     A GPU spreads evenly over its nearest NICs; a NIC carries what its slot carries. Where there is only one island (or
     no NIC) it is what a GPU can send to the others there: NVLink if it has any, else all its links.
