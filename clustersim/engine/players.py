@@ -81,9 +81,13 @@ class Flows:
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""
-        n = sum(len(site.ranks) for site in self.sites)
-        loads = [site.plans.load for site in self.sites]
-        return np.arange(n, dtype=np.int64), np.concatenate([*loads, np.zeros(0, dtype=np.int64)])
+        return meetings(self.sites)
+
+
+def meetings(sites: tuple[Site, ...]) -> tuple[Ints, Ints]:
+    """Every meeting's id and load."""
+    loads = np.concatenate([*(site.plans.load for site in sites), np.zeros(0, dtype=np.int64)])
+    return np.arange(len(loads), dtype=np.int64), loads
 
 
 def nobody(transfers: Ints, now: float) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
+from clustersim.engine.lanes import Lanes
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
 from clustersim.engine.pairs import OpKey
@@ -36,6 +37,7 @@ class Rows:
         self._first = np.cumsum([0, *sizes]).tolist()
         self._book, self._pool = RankSets(program.world_size), Pool()
         self._parts: list[Columns] = []
+        self._agreed: list[tuple[int, float, float, float]] = []
         self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
@@ -56,8 +58,26 @@ class Rows:
         else:
             self.blocks.append(block)
 
+    def add_all(self, op: int, ready: Floats | float, start: Floats | float, end: Floats | float) -> None:
+        """Keep what all ranks did, of a program of one role: columns, or one time where all agree [s]."""
+        if isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
+            self._agreed.append((op, ready, start, end))
+            return
+        times = (np.array([column]) if isinstance(column, float) else column for column in (ready, start, end))
+        block = Block(op, self.program.roles[0].ranks, *times)
+        if len(block.ranks) < WIDE:
+            self._parts.append(self._book.rows(block))
+        else:
+            self.blocks.append(block)
+
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
+        if self._agreed:
+            op, *times = zip(*self._agreed, strict=True)
+            everyone = np.full(len(op), self._book.id(self.program.roles[0].ranks), dtype=np.int64)
+            ready, start, end = (np.array(column) for column in times)
+            self._parts.append((np.array(op, dtype=np.int64), everyone, ready, start, end))
+            self._agreed = []
         return tuple(self._book.sets), joined(self._parts)
 
 
@@ -67,7 +87,7 @@ def timeline(
     mesh: Mesh,
     rows: Rows,
     sites: tuple[Site, ...],
-    network: Network,
+    network: Network | Lanes,
     transfers: tuple[Ints, Ints],
     stats: dict[str, float],
 ) -> Timeline:
@@ -84,7 +104,7 @@ def timeline(
 
 
 def _link_use(
-    topology: Topology, rows: Rows, sites: tuple[Site, ...], network: Network, transfers: tuple[Ints, Ints]
+    topology: Topology, rows: Rows, sites: tuple[Site, ...], network: Network | Lanes, transfers: tuple[Ints, Ints]
 ) -> LinkUse:
     owner = [np.full(len(site.ranks), rows.row_of(site.sides[0].key), dtype=np.int64) for site in sites]
     op_of_meeting = np.concatenate([*owner, np.zeros(0, dtype=np.int64)])

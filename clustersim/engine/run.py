@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from clustersim.engine.clock import Clock
 from clustersim.engine.executor import Executor
-from clustersim.engine.meetings import Site
+from clustersim.engine.lanes import Lanes
+from clustersim.engine.meetings import Ints, Site
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.network import Loads
+from clustersim.engine.network import Loads, Network
 from clustersim.engine.planning import PlanBook, Planner
-from clustersim.engine.players import Flows, Player
+from clustersim.engine.players import Flows, Player, meetings
 from clustersim.engine.replay import Replay
 from clustersim.engine.rows import Rows, timeline
+from clustersim.engine.unison import Unison, in_unison
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
 from clustersim.program import Program
@@ -68,13 +70,31 @@ def simulate(
     ask = planner or _backend_planner(backend)
     options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None}
     book = PlanBook(ask, topology, mesh, loads, **options)  # type: ignore[arg-type]
-    sites = meet(program, book)
-    player, rows = FIDELITIES[fidelity](clock, loads, book, sites), Rows(program)
+    sites, rows = meet(program, book), Rows(program)
+    if fidelity == "flow" and in_unison(program, sites):
+        unison = Unison(program, sites, loads, rows, progress)
+        unison.run()
+        return _timeline(program, topology, mesh, rows, sites, unison.network, unison.n_events)
+    player = FIDELITIES[fidelity](clock, loads, book, sites)
     executor = Executor(program, sites, clock, player, rows, progress)
     player.on_end = executor.met
     executor.run()
-    network, transfers = player.network, player.transfers()
-    counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
+    return _timeline(program, topology, mesh, rows, sites, player.network, clock.n_events, player.transfers())
+
+
+def _timeline(
+    program: Program,
+    topology: Topology,
+    mesh: Mesh,
+    rows: Rows,
+    sites: tuple[Site, ...],
+    network: Network | Lanes,
+    n_events: int,
+    transfers: tuple[Ints, Ints] | None = None,
+) -> Timeline:
+    """The finished run, with its counts; ``transfers`` None: each meeting is one."""
+    transfers = meetings(sites) if transfers is None else transfers
+    counts = {"events": n_events, "solves": network.n_solves, "flows": network.n_flows}
     stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
     if program.overlap_slowdown:
         stats["overlap_slowdown"] = program.overlap_slowdown

@@ -1,0 +1,231 @@
+"""Plays a Program whose ranks all run one list and always meet all together, a whole column of ranks at a time.
+
+Then a transfer begins and ends at one moment for everybody, and whatever depends on an op of the compute stream begins
+after *every* rank has begun that op: its start is the latest arrival. So the ops can be taken one after another, each
+on all ranks at once, and only transfers need a clock: it runs ahead to the moment the last rank could begin the next
+kernel, by when every transfer that a rank must pay for (:mod:`clustersim.engine.overlap`) has ended.
+
+The rules are the executor's, and so are the results. It is what full sharding and plain data parallelism do, whose
+programs it plays several times as fast.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.lanes import Lanes
+from clustersim.engine.meetings import Site
+from clustersim.engine.network import Loads
+from clustersim.engine.rows import Rows
+from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Serve
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Column: TypeAlias = Floats | float
+"""Times of all ranks in order, or the one time they share [s]."""
+
+
+def in_unison(program: Program, sites: tuple[Site, ...]) -> bool:
+    """Whether all ranks run one list and every meeting is of all of them."""
+    if len(program.roles) != 1 or any(len(site.sides) > 1 or len(site.ranks) > 1 for site in sites):
+        return False
+    n = program.world_size
+    whole = all(site.ranks.shape[1] == n for site in sites)
+    return whole and not any(isinstance(op, Serve) for op in program.roles[0].ops)
+
+
+class Unison:
+    """The run of one such Program; :meth:`run` plays it.
+
+    Parameters
+    ----------
+    rows : collects what happened. progress : called with (ops finished, ops in all).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        sites: tuple[Site, ...],
+        loads: Loads,
+        rows: Rows,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.ops, self.rows, self.progress = program.roles[0].ops, rows, progress
+        self.network = Lanes(loads, sites)
+        self.site_of = {site.sides[0].key[1]: site for site in sites}
+        self.n_events = self._n_done = 0
+        self._needs, self._next = _order(self.ops)
+        self._unmet = [len(needs) for needs in self._needs]
+        self._end: list[Column] = [0.0] * len(self.ops)
+        self._high: list[float] = [0.0] * len(self.ops)
+        self._work = deque(i for i, needs in enumerate(self._needs) if not needs)
+        self._bill = _Bill(program.overlap_slowdown) if program.overlap_slowdown > 0 and sites else None
+        self._calls: list[tuple[float, int]] = []  # transfers that begin to move bytes: when, and the op
+        self._begun: dict[int, tuple[Column, float]] = {}  # arrivals and start of transfers not over yet
+
+    def run(self) -> None:
+        """Play to the end."""
+        held: _Held | None = None
+        while True:
+            while self._work:
+                i = self._work.popleft()
+                ready, high = self._ready(i)
+                op = self.ops[i]
+                if not isinstance(op, Compute):
+                    self._begun[i] = ready, high
+                    heappush(self._calls, (high + float(self.site_of[i].plans.latency[0]), i))
+                elif self._bill and op.stream == COMPUTE_STREAM:
+                    held = _Held(i, op, ready, high)
+                else:
+                    self._compute(i, ready, op.duration)
+            moment = self._moment()
+            if held and self._bill and held.high < moment:
+                self._charged(held, self._bill)
+                held = None
+            elif moment < np.inf:
+                self._happen(moment)
+            else:
+                self.network.close()
+                return
+
+    def _ready(self, i: int) -> tuple[Column, float]:
+        """When each rank could begin an op, and when the last one could [s]."""
+        alike, column, high = 0.0, None, 0.0
+        for need in self._needs[i]:
+            end = self._end[need]
+            if isinstance(end, float):
+                alike = max(alike, end)
+            elif column is None:
+                column, high = end, self._high[need]
+            elif end is not column:
+                column, high = np.maximum(column, end), max(high, self._high[need])
+        if column is None or alike >= high:
+            return alike, alike
+        if alike <= 0.0 or alike <= column.min():
+            return column, high
+        return np.maximum(column, alike), high
+
+    def _compute(self, i: int, start: Column, seconds: Column) -> None:
+        end = start + seconds
+        high = end if isinstance(end, float) else float(end.max())
+        self._over(i, start, start, end, high)
+
+    def _charged(self, held: _Held, bill: _Bill) -> None:
+        """An op of the compute stream, lengthened by what its rank owes."""
+        owed = bill.owed(held.ready)
+        seconds = held.op.duration if owed is None else held.op.duration + owed
+        self._compute(held.i, held.ready, seconds)
+        bill.runs.append((held.ready, self._end[held.i], self._high[held.i]))
+
+    def _moment(self) -> float:
+        """When something happens to a transfer next [s]."""
+        first = self._calls[0][0] if self._calls else np.inf
+        # What begins now is still a change of this instant, and shares are worked out once an instant.
+        return first if first <= self.network.now else min(first, self.network.due())
+
+    def _happen(self, moment: float) -> None:
+        network = self.network
+        over = network.pass_to(moment)
+        self.n_events += len(over)
+        while self._calls and self._calls[0][0] <= moment:
+            _, i = heappop(self._calls)
+            self.n_events += 1
+            if not network.begin(self.site_of[i]):
+                over.append(self.site_of[i].first)
+        for transfer in sorted(over):
+            i = network.sites[transfer].sides[0].key[1]
+            arrivals, start = self._begun.pop(i)
+            if self._bill:
+                self._bill.due.append(_Due(start, moment))
+            self._over(i, arrivals, start, moment, moment)
+
+    def _over(self, i: int, ready: Column, start: Column, end: Column, high: float) -> None:
+        self._end[i], self._high[i] = end, high
+        self.rows.add_all(i, ready, start, end)
+        for other in self._next[i]:
+            self._unmet[other] -= 1
+            if not self._unmet[other]:
+                self._work.append(other)
+        self._n_done += 1
+        if self.progress:
+            self.progress(self._n_done, len(self.ops))
+
+
+class _Held(NamedTuple):
+    """The next op of the compute stream, when each rank could begin it, and when the last one could [s]."""
+
+    i: int
+    op: Compute
+    ready: Column
+    high: float
+
+
+def _order(ops: tuple[Op, ...]) -> tuple[list[list[int]], list[list[int]]]:
+    """For each op, which it waits for, and which wait for it."""
+    needs: list[list[int]] = []
+    following: list[list[int]] = [[] for _ in ops]
+    last: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        before = (last[op.stream],) if op.stream in last else ()
+        last[op.stream] = i
+        mine = sorted({*op.after, *before})
+        needs.append(mine)
+        for need in mine:
+            following[need].append(i)
+    return needs, following
+
+
+class _Due:
+    """A transfer that is over, from ``start`` to ``end`` [s], and which ranks have paid for it; None for nobody."""
+
+    __slots__ = ("end", "paid", "start")
+
+    def __init__(self, start: float, end: float) -> None:
+        self.start, self.end = start, end
+        self.paid: npt.NDArray[np.bool_] | None = None
+
+
+class _Bill:
+    """What hidden transfers cost compute: the first kernel a rank begins after one has ended is lengthened.
+
+    ``due`` : transfers that some rank has not paid for, in order of their ends. ``runs`` : of the compute stream, in
+    order: start, end, and the latest end.
+    """
+
+    def __init__(self, slowdown: float) -> None:
+        self.slowdown = slowdown
+        self.due: list[_Due] = []
+        self.runs: list[tuple[Column, Column, float]] = []
+
+    def owed(self, ready: Column) -> Column | None:
+        """Seconds by which each rank's kernel that begins at ``ready`` [s] is longer; None where nobody's is."""
+        owed: Column | None = None
+        left: list[_Due] = []
+        for due in self.due:
+            reached = np.asarray(ready >= due.end)
+            paying = reached if due.paid is None else reached & ~due.paid
+            if paying.any():
+                cost = self.slowdown * self._busy(due.start, due.end)
+                cost = cost if paying.all() else np.where(paying, cost, 0.0)
+                owed = cost if owed is None else owed + cost
+            if not reached.all():
+                due.paid = reached  # who has come so far has paid: no rank's next kernel begins earlier
+                left.append(due)
+        self.due = left
+        return owed
+
+    def _busy(self, start: float, end: float) -> Column:
+        """Seconds each rank's compute stream was busy between two times [s], the latest run first."""
+        busy: Column = 0.0
+        for ran_from, ran_to, latest in reversed(self.runs):
+            if latest <= start:
+                break
+            both = np.minimum(ran_to, end) - np.maximum(ran_from, start)
+            busy = busy + np.maximum(both, 0.0)
+        return busy
