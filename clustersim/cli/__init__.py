@@ -24,6 +24,7 @@ from clustersim.cli.memory import memory
 from clustersim.cli.plot import plot
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
+from clustersim.cli.sweep import sweep
 from clustersim.cli.trace import trace
 from clustersim.cli.validate import validate
 from clustersim.errors import ClusterSimError, nearest
@@ -60,6 +61,7 @@ for _command in (
     export,
     describe,
     compare_strategies,
+    sweep,
     memory,
     check,
     collective,

@@ -29,18 +29,25 @@ def report(run_dir: Path, output: Path | None, title: str | None) -> None:
     stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
 
 
-@click.command(short_help="Write a saved run for Perfetto or as CSV.")
+@click.command(short_help="Write a saved run for Perfetto or as CSV, a sweep as CSV or Parquet.")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this one; may be repeated.")
 def export(run_dir: Path, file: Path, ranks: tuple[int, ...]) -> None:
     """Write the spans of a saved run to FILE, in the format its name ends with.
 
-    .json and .json.gz (Chrome's, for ui.perfetto.dev), .pftrace (Perfetto's own), .csv and .csv.gz.
+    .json and .json.gz (Chrome's, for ui.perfetto.dev), .pftrace (Perfetto's own), .csv and .csv.gz. Where RUN_DIR is of
+    `clustersim sweep`, its table: .csv or .parquet.
     """
-    from clustersim import traces
+    from clustersim import sweeps, traces
     from clustersim.traces.saved import load_run
 
+    if sweeps.is_sweep(run_dir):
+        with working(f"writing {file}"):
+            table = sweeps.read(run_dir)
+            sweeps.write(table, file)
+        stdout().print(f"wrote {file}: {len(table.get('key', ())):,} rows", markup=False, soft_wrap=True)
+        return
     run = load_run(run_dir)
     with working(f"writing {file}"):
         written = traces.write(run.timeline, file, list(ranks) or None, run.memory)

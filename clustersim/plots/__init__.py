@@ -15,6 +15,7 @@ from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.of_run import PICTURES, View, last_step, picture
+from clustersim.plots.of_sweep import sweep_curves
 from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
 from clustersim.plots.style import alt_text, palette, save
@@ -46,5 +47,6 @@ __all__ = [
     "ring_run",
     "save",
     "scaling",
+    "sweep_curves",
     "table",
 ]

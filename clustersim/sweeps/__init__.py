@@ -12,6 +12,7 @@ from clustersim.sweeps.row import Fingerprints, Identity, line_of
 from clustersim.sweeps.running import Outcome, Progress, sweep
 from clustersim.sweeps.spec import Case, Sweep, from_table, load
 from clustersim.sweeps.store import Store
+from clustersim.sweeps.table import about, is_sweep, read, rows, write
 
 __all__ = [
     "Case",
@@ -23,8 +24,13 @@ __all__ = [
     "Progress",
     "Store",
     "Sweep",
+    "about",
     "from_table",
+    "is_sweep",
     "line_of",
     "load",
+    "read",
+    "rows",
     "sweep",
+    "write",
 ]

@@ -17,12 +17,15 @@ A file says, in TOML::
     [axes.values]                     # values with a label
     "as built" = []
     "nic x2" = [{match = "node*/nic* <-> leaf*", factor = 2}]
+
+A value ``"${cluster.nodes}"``, alone or inside a table, is what that field holds in the same scenario.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +131,7 @@ class Sweep:
                     _append(changes, key.removesuffix("+"), value, self.base)
                 else:
                     changes[key] = value
-        return Case(shown, changes)
+        return Case(shown, {key: _filled(value, changes, self) for key, value in changes.items()})
 
     def cases(self) -> Iterator[Case]:
         """Every case, the last axis fastest."""
@@ -172,6 +175,26 @@ def _append(changes: dict[str, Any], key: str, value: Any, base: Table) -> None:
             here = here.get(part, []) if isinstance(here, dict) else []
         changes[key] = here
     changes[key] = [*changes[key], *longer]
+
+
+def _filled(value: Any, changes: Mapping[str, Any], sweep: Sweep) -> Any:
+    """A value whose ``"${cluster.nodes}"`` are what those fields hold in this case."""
+    if isinstance(value, dict):
+        return {key: _filled(item, changes, sweep) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, changes, sweep) for item in value]
+    found = re.fullmatch(r"\$\{([\w.-]+)\}", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    here: Any = override(sweep.base, changes)
+    for part in found.group(1).split("."):
+        here = here.get(part) if isinstance(here, dict) else None
+    if here is None or here == value:
+        raise ScenarioError(
+            f"{sweep.path}: {value!r} stands for a field that neither the base scenario nor the sweep sets; "
+            "write it like '${cluster.nodes}'"
+        )
+    return here
 
 
 def _check_columns(sweep: Sweep) -> None:

@@ -57,6 +57,14 @@ class Store:
         """Keys of the rows that are there. The rows themselves are not kept."""
         return {key for key, _ in self.lines()}
 
+    def places(self) -> dict[str, int]:
+        """Key -> where in the file its row begins [bytes]. Of two rows with one key the later counts."""
+        found, place = {}, 0
+        for key, text in self.lines():
+            found[key] = place
+            place += len(text)
+        return found
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row: ``key``, ``version``, ``inputs``, ``files``, and ``result`` or ``error``."""
         return (msgspec.json.decode(text) for _, text in self.lines())

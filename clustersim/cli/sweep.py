@@ -1,0 +1,189 @@
+"""``clustersim sweep``: many scenarios, a row for each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, stdout
+
+if TYPE_CHECKING:
+    from clustersim.sweeps import Outcome, Progress
+    from clustersim.sweeps.crews import Executor
+    from clustersim.sweeps.table import Columns
+
+SHOWN = 40
+"""Rows of a table on a terminal."""
+
+EVERY = 10.0
+"""Seconds between two lines of progress where stderr is no terminal."""
+
+
+@click.command(short_help="Simulate a base scenario over axes of values.")
+@click.argument("file")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl, table, picture.")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
+@click.option("--executor", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
+@click.option("--address", default=None, help="Of the Dask scheduler, such as tcp://host:8786.")
+@click.option("--resume/--no-resume", default=True, show_default=True, help="Keep the rows that are there.")
+@json_option
+def sweep(
+    file: str, out: Path, jobs: int | None, executor: str, address: str | None, resume: bool, as_json: bool
+) -> int | None:
+    """Simulate every scenario of a sweep: FILE is a .toml file, or the name of a shipped one.
+
+    Rows are appended to OUT/results.jsonl as they finish; run the same command again to go on after an interruption.
+    A scenario that is there is not simulated again.
+    """
+    from clustersim import sweeps
+
+    plan = sweeps.load(file)
+    with _telling(f"sweep {plan.name}") as tell:
+        outcome = sweeps.sweep(
+            plan, out, executor=_executor(executor, address, jobs), jobs=jobs, resume=resume, progress=tell
+        )
+    table = sweeps.read(out)
+    wrote = _write(table, list(plan.columns), plan.title, out)
+    if as_json:
+        names = list(table)
+        lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
+        print_json(_said(outcome) | {"rows": lines})
+    else:
+        _print(table, list(plan.columns), plan.title, outcome, wrote)
+    return 1 if outcome.lost else None
+
+
+def _executor(name: str, address: str | None, jobs: int | None) -> Executor | None:
+    from clustersim import sweeps
+
+    if name == "dask":
+        if address is None:
+            raise click.UsageError("--executor dask needs --address, such as tcp://127.0.0.1:8786")
+        if jobs is not None:
+            raise click.UsageError("--jobs is of this machine's processes; a Dask cluster has its own workers")
+        return sweeps.Dask(address)
+    if address is not None:
+        raise click.UsageError("--address needs --executor dask")
+    return None
+
+
+def _said(outcome: Outcome) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    lost = [{"scenario": what, "error": error} for what, error in outcome.lost]
+    return asdict(outcome) | {"folder": str(outcome.folder), "lost": lost}
+
+
+def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
+    """The table as CSV and a picture where one can be drawn; their names."""
+    from clustersim import plots, sweeps
+    from clustersim.errors import ClusterSimError
+    from clustersim.paths import fresh
+
+    sweeps.write(table, out / "table.csv")
+    try:
+        figure = plots.sweep_curves(table, axes, title)
+    except ClusterSimError:
+        return ["table.csv"]
+    with fresh(out / "curves.png") as path:
+        plots.save(figure, path)
+    return ["table.csv", "curves.png"]
+
+
+def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote: list[str]) -> None:
+    from rich.markup import escape
+
+    console = stdout()
+    if table:
+        console.print(_table(table, axes, title))
+    if len(table.get("key", ())) > SHOWN:
+        console.print(f"... and {len(table['key']) - SHOWN:,} more rows")
+    same = outcome.cases - outcome.scenarios
+    told = [
+        f"{outcome.computed:,} simulated",
+        f"{outcome.kept:,} kept",
+        *([f"{same:,} the same as others"] if same else []),
+    ]
+    console.print(f"{outcome.cases:,} scenarios: {', '.join(told)}", highlight=False)
+    for error in dict.fromkeys(text for text in table.get("error", ()) if text):
+        count = int((table["error"] == error).sum())
+        console.print(f"- {count:,} without a result: {escape(error)}", soft_wrap=True)
+    for what, error in outcome.lost[:5]:
+        console.print(f"no row for {escape(what)}: {escape(error)}", style="bold red", soft_wrap=True)
+    console.print(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}", markup=False, soft_wrap=True)
+
+
+def _table(table: Columns, axes: list[str], title: str) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.units import format_bytes, format_time
+
+    shown = Table(title=escape(title), title_justify="left")
+    for name in axes:
+        shown.add_column(escape(name), style="bold", justify="left" if table[name].dtype.kind == "U" else "right")
+    tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
+    rate = "tokens_per_s" if tokens else "samples_per_s"
+    for name in ("GPUs", "step time", "tokens/s" if tokens else "samples/s", "MFU", "exposed", "peak memory", "fits"):
+        shown.add_column(name, justify="right")
+    for i in range(min(SHOWN, len(table["key"]))):
+        row = {name: column[i] for name, column in table.items()}
+        cells = [escape(str(row[name])) for name in axes]
+        if row["error"]:
+            shown.add_row(*cells, *[""] * 6, "-")
+            continue
+        shown.add_row(
+            *cells,
+            f"{row['gpus']:,.0f}",
+            format_time(float(row["step_time_s"])),
+            f"{row[rate]:,.0f}",
+            f"{row['mfu']:.1%}" if row["mfu"] == row["mfu"] else "",
+            f"{row['share_exposed_communication']:.1%}",
+            format_bytes(float(row["peak_memory_bytes"])),
+            "yes" if row["fits"] else "no",
+        )
+    return shown
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[Any]:
+    """Say on stderr how far the sweep is and how long it will take: a bar on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines(what)
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+    with progress.Progress(*columns, progress.TextColumn("{task.fields[left]}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None, left="")
+
+        def tell(now: Progress) -> None:
+            bar.update(task, completed=now.done, total=now.total, left=_left(now))
+
+        yield tell
+
+
+class _Lines:
+    """Progress in a log: a line once it takes long, then one every :data:`EVERY` seconds."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.next = what, time.monotonic() + EVERY / 5
+
+    def __call__(self, now: Progress) -> None:
+        if time.monotonic() >= self.next and now.done < now.total:
+            self.next = time.monotonic() + EVERY
+            click.echo(f"{self.what}: {now.done:,} of {now.total:,}{_left(now)}", err=True)
+
+
+def _left(now: Progress) -> str:
+    from clustersim.units import format_time
+
+    failed = f", {now.failed:,} failed" if now.failed else ""
+    return failed if now.left_s is None else f", about {format_time(round(now.left_s, 0) or 1.0)} left{failed}"

@@ -1,0 +1,124 @@
+"""A sweep's table as curves: a figure over one axis, a curve for each combination of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ClusterSimError
+from clustersim.plots.curves import MARKERS, scaling
+from clustersim.plots.style import FAINT, INK, new_figure, plain_axes, series, titled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_CURVES = 8
+"""More cannot be told apart."""
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None) -> Figure:
+    """Throughput of a sweep over GPUs, where their number varies, else step time over the longest axis of numbers.
+
+    Parameters
+    ----------
+    columns : of :func:`clustersim.sweeps.read`. axes : which of them are axes.
+
+    Rows with an error are left out. Raises :class:`ClusterSimError` where nothing is left, or where the other axes make
+    more than :data:`MOST_CURVES` curves.
+    """
+    good = columns["error"] == "" if "error" in columns else np.zeros(0, dtype=bool)
+    if not good.any():
+        raise ClusterSimError("nothing to draw: no row of this sweep has a result")
+    table = {name: column[good] for name, column in columns.items()}
+    counts = {name: len(np.unique(table[name])) for name in axes}
+    if len(np.unique(table["gpus"])) > 1:
+        return _over_gpus(table, [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)], title)
+    numbers = [name for name in axes if np.issubdtype(table[name].dtype, np.number) and counts[name] > 1]
+    if not numbers:
+        return _bars(table, [name for name in axes if counts[name] > 1] or list(axes[:1]), title)
+    x = max(numbers, key=lambda name: counts[name])
+    return _over(table, x, [name for name in axes if name != x and counts[name] > 1], title)
+
+
+def _one_to_one(table: Columns, name: str) -> bool:
+    """Whether an axis is the number of GPUs by another name."""
+    pairs = set(zip(table[name].tolist(), table["gpus"].tolist(), strict=True))
+    return len(pairs) == len(np.unique(table[name])) == len(np.unique(table["gpus"]))
+
+
+def _groups(table: Columns, names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Rows of each combination of these columns, by what to call it, in the order they appear."""
+    found: dict[str, list[int]] = {}
+    for i in range(len(table["gpus"])):
+        said = ", ".join(_said(name, table[name][i]) for name in names) or "all"
+        found.setdefault(said, []).append(i)
+    if len(found) > MOST_CURVES:
+        raise ClusterSimError(
+            f"{len(found)} curves ({', '.join(names)}) cannot be told apart; at most {MOST_CURVES}: "
+            "fix an axis of the sweep, or take the table"
+        )
+    return {name: np.array(rows, dtype=np.int64) for name, rows in found.items()}
+
+
+def _said(name: str, value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{name.rsplit('.', 1)[-1].replace('_', ' ')} {value:g}"
+
+
+def _rate(table: Columns) -> tuple[str, str]:
+    return ("samples_per_s", "samples/s") if np.isnan(table["tokens_per_s"]).any() else ("tokens_per_s", "tokens/s")
+
+
+def _over_gpus(table: Columns, others: Sequence[str], title: str | None) -> Figure:
+    name, unit = _rate(table)
+    curves = {said: (table["gpus"][rows], table[name][rows]) for said, rows in _groups(table, others).items()}
+    return scaling(curves, title=title, unit=unit)
+
+
+def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> Figure:
+    figure = new_figure(3.5)
+    left, right = figure.subplots(1, 2)
+    said = []
+    for i, (label, rows) in enumerate(_groups(table, others).items()):
+        rows = rows[np.argsort(table[x][rows], kind="stable")]
+        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "ms": 5.5}
+        step, share = table["step_time_s"][rows], table["share_exposed_communication"][rows]
+        left.plot(table[x][rows], step, label=label, lw=2.0, mec="white", **style)
+        right.plot(table[x][rows], share, lw=2.0, mec="white", **style)
+        said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
+    for axis, name in ((left, "step time [s]"), (right, "exposed communication, of the step")):
+        plain_axes(axis, ("bottom", "left"))
+        axis.set_title(name, loc="left", fontsize=9.5, color=INK)
+        axis.set_xlabel(x, fontsize=9)
+        axis.grid(axis="y", color=FAINT, lw=0.7)
+        axis.set_ylim(0.0, max(axis.get_ylim()[1], 0.05) if axis is right else axis.get_ylim()[1] * 1.05)
+    _percent(right)
+    if said[0].split(":")[0] != "all":
+        figure.legend(loc="outside lower center", ncols=min(len(said), 4), frameon=False, fontsize=8.5)
+    return titled(figure, title, f"Curves over {x}. " + "; ".join(said) + ".")
+
+
+def _percent(axes: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _bars(table: Columns, names: Sequence[str], title: str | None) -> Figure:
+    step = table["step_time_s"]
+    said = [", ".join(_said(name, table[name][i]) for name in names) for i in range(len(step))]
+    if len(said) > 4 * MOST_CURVES:
+        raise ClusterSimError(f"{len(said)} bars are too many for a picture; take the table")
+    figure = new_figure(0.8 + 0.3 * len(said))
+    axes = figure.subplots()
+    axes.barh(said[::-1], step[::-1], color=series[0], height=0.6)
+    plain_axes(axes, ("left",))
+    axes.set_title("step time [s]", loc="left", fontsize=9.5, color=INK)
+    for i, value in enumerate(step[::-1].tolist()):
+        axes.annotate(f" {value:.4g}", (value, i), va="center", fontsize=8.5)
+    alt = "; ".join(f"{name}: {value:.4g} s" for name, value in zip(said, step.tolist(), strict=True))
+    return titled(figure, title, f"Step times. {alt}.")

@@ -1,0 +1,163 @@
+"""Rows as a table: one column an axis, one a figure; in memory, as CSV, as Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ClusterSimError, nearest
+from clustersim.paths import fresh
+from clustersim.program import PHASES
+from clustersim.sweeps.left import ABOUT, CASES
+from clustersim.sweeps.store import RESULTS, Store
+
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]
+
+WORDS = ("strategy", "model", "topology", "device")
+FIGURES = (
+    "nodes",
+    "gpus",
+    "parameters",
+    "step_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+    "peer_wait_s",
+    "idle_s",
+    "bytes_sent_per_gpu",
+    "peak_memory_bytes",
+)
+SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "idle")
+"""Of the step: what the GPU did, by phase, and what it waited for."""
+
+
+def about(folder: str | Path) -> dict[str, Any]:
+    """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns), ``cases``, ``version``.
+
+    Raises :class:`ClusterSimError` where there is none.
+    """
+    try:
+        found: dict[str, Any] = msgspec.json.decode((Path(folder) / ABOUT).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ClusterSimError(
+            f"{folder}: holds no sweep ({error}); `clustersim sweep FILE --out DIR` writes one"
+        ) from None
+    return found
+
+
+def rows(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(axes, row) of every case of the sweep in a folder that has a row, in the order of the grid.
+
+    A row is as :meth:`Store.rows` gives it. Two cases that are the same scenario share one.
+    """
+    about(folder)
+    store = Store(Path(folder))
+    places = store.places()
+    with (store.path / CASES).open("rb") as cases, store.file.open("rb") as results:
+        for text in cases:
+            case = msgspec.json.decode(text)
+            if case["key"] in places:
+                results.seek(places[case["key"]])
+                yield case["axes"], msgspec.json.decode(results.readline())
+
+
+def read(folder: str | Path) -> Columns:
+    """The table of the sweep in a folder, a line per case that has a row, in the order of the grid.
+
+    Returns
+    -------
+    dict of columns: the axes by name; ``key`` and ``error`` (empty where there is a result); words (``strategy``,
+    ``model``, ``topology``, ``device``, ``busiest_link``); figures as of ``clustersim run --json``, not-a-number where
+    there is none: ``gpus``, ``step_time_s``, ``samples_per_s``, ``tokens_per_s``, ``mfu``, ``compute_s``,
+    ``exposed_communication_s``, ``bytes_sent_per_gpu``, ``peak_memory_bytes`` and others; ``share_forward`` and so on
+    (of the step); ``busiest_link_utilisation``; ``fits`` (bool, False beside an error).
+    """
+    axes: list[str] = about(folder)["axes"]
+    flat = [{name: shown.get(name) for name in axes} | _flat(row, axes) for shown, row in rows(folder)]
+    names = list(flat[0]) if flat else []
+    return {name: _column([line[name] for line in flat]) for name in names}
+
+
+def _flat(row: Mapping[str, Any], taken: list[str]) -> dict[str, Any]:
+    result = row.get("result") or {}
+    error = row.get("error")
+    links = result.get("hottest_links") or [{}]
+    shares = result.get("phase_shares") or {}
+    flat: dict[str, Any] = {"key": row["key"], "error": f"{error['class']}: {error['message']}" if error else ""}
+    flat |= {name: str(result.get(name, "")) for name in WORDS}
+    flat |= {name: _number(result.get(name)) for name in FIGURES}
+    flat |= {f"share_{name}": _number(shares.get(name, 0.0 if result else None)) for name in SHARES}
+    flat |= {"busiest_link": links[0].get("link", ""), "busiest_link_utilisation": _number(links[0].get("utilisation"))}
+    flat |= {"fits": bool(result.get("fits", False))}
+    return {name: value for name, value in flat.items() if name not in taken}
+
+
+def _number(value: Any) -> Any:
+    return float("nan") if value is None else value
+
+
+def _column(values: list[Any]) -> npt.NDArray[Any]:
+    if all(isinstance(value, bool) for value in values):
+        return np.array(values, dtype=bool)
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return np.array(values, dtype=np.int64)
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return np.array(values, dtype=np.float64)
+    return np.array([str(value) for value in values])
+
+
+def write(columns: Columns, path: str | Path) -> None:
+    """A table as ``.csv`` or ``.parquet``. Raises :class:`ClusterSimError` for another ending."""
+    path = Path(path)
+    if path.suffix not in WRITERS:
+        raise ClusterSimError(f"{path}: a table is a .csv or a .parquet; {nearest(path.suffix, WRITERS)}")
+    try:
+        with fresh(path) as temporary:
+            WRITERS[path.suffix](columns, temporary)
+    except OSError as error:
+        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _write_csv(columns: Columns, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        texts = [[_text(value) for value in column.tolist()] for column in columns.values()]
+        writer.writerows(zip(*texts, strict=True))
+
+
+def _text(value: Any) -> str:
+    """A cell: nothing for not-a-number."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if isinstance(value, float) and value != value else str(value)
+
+
+def _write_parquet(columns: Columns, path: Path) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ClusterSimError("Parquet needs the package: pip install 'clustersim[parquet]'") from None
+    # Not-a-number is what a figure that does not exist has here; a data base calls it null.
+    arrays = {name: pyarrow.array(column, from_pandas=True) for name, column in columns.items()}
+    parquet.write_table(pyarrow.table(arrays), path)
+
+
+WRITERS = {".csv": _write_csv, ".parquet": _write_parquet}
+
+
+def is_sweep(folder: str | Path) -> bool:
+    """Whether a folder holds a sweep's rows."""
+    return (Path(folder) / RESULTS).is_file()
