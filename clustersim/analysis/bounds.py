@@ -72,7 +72,10 @@ def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, 
 def _fastest(timeline: Timeline) -> Floats:
     """(n_ops,) float [s], the shortest span of each op from start to end; inf where there is none."""
     shortest = np.full(len(timeline.ops), np.inf)
-    np.minimum.at(shortest, timeline.row_op, timeline.row_end - timeline.row_start)
+    _, op, _, _, start, end = timeline._rows()
+    np.minimum.at(shortest, op, end - start)
+    for block in timeline.blocks:
+        shortest[block.op] = min(shortest[block.op], float((block.end - block.start).min()))
     return shortest
 
 

@@ -89,9 +89,10 @@ def steady_pieces(
 
 def steps_between(timeline: Timeline, begin: float, end: float) -> int:
     """How many steps end inside a window, at least 1."""
-    if not len(timeline.row_op):
+    ends = timeline.per_op()["end"]
+    if not np.isfinite(ends).any():
         return 1
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)[timeline.row_op]
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
     last = np.full(int(steps.max()) + 1, -np.inf)
-    np.maximum.at(last, steps, timeline.row_end)
+    np.maximum.at(last, steps, ends)
     return max(1, int(((last > begin) & (last <= end * (1 + 1e-12))).sum()))

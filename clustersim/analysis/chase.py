@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Pieces
+from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Partition, Pieces
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -30,13 +31,10 @@ class Held:
 
 
 class Meetings:
-    """Who met whom, by op, rank and moment; rows are indexed once, op by op when asked for."""
+    """Who met whom, by op, rank and moment."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self._order = np.argsort(timeline.row_op, kind="stable")
-        self._ptr = np.searchsorted(timeline.row_op[self._order], np.arange(len(timeline.ops) + 1))
-        self._columns: dict[int, tuple[Ints, Ints]] = {}
+        self.timeline, self.columns = timeline, OpColumns(timeline)
         self._group_of: dict[int, Ints] = {}
 
     def group_of(self, op: int) -> Ints:
@@ -51,43 +49,28 @@ class Meetings:
             self._group_of[key] = column
         return self._group_of[key]
 
-    def row(self, op: int, rank: int, moment: float) -> int:
-        """The row of an op on a rank that is open at a moment [s]; -1 for none."""
-        ranks, rows = self.members(op)
-        low, high = np.searchsorted(ranks, [rank, rank + 1]).tolist()
-        mine = rows[low:high]
-        open_then = mine[self.timeline.row_end[mine] >= moment]
-        return int(open_then[0]) if len(open_then) else int(mine[-1]) if len(mine) else -1
-
-    def members(self, op: int) -> tuple[Ints, Ints]:
-        """An op's rows, one entry per rank and row, sorted by rank, then time."""
-        if op not in self._columns:
-            t = self.timeline
-            rows = self._order[self._ptr[op] : self._ptr[op + 1]]
-            rows = rows[np.argsort(t.row_start[rows], kind="stable")]
-            sets = [t.rank_sets[s] for s in t.row_set[rows].tolist()]
-            ranks = np.concatenate([*sets, np.zeros(0, dtype=np.int64)])
-            of = np.repeat(rows, [len(s) for s in sets])
-            order = np.argsort(ranks, kind="stable")
-            self._columns[op] = ranks[order], of[order]
-        return self._columns[op]
+    def place(self, op: int, rank: int, moment: float) -> int:
+        """Which of an op's spans is a rank's that is open at a moment [s], or its last; -1 for none."""
+        spans = self.columns.of(op)
+        low, high = np.searchsorted(spans.ranks, [rank, rank + 1]).tolist()
+        open_then = np.flatnonzero(spans.end[low:high] >= moment)
+        return low + int(open_then[0]) if len(open_then) else high - 1 if high > low else -1
 
     def last_arriver(self, op: int, rank: int, moment: float) -> tuple[int, int]:
         """(rank, op) that came last to the meeting at which a rank waits at a moment [s]; -1 where nobody did."""
-        own, best = self.row(op, rank, moment), (-np.inf, -1, -1)
+        own, best = self.place(op, rank, moment), (-np.inf, -1, -1)
         if own < 0:
             return -1, -1
-        t = self.timeline
-        allowed = self._partners(op, rank)
-        for other in (op, *(int(o) for o in t.ops[op].detail.get("meets", ()))):
-            ranks, rows = self.members(other)
-            if not len(rows):
+        begun, allowed = float(self.columns.of(op).start[own]), self._partners(op, rank)
+        for other in (op, *(int(o) for o in self.timeline.ops[op].detail.get("meets", ()))):
+            spans = self.columns.of(other)
+            if not len(spans.ranks):
                 continue
-            fits = allowed[ranks] & np.isclose(t.row_start[rows], t.row_start[own], rtol=1e-12, atol=1e-12)
-            ready = np.where(fits, t.row_ready[rows], -np.inf)
+            fits = allowed[spans.ranks] & (np.abs(spans.start - begun) <= 1e-12 * (1 + abs(begun)))
+            ready = np.where(fits, spans.ready, -np.inf)
             at = int(np.argmax(ready))
             if ready[at] > best[0]:
-                best = (float(ready[at]), int(ranks[at]), other)
+                best = (float(ready[at]), int(spans.ranks[at]), other)
         return best[1], best[2]
 
     def _partners(self, op: int, rank: int) -> npt.NDArray[np.bool_]:
@@ -111,20 +94,16 @@ class Chase(Meetings):
 
     def __init__(self, timeline: Timeline, cut: Pieces) -> None:
         super().__init__(timeline)
-        self.cut = cut
+        self.cut, self._partition = cut, Partition(timeline)
         self._pieces = np.searchsorted(cut.owner, np.arange(len(cut.ranks) + 1))
 
     def activity(self, rank: int, begin: float, end: float) -> tuple[int, int]:
         """(rule, op) that took most of a rank's time between two moments [s]."""
-        owner = int(self.cut.class_of[rank])
-        low, high = int(self._pieces[owner]), int(self._pieces[owner + 1])
-        first = low + int(np.searchsorted(self.cut.stop[low:high], begin, side="right"))
-        after = low + int(np.searchsorted(self.cut.start[low:high], end, side="left"))
-        if after <= first:
+        cut, part = self._doing(rank, begin, end)
+        if part.stop <= part.start:
             return NOTHING, -1
-        part = slice(first, after)
-        seconds = np.minimum(self.cut.stop[part], end) - np.maximum(self.cut.start[part], begin)
-        why = self.cut.why[part]
+        seconds = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
+        why = cut.why[part]
         kernels = np.where(why == SIDE_KERNEL, KERNEL, why)
         spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=NOTHING + 1)
         spent[NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
@@ -132,7 +111,17 @@ class Chase(Meetings):
         if not (kernels == rule).any():
             return rule, -1
         best = np.argmax(np.where(kernels == rule, seconds, -1.0))
-        return rule, int(self.cut.op[part][best])
+        return rule, int(cut.op[part][best])
+
+    def _doing(self, rank: int, begin: float, end: float) -> tuple[Pieces, slice]:
+        """Pieces that hold a rank's time between two moments [s], and which of them do."""
+        owner, cut = int(self.cut.class_of[rank]), self.cut
+        if cut.sampled and cut.ranks[owner] != rank:  # its representative is only like it: look at the rank itself
+            cut = self._partition.of_rank(self.columns, rank, begin, end)
+            return cut, slice(0, len(cut.owner))
+        low, high = int(self._pieces[owner]), int(self._pieces[owner + 1])
+        first = low + int(np.searchsorted(cut.stop[low:high], begin, side="right"))
+        return cut, slice(first, low + int(np.searchsorted(cut.start[low:high], end, side="left")))
 
     def follow(self, op: int, rank: int, begin: float, end: float) -> Held:
         """What held up the meeting at which ``rank`` waits from ``begin`` to ``end`` [s]."""

@@ -23,6 +23,7 @@ from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,9 @@ def _works(run: Timeline, warmup_steps: int) -> list[_Work]:
     window, train = steady_window(run, warmup_steps), workers(run)
     trains = np.zeros(run.world_size, dtype=bool)
     trains[train] = True
-    count = np.array([trains[s].sum() for s in run.rank_sets], dtype=np.float64)[run.row_set]
-    n = len(run.ops)
     per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
-    seconds = np.bincount(run.row_op, weights=(run.row_end - run.row_start) * count, minlength=n) * per_rank
-    wait = np.bincount(run.row_op, weights=(run.row_start - run.row_ready) * count, minlength=n) * per_rank
-    first = np.full(n, np.inf)
-    np.minimum.at(first, run.row_op, run.row_start)
+    seconds, wait, first = _sums(run, trains)
+    seconds, wait = seconds * per_rank, wait * per_rank
     steady = set(window.steps.tolist())
     began: dict[int, float] = {}
     for i, op in enumerate(run.ops):
@@ -90,6 +87,23 @@ def _works(run: Timeline, warmup_steps: int) -> list[_Work]:
         held[3] = min(held[3], float(first[i]) - began[op.step])
     ordered = sorted(merged.values(), key=lambda held: held[3])
     return [_Work(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
+
+
+def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
+    """Per op over some ranks: seconds from start to end, seconds from ready to start, and the first start by any."""
+    sets, op, of, ready, start, end = run._rows()
+    n = len(run.ops)
+    count = np.array([trains[s].sum() for s in sets], dtype=np.float64)[of]
+    seconds = np.bincount(op, weights=(end - start) * count, minlength=n).astype(np.float64)
+    wait = np.bincount(op, weights=(start - ready) * count, minlength=n).astype(np.float64)
+    first = np.full(n, np.inf)
+    np.minimum.at(first, op, start)
+    for block in run.blocks:
+        here = trains[block.ranks]
+        seconds[block.op] += float(np.where(here, block.end - block.start, 0.0).sum())
+        wait[block.op] += float(np.where(here, block.start - block.ready, 0.0).sum())
+        first[block.op] = min(first[block.op], float(block.start.min()))
+    return seconds, wait, first
 
 
 def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None, _Work | None]]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.chase import Meetings
+from clustersim.analysis.columns import RankSpans
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import STATES, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
@@ -83,36 +84,45 @@ class _Walk:
 
     def __init__(self, timeline: Timeline, facts: dict[int, Facts]) -> None:
         self.timeline, self.facts, self.met = timeline, facts, Meetings(timeline)
-        self._ends: dict[int, tuple[Floats, npt.NDArray[np.int64]]] = {}
 
     def back(self, begin: float, end: float) -> Iterator[_Piece]:
         """Pieces from ``end`` back to ``begin`` [s], latest first."""
-        t = self.timeline
-        rows = np.flatnonzero(t.row_end <= end * (1 + 1e-12))
-        if not len(rows):
-            return
-        row = int(rows[np.argmax(t.row_end[rows])])
-        rank = int(t.rank_sets[int(t.row_set[row])][0])
+        t, columns = self.timeline, self.met.columns
+        op, at = self._last(end)
         for _ in range(len(t.ops) * 4 + 16):  # an op is passed at most once on each rank the path visits
-            op, start, ready = int(t.row_op[row]), float(t.row_start[row]), float(t.row_ready[row])
-            yield from _cut(self._pieces(op, rank, start, float(t.row_end[row])), begin)
+            if op < 0:
+                return
+            spans = columns.of(op)
+            rank, start, ready = int(spans.ranks[at]), float(spans.start[at]), float(spans.ready[at])
+            yield from _cut(self._pieces(op, rank, start, float(spans.end[at])), begin)
             if start <= begin:
                 return
             if t.ops[op].kind != "compute":
                 late, late_op = self.met.last_arriver(op, rank, 0.5 * (start + ready))
                 if late >= 0:
                     rank, op = late, late_op
-                    row = self.met.row(op, rank, start)
-                    ready = float(t.row_ready[row])
+                    at = self.met.place(op, rank, start)
+                    ready = float(columns.of(op).ready[at])
             elif start > ready:
                 yield from _cut([_Piece(op, rank, ready, start, "queue")], begin)
             if ready <= begin:
                 return
-            row, gap = self._before(rank, ready, row)
+            op, at, gap = self._before(rank, ready, op, at)
             if gap:
                 yield from _cut([_Piece(-1, rank, ready - gap, ready, "idle")], begin)
-            if row < 0:
-                return
+
+    def _last(self, end: float) -> tuple[int, int]:
+        """The op, and which of its spans, that ended last but not after ``end`` [s]; -1 for none."""
+        best, limit, columns = (-np.inf, -1, -1), end * (1 + 1e-12), self.met.columns
+        # From the ops that ended last down: one that was over before the best of them is not looked at.
+        for op in np.argsort(-columns.last_end, kind="stable").tolist():
+            if columns.last_end[op] < best[0] or not np.isfinite(columns.last_end[op]):
+                break
+            ends = np.where(columns.of(op).end <= limit, columns.of(op).end, -np.inf)
+            at = int(np.argmax(ends))
+            if ends[at] > best[0]:
+                best = (float(ends[at]), op, at)
+        return best[1], best[2]
 
     def _pieces(self, op: int, rank: int, start: float, end: float) -> list[_Piece]:
         """One span, latest part first; a transfer's latency comes before its bytes."""
@@ -130,35 +140,38 @@ class _Walk:
             _Piece(op, rank, start, start + latency, "latency"),
         ]
 
-    def _before(self, rank: int, ready: float, row: int) -> tuple[int, float]:
-        """The row on a rank that ended last, but not after ``ready`` [s], and how long before it; -1 for none."""
-        if rank not in self._ends:
-            t = self.timeline
-            mine = np.array([np.any(s == rank) for s in t.rank_sets], dtype=bool)
-            rows = np.flatnonzero(mine[t.row_set])
-            # Of ops that end together the one that began last: an op that took no time is passed through.
-            order = np.lexsort((t.row_op[rows], t.row_start[rows], t.row_end[rows]))
-            self._ends[rank] = t.row_end[rows[order]], rows[order]
-        ends, rows = self._ends[rank]
-        at = int(np.searchsorted(ends, ready * (1 + 1e-12) + 1e-15, side="right")) - 1
-        while at >= 0 and (rows[at] == row or self.timeline.row_start[rows[at]] > self.timeline.row_ready[row]):
-            at -= 1
-        if at < 0:
-            return -1, 0.0
-        at = self._needed(ends, rows, at, row)
-        gap = ready - float(ends[at])
-        return int(rows[at]), gap if gap > 1e-12 * max(ready, 1.0) else 0.0
+    def _before(self, rank: int, ready: float, op: int, at: int) -> tuple[int, int, float]:
+        """The span on a rank that ended last, but not after ``ready`` [s], as (op, which), and how long before it; -1
+        for none. It is another span than the one given, and began before that was ready."""
+        columns, limit = self.met.columns, ready * (1 + 1e-12) + 1e-15
+        own_ready, back = float(columns.of(op).ready[at]), 0.0
+        while True:  # most often something ended just then; else look further and further back
+            low = (ready - back) * (1 - 1e-12)
+            near = columns.of_rank(rank, low, limit)
+            fits = (near.end <= limit) & (near.start <= own_ready) & ~((near.op == op) & (near.at == at))
+            if fits.any():
+                break
+            if back > ready:
+                return -1, -1, 0.0
+            back = max(8 * back, 1e-6 * max(ready, 1e-30))
+        latest = float(near.end[fits].max())
+        together = np.flatnonzero((near.end >= latest * (1 - 1e-12)) & (near.end <= limit))
+        # Of ops that end together the one that began last: an op that took no time is passed through.
+        together = together[np.lexsort((near.op[together], near.start[together], near.end[together]))]
+        k = self._needed(near, together, int(np.flatnonzero(fits[together])[-1]), op, at)
+        gap = ready - float(near.end[k])
+        return int(near.op[k]), int(near.at[k]), gap if gap > 1e-12 * max(ready, 1.0) else 0.0
 
-    def _needed(self, ends: Floats, rows: npt.NDArray[np.int64], at: int, row: int) -> int:
-        """Of the rows that end together with the one at ``at``, one that ``row`` really waits for, if any is known."""
-        t = self.timeline
-        info = t.ops[int(t.row_op[row])]
-        first = int(np.searchsorted(ends, ends[at] * (1 - 1e-12), side="left"))
-        for i in range(at, first - 1, -1):
-            op = int(t.row_op[rows[i]])
-            if rows[i] != row and (op in info.after or t.ops[op].stream == info.stream):
-                return i
-        return at
+    def _needed(self, near: RankSpans, together: npt.NDArray[np.int64], last: int, op: int, at: int) -> int:
+        """Of spans that end together, one that the given one really waits for, if any is known, else the last."""
+        ops = self.timeline.ops
+        for k in together[last::-1].tolist():
+            other = int(near.op[k])
+            if (other, int(near.at[k])) == (op, at):
+                continue
+            if other in ops[op].after or ops[other].stream == ops[op].stream:
+                return k
+        return int(together[last])
 
 
 def _cut(pieces: list[_Piece], begin: float) -> Iterator[_Piece]:

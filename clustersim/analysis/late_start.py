@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.columns import did
 from clustersim.analysis.pieces import Pieces
 from clustersim.timeline import Timeline
 
@@ -64,8 +65,7 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
 def _typical(timeline: Timeline) -> int:
     """A rank that runs backward ops; of those the first."""
     backward = np.array([op.phase == "backward" for op in timeline.ops], dtype=bool)
-    rows = np.flatnonzero(backward[timeline.row_op])
-    return int(timeline.rank_sets[int(timeline.row_set[rows[0]])][0]) if len(rows) else 0
+    return int(np.argmax(did(timeline, backward)))
 
 
 def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:

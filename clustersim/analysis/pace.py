@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.columns import did
 from clustersim.timeline import Timeline
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -24,18 +25,18 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
     compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
     # A little slack: the first op of a step begins at the very end of the step before.
     slack = 1e-9 * max(timeline.makespan, 1e-30)
-    rows = np.flatnonzero(
-        compute[timeline.row_op] & (timeline.row_start >= begin - slack) & (timeline.row_start < end - slack)
-    )
-    of_set = np.bincount(
-        timeline.row_set[rows],
-        weights=timeline.row_end[rows] - timeline.row_start[rows],
-        minlength=len(timeline.rank_sets),
-    )
+    low, high = begin - slack, end - slack
+    sets, op, of, _, start, stop = timeline._rows()
+    rows = np.flatnonzero(compute[op] & (start >= low) & (start < high))
+    of_set = np.bincount(of[rows], weights=stop[rows] - start[rows], minlength=len(sets))
     seconds = np.zeros(timeline.world_size)
-    for ranks, value in zip(timeline.rank_sets, of_set.tolist(), strict=True):
+    for ranks, value in zip(sets, of_set.tolist(), strict=True):
         if value:
             seconds[ranks] += value
+    for block in timeline.blocks:
+        if compute[block.op]:
+            inside = (block.start >= low) & (block.start < high)
+            seconds[block.ranks] += np.where(inside, block.end - block.start, 0.0)
     return seconds
 
 
@@ -43,9 +44,7 @@ def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
     """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
     names = list(dict.fromkeys(op.role for op in timeline.ops))
     number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
-    used = np.zeros((timeline.world_size, max(len(names), 1)), dtype=bool)
-    for code in np.unique(timeline.row_set * len(names) + number[timeline.row_op]).tolist():
-        used[timeline.rank_sets[code // len(names)], code % len(names)] = True
+    used = np.array([did(timeline, number == k) for k in range(len(names))]).reshape(-1, timeline.world_size).T
     _, of = np.unique(used, axis=0, return_inverse=True)
     return np.asarray(of, dtype=np.int64).ravel()
 
@@ -53,8 +52,12 @@ def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
 def skews(timeline: Timeline) -> Floats:
     """(n_ops,) float [s]: from the first rank's arrival at a collective to the last one's; nan for other ops."""
     first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
-    np.minimum.at(first, timeline.row_op, timeline.row_ready)
-    np.maximum.at(last, timeline.row_op, timeline.row_ready)
+    _, op, _, ready, *_ = timeline._rows()
+    np.minimum.at(first, op, ready)
+    np.maximum.at(last, op, ready)
+    for block in timeline.blocks:
+        first[block.op] = min(first[block.op], float(block.ready.min()))
+        last[block.op] = max(last[block.op], float(block.ready.max()))
     talks = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops], dtype=bool)
     spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
     return spread

@@ -20,8 +20,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.columns import OpColumns, did
+from clustersim.analysis.sample import Classes, classes
 from clustersim.program import COMPUTE_STREAM
-from clustersim.timeline import OpInfo, Timeline, alike
+from clustersim.timeline import OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -49,7 +51,7 @@ KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """A partition of ``[begin, end]`` for one rank of each class of ranks that behave alike.
+    """A partition of ``[begin, end]`` for one rank of each class of ranks that behave alike, or nearly (``sampled``).
 
     Parameters
     ----------
@@ -72,6 +74,7 @@ class Pieces:
     why: Ints
     op: Ints
     beside: Ints
+    sampled: bool = False
 
     @property
     def seconds(self) -> Floats:
@@ -85,22 +88,16 @@ class Pieces:
         return np.bincount(self.class_of, minlength=len(self.ranks)).astype(np.float64)
 
 
-def pieces(timeline: Timeline, begin: float | None = None, end: float | None = None) -> Pieces:
-    """The partition of a timeline, or of the window from ``begin`` to ``end`` [s]."""
+def pieces(
+    timeline: Timeline, begin: float | None = None, end: float | None = None, chosen: Classes | None = None
+) -> Pieces:
+    """The partition of a timeline, or of the window from ``begin`` to ``end`` [s].
+
+    ``chosen`` : who stands for whom; None is :func:`clustersim.analysis.sample.classes`.
+    """
     t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
-    ranks, class_of = alike(timeline)
-    spans = _spans(timeline, ranks, t0, t1)
-    scale = 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
-    owner, key = _cuts(spans, len(ranks), t1 - t0, scale)
-    inside = owner[1:] == owner[:-1]
-    if timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
-        inside &= _seen(spans, len(ranks), scale, key[:-1], owner[:-1])
-    left, right, who = key[:-1][inside], key[1:][inside], owner[:-1][inside]
-    why, op, beside = _holders(timeline, spans, who, left, scale)
-    shift = t0 - who * scale
-    return Pieces(
-        t0, t1, ranks, class_of, who, left + shift, right + shift, _states(timeline, why, op), why, op, beside
-    )
+    chosen = chosen or classes(timeline)
+    return Partition(timeline).of(chosen, _spans(timeline, chosen.ranks, t0, t1), t0, t1)
 
 
 def is_server(op: OpInfo) -> bool:
@@ -110,22 +107,11 @@ def is_server(op: OpInfo) -> bool:
 
 def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> dict[str, npt.NDArray[Any]]:
     """Spans that touch the window as columns owner, op, ready, start, end; times from ``t0`` on."""
-    inside = (timeline.row_end > t0) & (timeline.row_ready < t1)
-    sizes = np.array([len(s) for s in timeline.rank_sets], dtype=np.int64)
-    chosen = np.full(timeline.world_size, -1, dtype=np.int64)
-    chosen[ranks] = np.arange(len(ranks))
-    members = chosen[np.concatenate([*timeline.rank_sets, np.zeros(0, dtype=np.int64)])]
-    kept = members >= 0
-    sizes = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[kept], minlength=len(sizes))
-    members = members[kept]
-    rows = np.flatnonzero(inside)
-    repeat = sizes[timeline.row_set[rows]]
-    first = (np.cumsum(sizes) - sizes)[timeline.row_set[rows]]
-    within = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    columns = {"owner": members[np.repeat(first, repeat) + within], "op": np.repeat(timeline.row_op[rows], repeat)}
+    spans = timeline.spans(ranks.tolist())
+    inside = (spans["end"] > t0) & (spans["ready"] < t1)
+    columns = {"owner": np.searchsorted(ranks, spans["rank"][inside]), "op": spans["op"][inside]}
     for name in ("ready", "start", "end"):
-        column: Floats = getattr(timeline, f"row_{name}")[rows]
-        columns[name] = np.repeat(np.clip(column - t0, 0.0, t1 - t0), repeat)
+        columns[name] = np.clip(spans[name][inside] - t0, 0.0, t1 - t0)
     order = np.lexsort((columns["op"], columns["start"], columns["owner"]))
     return {name: column[order] for name, column in columns.items()}
 
@@ -148,33 +134,75 @@ def _seen(spans: dict[str, npt.NDArray[Any]], n: int, scale: float, left: Floats
     return found
 
 
-def _holders(
-    timeline: Timeline, spans: dict[str, npt.NDArray[Any]], who: Ints, left: Floats, scale: float
-) -> tuple[Ints, Ints, Ints]:
-    """Per piece the rule, its op, and the transfer hidden beside it."""
-    ops = timeline.ops
-    names = list(dict.fromkeys(op.stream for op in ops))
-    stream = np.array([names.index(op.stream) for op in ops], dtype=np.int64)
-    running, waiting = _rules(ops)
-    why, op = np.full(len(left), NOTHING, dtype=np.int64), np.full(len(left), -1, dtype=np.int64)
-    beside = np.full(len(left), -1, dtype=np.int64)
-    for s in range(len(names)):
-        here = np.flatnonzero(stream[spans["op"]] == s)
-        if not len(here):
-            continue
-        owner, of = spans["owner"][here], spans["op"][here]
-        ready, start, end = (spans[name][here] + owner * scale for name in ("ready", "start", "end"))
-        # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends.
-        before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
-        ready = np.minimum(np.maximum(ready, before), start)
-        at = np.searchsorted(ready, left, side="right") - 1
-        valid = (at >= 0) & (owner[at] == who) & (left < end[at])
-        rule = np.where(left < start[at], waiting[of[at]], running[of[at]])
-        rule = np.where(valid, rule, NOTHING)
-        beside = np.where((rule == TRANSFER) & (beside < 0), of[at], beside)
-        better = rule < why
-        why, op = np.where(better, rule, why), np.where(better, of[at], op)
-    return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
+class Partition:
+    """What a timeline's ops mean for the partition, worked out once for many windows and ranks."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        ops = timeline.ops
+        self.timeline = timeline
+        names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
+        self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int64)
+        self._running, self._waiting = _rules(ops)
+        self._kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
+        peer = [BUBBLE if by_structure(timeline, o) else STALL for o in ops]
+        self._peer = np.array([*peer, BUBBLE], dtype=np.int64)
+        self._nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
+
+    def of(self, chosen: Classes, spans: dict[str, npt.NDArray[Any]], t0: float, t1: float) -> Pieces:
+        """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
+        n, scale = len(chosen.ranks), 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
+        owner, key = _cuts(spans, n, t1 - t0, scale)
+        inside = owner[1:] == owner[:-1]
+        if self.timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
+            inside &= _seen(spans, n, scale, key[:-1], owner[:-1])
+        left, right, who = key[:-1][inside], key[1:][inside], owner[:-1][inside]
+        why, op, beside = self._holders(spans, who, left, scale)
+        shift, state = t0 - who * scale, self._states(why, op)
+        whole = (t0, t1, chosen.ranks, chosen.class_of)
+        return Pieces(*whole, who, left + shift, right + shift, state, why, op, beside, chosen.sampled)
+
+    def of_rank(self, columns: OpColumns, rank: int, begin: float, end: float) -> Pieces:
+        """The partition of a window for one rank alone."""
+        mine = columns.of_rank(rank, begin, end)
+        order = np.lexsort((mine.op, mine.start))
+        spans: dict[str, npt.NDArray[Any]] = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
+        for name, column in (("ready", mine.ready), ("start", mine.start), ("end", mine.end)):
+            spans[name] = np.clip(column[order] - begin, 0.0, end - begin)
+        alone = Classes(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
+        return self.of(alone, spans, begin, end)
+
+    def _holders(
+        self, spans: dict[str, npt.NDArray[Any]], who: Ints, left: Floats, scale: float
+    ) -> tuple[Ints, Ints, Ints]:
+        """Per piece the rule, its op, and the transfer hidden beside it."""
+        stream = self._stream[spans["op"]]
+        why, op = np.full(len(left), NOTHING, dtype=np.int64), np.full(len(left), -1, dtype=np.int64)
+        beside = np.full(len(left), -1, dtype=np.int64)
+        for s in range(self._n_streams):
+            here = np.flatnonzero(stream == s)
+            if not len(here):
+                continue
+            owner, of = spans["owner"][here], spans["op"][here]
+            ready, start, end = (spans[name][here] + owner * scale for name in ("ready", "start", "end"))
+            # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends.
+            before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+            ready = np.minimum(np.maximum(ready, before), start)
+            at = np.searchsorted(ready, left, side="right") - 1
+            valid = (at >= 0) & (owner[at] == who) & (left < end[at])
+            rule = np.where(left < start[at], self._waiting[of[at]], self._running[of[at]])
+            rule = np.where(valid, rule, NOTHING)
+            beside = np.where((rule == TRANSFER) & (beside < 0), of[at], beside)
+            better = rule < why
+            why, op = np.where(better, rule, why), np.where(better, of[at], op)
+        return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
+
+    def _states(self, why: Ints, op: Ints) -> Ints:
+        """State of each piece from its rule and op."""
+        return np.select(
+            [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
+            [self._kernel[op], EXPOSED, self._peer[op], HOST, STALL],
+            self._nothing,
+        )
 
 
 def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
@@ -190,19 +218,6 @@ def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
         running[i] = KERNEL if main else HOST_WORK if on_host else SIDE_KERNEL
         waiting[i] = QUEUED
     return running, waiting
-
-
-def _states(timeline: Timeline, why: Ints, op: Ints) -> Ints:
-    """State of each piece from its rule and op."""
-    ops = timeline.ops
-    kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
-    peer = np.array([BUBBLE if by_structure(timeline, o) else STALL for o in ops] + [BUBBLE], dtype=np.int64)
-    nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
-    return np.select(
-        [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
-        [kernel[op], EXPOSED, peer[op], HOST, STALL],
-        nothing,
-    )
 
 
 def kernel_state(op: OpInfo) -> int:
@@ -228,10 +243,7 @@ def workers(timeline: Timeline) -> Ints:
         return np.arange(timeline.world_size)
     number = {role: i for i, role in enumerate(roles)}
     of_op = serves[np.array([number[op.role] for op in timeline.ops], dtype=np.int64)]
-    only = np.zeros(timeline.world_size, dtype=bool)
-    for s in np.unique(timeline.row_set[of_op[timeline.row_op]]).tolist():
-        only[timeline.rank_sets[s]] = True
-    return np.flatnonzero(~only)
+    return np.flatnonzero(~did(timeline, of_op))
 
 
 def by_structure(timeline: Timeline, op: OpInfo) -> bool:

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.chase import Meetings
+from clustersim.analysis.columns import OpColumns, OpSpans
+from clustersim.analysis.sample import MOST_SPANS, classes
 from clustersim.errors import TraceError
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import Timeline
@@ -51,12 +52,15 @@ class Graph:
 
     Parameters
     ----------
+    ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.analysis.sample.classes`' choice. Those left
+        out hold nobody up, so that the replay ends no later than one of all.
     needs : per op, indices of ops. nodes : see :class:`Node`. settled : one pass over the nodes is enough.
-    seconds : per compute op (world_size,) float [s], without what hidden communication cost it; nan where it did not
-        run. lost : the same for that cost.
+    seconds : per compute op (r,) float [s], without what hidden communication cost it; nan where it did not run.
+        lost : the same for that cost.
     """
 
     timeline: Timeline
+    ranks: Ints
     needs: list[tuple[int, ...]]
     nodes: list[Node]
     settled: bool
@@ -68,18 +72,51 @@ def graph(timeline: Timeline) -> Graph:
     """The graph of a simulated run. Raises :class:`TraceError` for a measured one: its order of things is not known."""
     if timeline.source != "simulated":
         raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
-    met, needs = Meetings(timeline), _needs(timeline)
+    some, needs = _Some(timeline, _players(timeline)), _needs(timeline)
     of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
         members.setdefault(of[i], []).append(i)
     order, settled = _ordered(members, of, needs)
-    nodes = [_node(timeline, met, tuple(members[key])) for key in order]
-    seconds = {i: _durations(timeline, met, i) for i, op in enumerate(timeline.ops) if op.kind == "compute"}
-    lost = _lost(timeline, met, seconds)
+    nodes = [_node(some, tuple(members[key])) for key in order]
+    seconds = {i: some.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    lost = _lost(some, seconds)
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    return Graph(timeline, needs, nodes, settled, seconds, lost)
+    return Graph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
+
+
+def _players(timeline: Timeline) -> Ints:
+    """All ranks, unless their spans are too many."""
+    if int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS:
+        return np.arange(timeline.world_size)
+    return classes(timeline).ranks
+
+
+class _Some:
+    """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
+
+    def __init__(self, timeline: Timeline, ranks: Ints) -> None:
+        self.timeline, self.ranks, self.columns = timeline, ranks, OpColumns(timeline)
+        self.place = np.full(timeline.world_size, -1, dtype=np.int64)
+        self.place[ranks] = np.arange(len(ranks))
+
+    def times(self, op: int) -> tuple[Ints, OpSpans]:
+        """Numbers of those who did an op, and their spans of it."""
+        spans = self.columns.of(op)
+        at = self.place[spans.ranks]
+        kept = at >= 0
+        if kept.all():
+            return at, spans
+        return at[kept], OpSpans(spans.ranks[kept], spans.ready[kept], spans.start[kept], spans.end[kept])
+
+    def column(self, op: int, begin: str) -> Floats:
+        """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
+        run."""
+        at, spans = self.times(op)
+        seconds = np.full(len(self.ranks), np.nan)
+        seconds[at] = spans.end - (spans.ready if begin == "ready" else spans.start)
+        return seconds
 
 
 def replayed(
@@ -89,10 +126,10 @@ def replayed(
 
     Parameters
     ----------
-    compute : per compute op (world_size,) float [s], nan where it does not run. transfers : per node, by its first op,
+    compute : per compute op (r,) float [s], nan where it does not run. transfers : per node, by its first op,
         (m,) float [s] of its meetings. needs : what each op waits for.
     """
-    world, n = run.timeline.world_size, len(run.timeline.ops)
+    world, n = len(run.ranks), len(run.timeline.ops)
     ends = np.full((n, world), -np.inf)
     for _ in range(1 if run.settled else MAX_PASSES):
         before = None if run.settled else ends.copy()
@@ -144,9 +181,9 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
 
 def _queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
-    late = timeline.row_start > timeline.row_ready
-    ops = {int(i) for i in np.unique(timeline.row_op[late]).tolist() if timeline.ops[int(i)].kind == "compute"}
-    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in ops}
+    _, op, _, ready, start, _ = timeline._rows()
+    late = {*np.unique(op[start > ready]).tolist(), *(b.op for b in timeline.blocks if np.any(b.start > b.ready))}
+    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in late if timeline.ops[i].kind == "compute"}
 
 
 def _joined(timeline: Timeline) -> list[int]:
@@ -188,9 +225,10 @@ def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int
     return order + [key for key in sorted(members) if left[key] > 0], alone and len(order) == len(members)
 
 
-def _node(timeline: Timeline, met: Meetings, ops: tuple[int, ...]) -> Node:
+def _node(some: _Some, ops: tuple[int, ...]) -> Node:
     """Meetings of a node, told apart by their groups; without groups, by when they started."""
-    if timeline.ops[ops[0]].kind == "compute":
+    infos = some.timeline.ops
+    if infos[ops[0]].kind == "compute":
         return Node(ops)
     slots: list[Ints] = []
     ranks: list[Ints] = []
@@ -198,22 +236,20 @@ def _node(timeline: Timeline, met: Meetings, ops: tuple[int, ...]) -> Node:
     spans: list[Floats] = []
     numbers: dict[bytes, int] = {}
     for slot, op in enumerate(ops):
-        who, rows = met.members(op)
-        seconds = np.full(timeline.world_size, np.nan)
-        seconds[who] = timeline.row_end[rows] - timeline.row_start[rows]
-        info = timeline.ops[op]
+        seconds, info = some.column(op, "start"), infos[op]
         groups = info.detail.get("groups")
         if groups is None:
-            starts, number = np.unique(timeline.row_start[rows], return_inverse=True)
+            found, spans = some.times(op)
+            starts, number = np.unique(spans.start, return_inverse=True)
             known = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
-            found, of = who, np.array(known, dtype=np.int64)[number]
+            of = np.array(known, dtype=np.int64)[number]
         else:
             table = np.asarray(groups, dtype=np.int64)
             side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
             ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
             mine = table[:, side]
-            found, of = mine.ravel(), np.repeat(ids, mine.shape[1])
-        ran = ~np.isnan(seconds[found])
+            found, of = some.place[mine.ravel()], np.repeat(ids, mine.shape[1])
+        ran = (found >= 0) & ~np.isnan(seconds[found])
         slots.append(np.full(int(ran.sum()), slot, dtype=np.int64))
         ranks.append(found[ran])
         keys.append(of[ran])
@@ -225,29 +261,20 @@ def _node(timeline: Timeline, met: Meetings, ops: tuple[int, ...]) -> Node:
     return Node(ops, slot_of[order], rank[order], dense, first, span[order][first] if len(first) else np.zeros(0))
 
 
-def _durations(timeline: Timeline, met: Meetings, op: int) -> Floats:
-    """(world_size,) float [s]; time in a server's queue is part of it."""
-    ranks, rows = met.members(op)
-    seconds = np.full(timeline.world_size, np.nan)
-    seconds[ranks] = timeline.row_end[rows] - timeline.row_ready[rows]
-    return seconds
-
-
-def _lost(timeline: Timeline, met: Meetings, seconds: dict[int, Floats]) -> dict[int, Floats]:
+def _lost(some: _Some, seconds: dict[int, Floats]) -> dict[int, Floats]:
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
     A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
     """
-    slowdown = timeline.stats.get("overlap_slowdown", 0.0)
+    slowdown, ops = some.timeline.stats.get("overlap_slowdown", 0.0), some.timeline.ops
     if not slowdown:
         return {}
-    ops = timeline.ops
     main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
     talks = [i for i, op in enumerate(ops) if op.kind not in {"compute", "send", "recv"}]
-    began, over = _matrix(timeline, met, main)
-    started, ended = _matrix(timeline, met, talks)
+    began, over = _matrix(some, main)
+    started, ended = _matrix(some, talks)
     lost = np.zeros_like(began)
-    for rank in range(timeline.world_size):
+    for rank in range(len(some.ranks)):
         kernels = np.flatnonzero(~np.isnan(began[:, rank]))
         kernels = kernels[np.argsort(began[kernels, rank], kind="stable")]
         here = np.flatnonzero(~np.isnan(started[:, rank]))
@@ -262,12 +289,12 @@ def _lost(timeline: Timeline, met: Meetings, seconds: dict[int, Floats]) -> dict
     return {i: lost[k] for k, i in enumerate(main)}
 
 
-def _matrix(timeline: Timeline, met: Meetings, ops: list[int]) -> tuple[Floats, Floats]:
-    """(len(ops), world_size) float [s], start and end of each op on each rank; nan where it did not run."""
-    start, end = (np.full((len(ops), timeline.world_size), np.nan) for _ in range(2))
+def _matrix(some: _Some, ops: list[int]) -> tuple[Floats, Floats]:
+    """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
+    start, end = (np.full((len(ops), len(some.ranks)), np.nan) for _ in range(2))
     for k, i in enumerate(ops):
-        ranks, rows = met.members(i)
-        start[k, ranks], end[k, ranks] = timeline.row_start[rows], timeline.row_end[rows]
+        at, spans = some.times(i)
+        start[k, at], end[k, at] = spans.start, spans.end
     return start, end
 
 

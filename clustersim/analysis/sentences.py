@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.analysis.columns import OpColumns
 from clustersim.analysis.pace import skews
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
@@ -131,14 +132,13 @@ def _latency(found: Causes, charge: Charge) -> str:
 def queue_seconds(found: Causes, op: int) -> float:
     """Seconds an op was kept from starting by the op before it on its stream, on the first rank that runs it."""
     timeline = found.timeline
-    rows = np.flatnonzero(timeline.row_op == op)
-    if not len(rows):
+    mine = OpColumns(timeline).of(op)
+    if not len(mine.ranks):
         return 0.0
-    rank = int(timeline.rank_sets[int(timeline.row_set[rows[0]])][0])
-    spans = timeline.spans([rank])
+    spans = timeline.spans([int(mine.ranks[0])])
     ends = dict(zip(spans["op"].tolist(), spans["end"].tolist(), strict=True))
     needs = [ends[i] for i in timeline.ops[op].after if i in ends]
-    return max(0.0, float(timeline.row_ready[rows[0]]) - max(needs)) if needs else 0.0
+    return max(0.0, float(mine.ready[0]) - max(needs)) if needs else 0.0
 
 
 def _late_start(found: Causes, charge: Charge) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.chase import Chase, Held
+from clustersim.analysis.columns import OpColumns
 from clustersim.analysis.late_start import REDUCES, LateStart, late_starts
 from clustersim.analysis.pace import Floats, pace_ratios, slow_ranks
 from clustersim.analysis.pieces import (
@@ -165,6 +166,15 @@ def stalls(
     }
 
 
+def _last_rank(timeline: Timeline) -> int:
+    """The rank that ends last; of several the first, -1 for none."""
+    ends = timeline.per_op()["end"]
+    if not np.isfinite(ends).any():
+        return -1
+    spans = OpColumns(timeline).of(int(np.argmax(ends)))
+    return int(spans.ranks[int(np.argmax(spans.end))])
+
+
 class _Book:
     """The charges while they are made."""
 
@@ -177,8 +187,7 @@ class _Book:
         works[workers(timeline)] = 1
         self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
         self._servers = set(np.flatnonzero(works == 0).tolist())
-        ending = int(np.argmax(timeline.row_end)) if len(timeline.row_end) else -1
-        self._last_rank = int(timeline.rank_sets[int(timeline.row_set[ending])][0]) if ending >= 0 else -1
+        self._last_rank = _last_rank(timeline)
         self.could_hide = [op.kind in REDUCES and op.stream != COMPUTE_STREAM for op in timeline.ops]
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 

@@ -57,11 +57,9 @@ def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
 
 def _seconds(timeline: Timeline) -> Floats:
     """Mean seconds from start to end of each op; nan where no row is."""
-    n = len(timeline.ops)
-    sizes = np.array([len(s) for s in timeline.rank_sets], dtype=np.float64)[timeline.row_set]
-    total = np.bincount(timeline.row_op, weights=(timeline.row_end - timeline.row_start) * sizes, minlength=n)
-    count = np.bincount(timeline.row_op, weights=sizes, minlength=n)
-    mean: Floats = np.divide(total, count, out=np.full(n, np.nan), where=count > 0)
+    ops = timeline.per_op()
+    nobody = np.full(len(timeline.ops), np.nan)
+    mean: Floats = np.divide(ops["seconds"], ops["ranks"], out=nobody, where=ops["ranks"] > 0)
     return mean
 
 
