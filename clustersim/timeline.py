@@ -182,22 +182,25 @@ class Timeline:
     def per_op(self) -> dict[str, npt.NDArray[Any]]:
         """What each op came to over its ranks, a column element per op, without expanding anything.
 
-        ``ranks`` (n_ops,) int, how many did it; ``seconds`` [s], from start to end, summed over them; ``ready``, the
-        first moment any could have begun (inf where nobody did it); ``end`` [s], when the last was done (-inf).
+        ``ranks`` (n_ops,) int, how many did it; ``seconds`` [s], from start to end, summed over them; ``ready``
+        and ``start`` [s], the first moment any could have begun, and did (inf where nobody did it); ``end`` [s], when
+        the last was done (-inf).
         """
         n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
         sizes = np.array([len(s) for s in sets], dtype=np.int64)[of] if len(sets) else np.zeros(0, dtype=np.int64)
         ranks = np.bincount(op, weights=sizes, minlength=n).astype(np.int64)
         seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
-        first, last = np.full(n, np.inf), np.full(n, -np.inf)
+        first, began, last = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
         np.minimum.at(first, op, ready)
+        np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
         for block in self.blocks:
             ranks[block.op] += len(block.ranks)
             seconds[block.op] += block.seconds
             first[block.op] = min(first[block.op], float(block.ready.min()))
+            began[block.op] = min(began[block.op], float(block.start.min()))
             last[block.op] = max(last[block.op], float(block.end.max()))
-        return {"ranks": ranks, "seconds": seconds, "ready": first, "end": last}
+        return {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.

@@ -10,7 +10,18 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustersim.analysis.bounds import bounds
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.chase import Chase
+from clustersim.analysis.compare import compare
+from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.metrics import occupancy, occupancy_of_all
+from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
+from clustersim.analysis.pieces import KERNEL, pieces
+from clustersim.analysis.replay import graph, replayed
+from clustersim.analysis.sample import LEAST, Classes, classes
+from clustersim.analysis.stalls import stalls
+from clustersim.analysis.whatif import whatif
 from clustersim.engine import rows, simulate
 from clustersim.program import Compute, Program, Role
 from clustersim.timeline import alike, between, first_ranks, of_ops
@@ -110,3 +121,101 @@ def test_a_misspelt_name_is_no_attribute():
     run = play(toy.program([Compute("c", np.linspace(1, 2, 64))], ranks=64), 2)
     with pytest.raises(AttributeError, match="row_ends"):
         _ = run.row_ends
+
+
+def tables(run):
+    """Every table that is made of a run, flattened: name -> column."""
+    found = {
+        "breakdown": breakdown(run),
+        "stalls": stalls(run, top=None),
+        "path": critical_path(run),
+        "whatif": whatif(run),
+        "collectives": bounds(run, peak_flops=1.0)["collectives"],
+        "steps": bounds(run, peak_flops=1.0)["steps"],
+        "pace": {"ratio": pace_ratios(run), "seconds": kernel_seconds(run), "skews": skews(run)},
+    }
+    return {f"{name} {key}": column for name, table in found.items() for key, column in table.items()}
+
+
+@given(programs())
+@settings(max_examples=25)
+def test_no_figure_depends_on_how_a_run_is_kept(program):
+    wide, narrow = play(program, 2), play(program, N + 1)
+    expected = tables(narrow)
+    for name, column in tables(wide).items():
+        if isinstance(column, np.ndarray) and column.dtype.kind == "f":
+            np.testing.assert_allclose(column, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+        elif isinstance(column, np.ndarray):
+            assert column.tolist() == expected[name].tolist(), name
+        elif isinstance(column, dict):
+            assert column == pytest.approx(expected[name]), name
+        else:
+            assert column == pytest.approx(expected[name]), name
+    assert np.abs(compare(wide, narrow)["ops"]["difference_s"]).max(initial=0.0) < 1e-9
+
+
+def jittering(ranks, steps=3, slow=None):
+    """Compute and one collective of all, a step; every rank has its own times, one perhaps half as fast."""
+    rng, ops = np.random.default_rng(0), []
+    for step in range(steps):
+        seconds = rng.normal(1.0, 0.02, ranks)
+        if slow is not None:
+            seconds[slow] *= 2
+        ops.append(Compute(f"c{step}", seconds, step=step, phase="backward"))
+        ops.append(toy.all_reduce(f"r{step}", 1.0, np.arange(ranks)[None], after=(2 * step,), step=step))
+        ops.append(Compute(f"o{step}", 0.1, after=(2 * step + 1,), step=step, phase="optimizer"))
+    return play(toy.program(ops, ranks=ranks), 2)
+
+
+def test_ranks_that_stand_for_others_add_up_to_what_all_are():
+    run = jittering(1024)
+    exact, chosen = classes(run), classes(run, most_spans=0)
+    assert not exact.sampled
+    assert len(exact.ranks) == 1024
+    assert chosen.sampled
+    assert len(chosen.ranks) <= LEAST
+    assert sorted(np.unique(chosen.class_of).tolist()) == list(range(len(chosen.ranks)))
+    whole = breakdown(run, cut=pieces(run, chosen=exact))
+    some = breakdown(run, cut=pieces(run, chosen=chosen))
+    np.testing.assert_allclose(some["mean"], whole["mean"], atol=2e-3)
+    np.testing.assert_allclose(some["shares"].sum(axis=1), 1.0)
+
+
+def test_the_slowest_rank_is_chosen_and_stands_for_itself():
+    run = jittering(1024, slow=700)
+    chosen = classes(run, most_spans=0)
+    assert 700 in chosen.ranks
+    assert (chosen.class_of == chosen.class_of[700]).sum() == 1
+
+
+def test_ranks_of_one_role_never_stand_for_another():
+    n = 512
+    seconds = np.random.default_rng(1).normal(1.0, 0.1, n)
+    roles = tuple(
+        Role(name, np.arange(n)[part], (Compute(f"c {name}", seconds[part]),))
+        for name, part in (("a", slice(0, n, 2)), ("b", slice(1, n, 2)))
+    )
+    chosen = classes(play(Program(n, roles), 2), most_spans=0)
+    assert chosen.sampled
+    assert (chosen.ranks[chosen.class_of] % 2 == np.arange(n) % 2).all()
+
+
+@given(programs(), st.sets(st.integers(0, N - 1), min_size=1))
+@settings(max_examples=25)
+def test_a_replay_of_some_ranks_ends_no_later_than_one_of_all(program, some):
+    run = play(program, 2)
+    ends = []
+    for ranks in (np.array(sorted(some)), np.arange(N)):
+        g = graph(run, ranks)
+        seconds = {node.ops[0]: node.seconds for node in g.nodes if len(node.first)}
+        ends.append(replayed(g, {i: c + g.lost.get(i, 0.0) for i, c in g.seconds.items()}, seconds, g.needs))
+    assert (ends[0] <= ends[1] + 1e-9).all()
+
+
+def test_a_wait_for_a_rank_that_nobody_chose_is_followed_all_the_same():
+    run = jittering(1024, slow=700)
+    fast = [rank for rank in range(1024) if rank % 16 == 0]  # nobody who stands for others is the one all wait for
+    chosen = Classes(np.array(fast), np.arange(1024) // 16, True)
+    for cut in (pieces(run), pieces(run, chosen=chosen)):
+        held = Chase(run, cut).follow(1, 0, 0.9, 1.5)
+        assert (held.rank, held.op, held.why) == (700, 0, KERNEL)

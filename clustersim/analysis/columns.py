@@ -91,7 +91,8 @@ class OpColumns:
             none = np.zeros(0)
             return OpSpans(np.zeros(0, dtype=np.int64), none, none, none)
         whole = [tuple(np.broadcast_to(column, len(part[0])) for column in part) for part in parts]
-        spans = OpSpans(*whole[0]) if len(whole) == 1 else OpSpans(*(np.concatenate(c) for c in zip(*whole, strict=True)))
+        several = len(whole) > 1
+        spans = OpSpans(*((np.concatenate(c) if several else c[0]) for c in zip(*whole, strict=True)))
         if len(spans.ranks) < 2 or bool((spans.ranks[1:] > spans.ranks[:-1]).all()):
             return spans
         order = np.lexsort((spans.start, spans.ranks))

@@ -23,6 +23,7 @@ from clustersim.analysis.pieces import STATES, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.timeline import Timeline
 
+Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 PATH_KINDS = (*STATES[:4], "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
@@ -162,7 +163,7 @@ class _Walk:
         gap = ready - float(near.end[k])
         return int(near.op[k]), int(near.at[k]), gap if gap > 1e-12 * max(ready, 1.0) else 0.0
 
-    def _needed(self, near: RankSpans, together: npt.NDArray[np.int64], last: int, op: int, at: int) -> int:
+    def _needed(self, near: RankSpans, together: Ints, last: int, op: int, at: int) -> int:
         """Of spans that end together, one that the given one really waits for, if any is known, else the last."""
         ops = self.timeline.ops
         for k in together[last::-1].tolist():
@@ -170,7 +171,7 @@ class _Walk:
             if (other, int(near.at[k])) == (op, at):
                 continue
             if other in ops[op].after or ops[other].stream == ops[op].stream:
-                return k
+                return int(k)
         return int(together[last])
 
 

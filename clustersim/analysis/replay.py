@@ -68,11 +68,14 @@ class Graph:
     lost: dict[int, Floats]
 
 
-def graph(timeline: Timeline) -> Graph:
-    """The graph of a simulated run. Raises :class:`TraceError` for a measured one: its order of things is not known."""
+def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
+    """The graph of a simulated run; ``ranks``, ascending, are who is in it.
+
+    Raises :class:`TraceError` for a measured one: its order of things is not known.
+    """
     if timeline.source != "simulated":
         raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
-    some, needs = _Some(timeline, _players(timeline)), _needs(timeline)
+    some, needs = _Some(timeline, _players(timeline) if ranks is None else ranks), _needs(timeline)
     of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
@@ -239,16 +242,16 @@ def _node(some: _Some, ops: tuple[int, ...]) -> Node:
         seconds, info = some.column(op, "start"), infos[op]
         groups = info.detail.get("groups")
         if groups is None:
-            found, spans = some.times(op)
-            starts, number = np.unique(spans.start, return_inverse=True)
+            found, mine = some.times(op)
+            starts, number = np.unique(mine.start, return_inverse=True)
             known = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
             of = np.array(known, dtype=np.int64)[number]
         else:
             table = np.asarray(groups, dtype=np.int64)
             side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
             ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
-            mine = table[:, side]
-            found, of = some.place[mine.ravel()], np.repeat(ids, mine.shape[1])
+            members = table[:, side]
+            found, of = some.place[members.ravel()], np.repeat(ids, members.shape[1])
         ran = (found >= 0) & ~np.isnan(seconds[found])
         slots.append(np.full(int(ran.sum()), slot, dtype=np.int64))
         ranks.append(found[ran])

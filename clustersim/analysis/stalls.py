@@ -182,6 +182,7 @@ class _Book:
         self.timeline, self.cut, self.facts = timeline, cut, facts
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
+        self._of_transfer: dict[int, tuple[str, str, int]] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
@@ -245,6 +246,11 @@ class _Book:
 
     def of_transfer(self, op: int) -> tuple[str, str, int]:
         """(cause, subject, link) of an exposed transfer."""
+        if op not in self._of_transfer:
+            self._of_transfer[op] = self._transfer(op)
+        return self._of_transfer[op]
+
+    def _transfer(self, op: int) -> tuple[str, str, int]:
         info, facts = self.timeline.ops[op], self.facts[op]
         if self._serves(op):
             return "parameter server", "server", facts.link

@@ -28,10 +28,11 @@ import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.replay import Graph, graph, replayed
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
 """What can be asked."""
@@ -68,9 +69,9 @@ def whatif(
     run = run or graph(timeline)
     window = steady_window(timeline, warmup_steps)
     now = (window.end - window.begin) / len(window.steps)
-    rows = []
+    rows, rates = [], _Rates(timeline)
     for knob in knobs:
-        step = _step(run, _changed(run, knob, factor, peak_flops), window.steps)
+        step = _step(run, _changed(run, rates, knob, factor, peak_flops), window.steps)
         per = factor if knob == "batch" else 1.0
         saving = max(0.0, 1.0 - step / per / now) if now > 0 else 0.0
         rows.append((knob, factor, saving, step, _text(knob, factor, saving)))
@@ -106,9 +107,9 @@ class _Changed:
     needs: list[tuple[int, ...]]
 
 
-def _changed(run: Graph, knob: str, factor: float, peak: float | None) -> _Changed:
+def _changed(run: Graph, rates: _Rates, knob: str, factor: float, peak: float | None) -> _Changed:
     """Durations and needs under a knob."""
-    ops, rates = run.timeline.ops, _Rates(run.timeline)
+    ops = run.timeline.ops
     transfers = {
         node.ops[0]: _shortest(rates, node.ops, knob, factor, node.seconds) for node in run.nodes if len(node.first)
     }
@@ -145,7 +146,7 @@ def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, sec
     if knob == "bucket size" and op.kind in _REDUCES:
         return np.minimum(seconds, float(op.detail.get("lower_bound", 0.0)))
     ceiling = float(op.detail.get("ceiling", np.inf))
-    wide, narrow = rates.of(ops, WIDER.get(knob, _none))
+    wide, narrow = rates.of(ops, knob)
     before = min(wide, narrow, ceiling)
     if knob == "latency":
         latency /= factor
@@ -157,16 +158,14 @@ def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, sec
     return np.minimum(seconds, latency + (nbytes / rate if np.isfinite(rate) else 0.0))
 
 
-def _none(kind: str, name: str) -> bool:
-    return False
-
-
 def _at_node(name: str) -> bool:
     """Whether a link ends at a machine."""
     src, _, dst = name.partition(" -> ")
     return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
 
 
+KINDS = {"NVLink": _INSIDE, "NIC": frozenset({"net"}), "fabric": frozenset({"net"})}
+"""And of which kinds those are at most."""
 WIDER: dict[str, Callable[[str, str], bool]] = {
     "NVLink": lambda kind, name: kind in _INSIDE,
     "NIC": lambda kind, name: kind == "net" and _at_node(name),
@@ -185,26 +184,37 @@ class _Rates:
             pairs = np.unique(np.stack([self.use.transfer_op, self.use.transfer_load]), axis=1)
             for op, load in pairs.T.tolist():
                 self.loads.setdefault(op, set()).add(load)
-        self._known: dict[tuple[int, object], tuple[float, float]] = {}
+        self._known: dict[tuple[int, str], tuple[float, float]] = {}
+        self._widened: dict[str, Bools] = {}
 
-    def of(self, ops: tuple[int, ...], wider: Callable[[str, str], bool]) -> tuple[float, float]:
-        """Payload [bytes/s] that the links to be widened allow, and all others; inf where there are none."""
-        found = [self._load(load, wider) for i in ops for load in sorted(self.loads.get(i, ()))]
+    def of(self, ops: tuple[int, ...], knob: str) -> tuple[float, float]:
+        """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
+        found = [self._load(load, knob) for i in ops for load in sorted(self.loads.get(i, ()))]
         if not found:
             return np.inf, np.inf
         return max(wide for wide, _ in found), max(narrow for _, narrow in found)
 
-    def _load(self, load: int, wider: Callable[[str, str], bool]) -> tuple[float, float]:
-        key = load, wider
+    def _load(self, load: int, knob: str) -> tuple[float, float]:
+        use, key = self.use, (load, knob if knob in WIDER else "")
+        if use is None or not len(use.link_kinds):
+            return np.inf, np.inf
         if key not in self._known:
-            use = self.use
-            if use is None or not len(use.link_kinds):
-                return np.inf, np.inf
             links, weights = use.loads[load]
             allowed = use.link_bandwidth[links] / weights
-            chosen = np.array([wider(use.link_kinds[i], use.link_names[i]) for i in links.tolist()], dtype=bool)
+            chosen = self._wider(use, knob)[links] if knob in WIDER else np.zeros(len(links), dtype=np.bool_)
             self._known[key] = (float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf)))
         return self._known[key]
+
+    def _wider(self, use: LinkUse, knob: str) -> Bools:
+        """(links,) bool: those a knob widens, of the links that anything crosses."""
+        if knob not in self._widened:
+            mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
+            crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
+            kinds = np.array([use.link_kinds[i] in KINDS[knob] for i in crossed.tolist()], dtype=np.bool_)
+            links = crossed[kinds].tolist()
+            mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
+            self._widened[knob] = mask
+        return self._widened[knob]
 
 
 def _early(run: Graph) -> list[tuple[int, ...]]:

@@ -200,11 +200,12 @@ def _words(name: str) -> tuple[str, ...]:
 
 def _draw_steps(canvas: _Canvas, timeline: Timeline, lowest: float) -> None:
     """A dotted line where each step ends, and its number above; steps are counted from 1, as iterations are."""
-    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)[timeline.row_op]
-    known = np.unique(steps)
+    ends = timeline.per_op()["end"]
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    known = np.unique(steps[np.isfinite(ends)])
     begin = 0.0
     for step in known.tolist() if len(known) <= 24 else ():
-        end = float(timeline.row_end[steps == step].max())
+        end = float(ends[steps == step].max())
         low, high = max(begin, canvas.begin), min(end, canvas.end)
         if high - low > 0.05 * (canvas.end - canvas.begin):
             middle = (low + high) / 2 * canvas.scale

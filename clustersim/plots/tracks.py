@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.metrics import occupancy
+from clustersim.analysis.columns import did
+from clustersim.analysis.pace import kernel_seconds
 from clustersim.plots.intervals import minus
 from clustersim.plots.style import palette
 from clustersim.program import COMPUTE_STREAM
@@ -33,7 +34,7 @@ def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
     roles = _roles(timeline)
     peers = classes[roles[classes] == roles[0]]
     if len(peers) > 1:
-        busy = occupancy(timeline, peers)["compute_s"]
+        busy = kernel_seconds(timeline)[peers]
         if np.ptp(busy) > 1e-9 * busy.max():
             chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
     others = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
@@ -51,8 +52,7 @@ def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:
     number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
     role = np.zeros(timeline.world_size, dtype=np.int64)
     for k in range(len(names)):
-        for s in np.unique(timeline.row_set[number[timeline.row_op] == k]).tolist():
-            role[timeline.rank_sets[s]] = k
+        role[did(timeline, number == k)] = k
     return np.array(names)[role]
 
 

@@ -44,11 +44,6 @@ def _first(program: Program, role: Role) -> int:
     return sum(len(other.ops) for other in before)
 
 
-def _rows(timeline: Timeline) -> dict[int, int]:
-    """Row of each op that one rank does."""
-    return dict(zip(timeline.row_op.tolist(), range(len(timeline.row_op)), strict=True))
-
-
 def what_and_whose(name: str) -> tuple[str, int] | None:
     """The layer and the worker an op's name speaks of.
 
@@ -67,21 +62,21 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
     worker has had c steps of it applied, the layer is ``max(0, t - c)`` stale (the clock of stale synchronous
     parallel); a read is as stale as its stalest layer.
     """
-    rows, found = _rows(timeline), []
+    played, found = timeline.per_op(), []  # one rank does a server's op: its first start and last end are its own
     for role in _serving(program):
         first, n_steps = _first(program, role), 1 + max(op.step for op in role.ops)
         applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
         reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
         for i, op in enumerate(role.ops):
             known = what_and_whose(op.name)
-            if known is None or first + i not in rows:
+            if known is None or not played["ranks"][first + i]:
                 continue
-            (layer, worker), row = known, rows[first + i]
+            layer, worker = known
             if isinstance(op, Serve):
                 ends = applied.setdefault(layer, {}).setdefault(worker, np.full(n_steps, np.inf))
-                ends[op.step] = timeline.row_end[row]
+                ends[op.step] = played["end"][first + i]
             elif isinstance(op, Send) and op.step:
-                reads.setdefault((worker, op.step), []).append((layer, float(timeline.row_start[row])))
+                reads.setdefault((worker, op.step), []).append((layer, float(played["start"][first + i])))
         table = {layer: np.maximum.accumulate(list(of.values()), axis=1) for layer, of in applied.items()}
         for (_, step), layers in reads.items():
             slowest = min(int((table[layer] <= moment).sum(axis=1).min()) for layer, moment in layers)
@@ -99,11 +94,11 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
 
 
 def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> dict[str, Any]:
-    first, rows, makespan = _first(program, role), _rows(timeline), timeline.makespan
+    first, played, makespan = _first(program, role), timeline.per_op(), timeline.makespan
     busy = sum(
-        float(timeline.row_end[rows[first + i]] - timeline.row_start[rows[first + i]])
+        float(played["seconds"][first + i])
         for i, op in enumerate(role.ops)
-        if isinstance(op, Serve) and first + i in rows
+        if isinstance(op, Serve) and played["ranks"][first + i]
     )
     steps = 1 + max(op.step for op in role.ops)
     taken = sum(op.nbytes for op in role.ops if op.name.startswith("push ") and " worker " in op.name)

@@ -19,6 +19,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
@@ -28,6 +29,8 @@ from clustersim.strategies import base
 from clustersim.strategies.primitives import collective
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
+
+Floats = npt.NDArray[np.float64]
 
 PHASES = {
     "broadcast model": "copy the model",
@@ -145,18 +148,15 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
     end: dict[str, float] = defaultdict(float)
     busy: dict[str, float] = defaultdict(float)
     bounds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row, o in enumerate(timeline.row_op.tolist()):
-        op, phase = timeline.ops[o], phase_of(timeline.ops[o].name)
-        if phase is None or (op.step != last and phase != "copy the model"):
+    starts, ends, spent = _worked(timeline)
+    for o, op in enumerate(timeline.ops):
+        phase, seconds = phase_of(op.name), float(spent[o])
+        if phase is None or not seconds or (op.step != last and phase != "copy the model"):
             continue
-        start, stop = float(timeline.row_start[row]), float(timeline.row_end[row])
-        if start == stop:  # ranks that only hand over
-            continue
-        ranks = len(timeline.rank_sets[timeline.row_set[row]])
-        begin[phase] = min(begin.get(phase, np.inf), start)
-        end[phase] = max(end[phase], stop)
-        busy[phase] += ranks * (stop - start) * (op.kind == "compute")
-        bounds[phase][op.bound] += ranks * (stop - start)
+        begin[phase] = min(begin.get(phase, np.inf), float(starts[o]))
+        end[phase] = max(end[phase], float(ends[o]))
+        busy[phase] += seconds * (op.kind == "compute")
+        bounds[phase][op.bound] += seconds
     found = []
     for phase in dict.fromkeys(PHASES.values()):
         if phase in begin:
@@ -166,6 +166,20 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
                 {"phase": phase, "seconds": seconds, "bound": max(bound, key=lambda b: bound[b]), "idle": idle}
             )
     return {"phases": found}
+
+
+def _worked(timeline: Timeline) -> tuple[Floats, Floats, Floats]:
+    """(n_ops,) each: first start, last end and seconds [s] of the ranks it took any time, not those that hand over."""
+    _, op, _, _, start, end = timeline._rows()
+    first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
+    took = end > start
+    np.minimum.at(first, op[took], start[took])
+    np.maximum.at(last, op[took], end[took])
+    for block in timeline.blocks:
+        took = block.end > block.start
+        first[block.op] = np.where(took, block.start, np.inf).min(initial=first[block.op])
+        last[block.op] = np.where(took, block.end, -np.inf).max(initial=last[block.op])
+    return first, last, timeline.per_op()["seconds"]
 
 
 def phase_of(name: str) -> str | None:

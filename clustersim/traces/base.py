@@ -58,8 +58,7 @@ def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < world:
             raise TraceError(f"cannot write ranks {list(ranks)}: the timeline has ranks 0..{world - 1}")
         return chosen
-    sizes = np.array([len(s) for s in timeline.rank_sets], dtype=np.int64)
-    slices_per_rank = 2 * max(1, int(sizes[timeline.row_set].sum()) // world)  # each may have a wait
+    slices_per_rank = 2 * max(1, int(timeline.per_op()["ranks"].sum()) // world)  # each may have a wait
     fit = max(1, MAX_SLICES // slices_per_rank)
     if fit >= world:
         return tuple(range(world))

@@ -6,7 +6,6 @@ A zip of numpy columns and one JSON member for the words (``run.npz``). Nothing 
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import zipfile
 import zlib
@@ -23,17 +22,16 @@ from clustersim.errors import TraceError
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
-from clustersim.traces.packing import packed, unpacked
+from clustersim.traces.packing import packed, packed_blocks, parts, ragged, unpacked, unpacked_blocks, zipped
 
 NAME = "run.npz"
 """Of the file in the folder of a run."""
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error)
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 2
+VERSION = 3
 """Of the file's layout."""
 
 Array = npt.NDArray[Any]
-_ROWS = ("row_op", "row_set")
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
@@ -67,9 +65,9 @@ def save_run(
 
     Raises :class:`TraceError` where the file cannot be written.
     """
-    arrays: dict[str, Array] = {name: getattr(timeline, name).astype(np.int32) for name in _ROWS}
-    arrays |= packed(timeline.row_ready, timeline.row_start, timeline.row_end)
-    arrays |= _ragged("set", timeline.rank_sets)
+    sets, op, of, *times = timeline._rows()
+    arrays: dict[str, Array] = {"row_op": op.astype(np.int32), "row_set": of.astype(np.int32)}
+    arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
     words: dict[str, Any] = {
@@ -87,9 +85,7 @@ def save_run(
     import msgspec
 
     arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
-    data = io.BytesIO()
-    np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
-    replace_file(Path(path), data.getvalue())
+    replace_file(Path(path), zipped(arrays))
 
 
 def load_run(path: str | Path) -> SavedRun:
@@ -134,17 +130,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
-def _ragged(name: str, parts: tuple[Array, ...]) -> dict[str, Array]:
-    """Arrays of different lengths as one, and where each begins."""
-    ptr = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
-    return {f"{name}_ptr": ptr, f"{name}_items": np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)}
-
-
-def _parts(name: str, arrays: dict[str, Array]) -> tuple[Array, ...]:
-    ptr = arrays[f"{name}_ptr"]
-    return tuple(np.split(arrays[f"{name}_items"], ptr[1:-1])) if len(ptr) > 1 else ()
-
-
 def _op_words(op: OpInfo, arrays: dict[str, Array]) -> dict[str, Any]:
     """An op's fields; arrays among its details go beside the other columns, equal ones once."""
     words = {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
@@ -169,8 +154,8 @@ def _kept(value: Any, arrays: dict[str, Array]) -> Any:
 
 def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> dict[str, Any]:
     arrays |= {name: getattr(use, name) for name in _USE}
-    arrays |= _ragged("load_links", tuple(links for links, _ in use.loads))
-    arrays |= _ragged("load_weights", tuple(weights for _, weights in use.loads))
+    arrays |= ragged("load_links", tuple(links for links, _ in use.loads))
+    arrays |= ragged("load_weights", tuple(weights for _, weights in use.loads))
     arrays["use_bandwidth"] = use.link_bandwidth
     # The machine's own links need no names of their own.
     named = topology is None or topology.n_links != len(use.link_bandwidth)
@@ -212,20 +197,17 @@ def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
 
 
 def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> Timeline:
-    ready, start, end = unpacked(arrays)
-    return Timeline(
+    rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
+    return Timeline.of_blocks(
         world_size=words["world_size"],
         ops=tuple(_op(fields, arrays) for fields in words["ops"]),
-        rank_sets=_parts("set", arrays),
+        rank_sets=parts("set", arrays),
+        rows=rows,
+        blocks=unpacked_blocks(arrays),
         links=_links(words["links"], arrays, topology) if "links" in words else None,
         source=words["source"],
         rank_node=arrays.get("rank_node"),
         stats=words["stats"],
-        row_op=arrays["row_op"].astype(np.int64),
-        row_set=arrays["row_set"].astype(np.int64),
-        row_ready=ready,
-        row_start=start,
-        row_end=end,
     )
 
 
@@ -246,7 +228,7 @@ def _links(words: dict[str, Any], arrays: dict[str, Array], topology: Topology |
         if topology is None:
             raise ValueError("links without names")
         names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
-    loads = zip(_parts("load_links", arrays), _parts("load_weights", arrays), strict=True)
+    loads = zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True)
     return LinkUse(
         **{name: arrays[name] for name in _USE},
         loads=tuple(loads),
