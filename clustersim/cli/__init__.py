@@ -22,6 +22,7 @@ from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
 from clustersim.cli.memory import memory
 from clustersim.cli.plot import plot
+from clustersim.cli.replay import replay
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
 from clustersim.cli.sweep import sweep
@@ -66,6 +67,7 @@ for _command in (
     check,
     collective,
     trace,
+    replay,
     capture,
     validate,
     claims,

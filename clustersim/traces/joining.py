@@ -248,6 +248,7 @@ def _add_collectives(
         transfer = min(s.end - s.start for s in mine.values())
         nbytes = max(s.nbytes for s in mine.values())
         detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": whole}
+        detail |= {"members": any_one.members} if any_one.members else {}
         if whole:
             detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
         name = f"{any_one.kind} {any_one.kernel}".strip()

@@ -68,7 +68,7 @@ def _followed(arrays: dict[str, Array], name: str, end: Array) -> Array:
 
 def _shuffled(column: Array) -> Array:
     """(8, n) bytes: first bytes first, since signs and exponents repeat where the rest does not."""
-    return np.ascontiguousarray(column.view(np.uint8).reshape(-1, 8).T)
+    return np.ascontiguousarray(np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T)
 
 
 def _unshuffled(rows: Array) -> Array:

@@ -1,0 +1,135 @@
+"""Replay: a measured run played again on its own machine is itself; on another, only communication changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import clustersim
+from clustersim import fabrics, traces
+from clustersim.calibration.trace_replay import replay
+from clustersim.cli import cli
+from clustersim.errors import ClusterSimError, TraceError
+from clustersim.timeline import OpInfo, Timeline
+from clustersim.traces.saved import load_run
+
+
+def machine(name: str, nodes: int, per_node: int):
+    topology = fabrics.load(name, nodes=nodes)
+    return topology, fabrics.mesh(topology, nproc_per_node=per_node)
+
+
+def measured(scenario: str, **changes: object) -> tuple[Timeline, clustersim.Scenario]:
+    """A simulated run as if a profiler had seen it: what waits for what is not told."""
+    result = clustersim.load(scenario, {key.replace("__", "."): value for key, value in changes.items()}).run()
+    ops = tuple(replace(op, after=()) for op in result.timeline.ops)
+    return replace(result.timeline, ops=ops, source="measured"), result
+
+
+@pytest.mark.parametrize(
+    "scenario", ["ddp_resnet50_1x8_v100", "zero3_llama3_8b_2x8_a100", "why_late_first_bucket", "sgd_steps_1x8"]
+)
+def test_a_run_replayed_on_its_own_machine_takes_as_long_and_hides_as_much(scenario):
+    run, result = measured(scenario, run__jitter=0.0)
+    again = replay(run, result.prepared.topology, result.prepared.mesh)
+    for key in ("step_s", "compute_s", "communication_s", "exposed_communication_s"):
+        seen, played = again.totals[key]
+        assert played == pytest.approx(seen, rel=0.02), key
+    assert again.notes == ()
+    assert [op.name for op in again.simulated.ops] == [op.name for op in run.ops]
+
+
+def test_a_slower_network_makes_exposed_communication_longer_and_nothing_else():
+    run, result = measured("ddp_gpt2_xl_2x8_a100", run__jitter=0.0, run__steps=2)
+    slower = fabrics.change(result.prepared.topology, fabrics.Change("node*/nic*", factor=0.05))
+    again = replay(run, slower, result.prepared.mesh)
+    assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0], rel=1e-9)
+    assert again.totals["exposed_communication_s"][1] > 2 * again.totals["exposed_communication_s"][0]
+    assert again.totals["step_s"][1] > 1.2 * again.totals["step_s"][0]
+
+
+def test_twice_the_ranks_keep_the_work_of_each_and_widen_the_groups():
+    run, _ = measured("ddp_resnet50_1x8_v100", run__steps=2)
+    again = replay(run, *machine("dgx-1v", 2, 8), times=2)
+    assert again.program.world_size == 16
+    groups = [op.groups for role in again.program.roles for op in role.ops if hasattr(op, "groups")]
+    assert {group.shape for group in groups} == {(1, 16)}
+    assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0])
+    assert again.totals["communication_s"][1] > again.totals["communication_s"][0]
+
+
+def test_groups_that_are_not_everybody_are_copied():
+    ops = (OpInfo("all_reduce a", "all_reduce", "comm", "communication", "communication", 1e6,
+                  detail={"group_size": 2, "members": (0, 2), "transfer_s": 1e-4}),
+           OpInfo("all_reduce b", "all_reduce", "comm", "communication", "communication", 1e6,
+                  detail={"group_size": 2}))  # fmt: skip
+    times = np.array([[0.0, 0.0, 1e-4], [0.0, 0.0, 1e-4], [2e-4, 2e-4, 3e-4]])
+    run = Timeline(
+        4, ops, (np.array([0]), np.array([2])), np.array([0, 0, 1]), np.array([0, 1, 0]), *times.T, source="x"
+    )
+    again = replay(run, *machine("hgx-h100", 1, 8), times=2)
+    groups = {tuple(map(tuple, op.groups.tolist())) for role in again.program.roles for op in role.ops
+              if hasattr(op, "groups")}  # fmt: skip
+    assert groups == {((0, 2), (4, 6))}
+    assert again.notes[0] == "kept as measured, 1: all_reduce of 2 ranks: which ones is not known"
+    assert "2 of 4 ranks were measured" in again.notes[1]
+
+
+def test_a_simulated_run_and_a_mesh_of_another_size_are_refused():
+    result = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 1}).run()
+    with pytest.raises(TraceError, match="simulated already"):
+        replay(result.timeline, *machine("dgx-1v", 1, 8))
+    run = replace(result.timeline, source="measured")
+    with pytest.raises(TraceError, match="8 ranks, 2 time"):
+        replay(run, *machine("dgx-1v", 1, 8), times=2)
+
+
+# ---- published traces ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "ranks", "within"),
+    [("dlrm_8xv100_kineto", "dgx-1v", 8, 0.02), ("dlrm_v100_kineto", "dgx-1v", 2, 0.03),
+     ("ddp_2xrtx3090_nsys/profile.sqlite", "pcie-rtx3090", 2, 0.01)],
+)  # fmt: skip
+def test_published_traces_replay_to_their_own_step_time(shared: Path, name, topology, ranks, within):
+    run = traces.read(shared / "measurements" / "traces" / name)
+    again = replay(run, *machine(topology, 1, ranks))
+    seen, played = again.totals["step_s"]
+    assert played == pytest.approx(seen, rel=within)
+    assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0], rel=1e-3)
+    large = [row for row in again.collectives if row["nbytes"] >= 2**20 and not row["waiting_included"]]
+    reduced = [row for row in large if row["kind"] == "all_reduce"]
+    assert all(0.7 < row["simulated_s"] / row["measured_s"] < 1.3 for row in reduced)
+
+
+def test_a_published_trace_on_twice_the_machines_communicates_longer(shared: Path):
+    run = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
+    once, twice = (replay(run, *machine("dgx-1v", n, 8), times=n) for n in (1, 2))
+    assert twice.totals["communication_s"][1] > 1.3 * once.totals["communication_s"][1]
+    assert twice.totals["step_s"][1] > once.totals["step_s"][1]
+
+
+def test_the_command_prints_totals_and_keeps_both_runs(shared: Path, tmp_path: Path):
+    files, out = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto"), tmp_path / "out"
+    done = CliRunner().invoke(cli, ["replay", files, "--topology", "dgx-1v", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["ranks"] == 8
+    assert said["totals"]["step_s"][1] == pytest.approx(said["totals"]["step_s"][0], rel=0.02)
+    one, other = (load_run(out / f"{name}.npz") for name in ("measured", "simulated"))
+    assert [op.name for op in one.timeline.ops] == [op.name for op in other.timeline.ops]
+    told = CliRunner().invoke(cli, ["compare", str(out / "measured.npz"), str(out / "simulated.npz")])
+    assert "a step takes 19.69 ms in A" in told.stdout
+
+
+def test_times_of_collectives_are_no_run(tmp_path: Path):
+    log = tmp_path / "log.csv"
+    log.write_text("kind,nbytes,seconds\n")
+    done = CliRunner().invoke(cli, ["replay", str(log), "--topology", "dgx-1v"])
+    assert isinstance(done.exception, ClusterSimError)
