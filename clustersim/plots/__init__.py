@@ -14,10 +14,12 @@ from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
+from clustersim.plots.movie import Movie, ring_movie
 from clustersim.plots.of_run import PICTURES, View, last_step, picture
 from clustersim.plots.of_sweep import sweep_curves
 from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
+from clustersim.plots.storyboard import storyboard
 from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
@@ -25,6 +27,7 @@ from clustersim.plots.tracks import representatives
 
 __all__ = [
     "PICTURES",
+    "Movie",
     "Table",
     "View",
     "accuracy",
@@ -44,9 +47,11 @@ __all__ = [
     "picture",
     "representatives",
     "ring_animation",
+    "ring_movie",
     "ring_run",
     "save",
     "scaling",
+    "storyboard",
     "sweep_curves",
     "table",
 ]

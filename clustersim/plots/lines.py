@@ -176,4 +176,4 @@ def _alt(points: Mapping[str, tuple[Floats, Floats]], x: str, y: str) -> str:
         for name, (a, b) in points.items()
     ]
     what, over = (words.split(" [")[0] for words in (y, x))
-    return f"{what.capitalize()} over {over}. " + "; ".join(said) + "."
+    return f"{what[0].upper()}{what[1:]} over {over}. " + "; ".join(said) + "."
