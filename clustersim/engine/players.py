@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.clock import Clock
+from clustersim.engine.crowd import Crowd
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Loads, Network
 
@@ -24,7 +25,10 @@ OnEnd: TypeAlias = Callable[[Ints, float], None]
 class Player(Protocol):
     """What the executor and the timeline need of a player."""
 
-    network: Network
+    @property
+    def network(self) -> Network | Crowd:
+        """What moves the bytes."""
+
     on_end: OnEnd
 
     def play(self, site: Site, meetings: Ints) -> None:
@@ -51,7 +55,9 @@ class Flows:
 
     def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...]) -> None:
         self.clock, self.sites = clock, sites
-        self.network = Network(clock, loads, self._over)
+        # Groups that behave alike begin together, and are rows of one change; pairs each go their own way.
+        pairs = any(site.apart for site in sites) and all(site.ranks.shape[1] == 2 for site in sites)
+        self.network: Network | Crowd = (Crowd if pairs else Network)(clock, loads, self._over)
         self.on_end: OnEnd = nobody
 
     def play(self, site: Site, meetings: Ints) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
+from clustersim.engine.crowd import Crowd
 from clustersim.engine.lanes import Lanes
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
@@ -87,7 +88,7 @@ def timeline(
     mesh: Mesh,
     rows: Rows,
     sites: tuple[Site, ...],
-    network: Network | Lanes,
+    network: Network | Lanes | Crowd,
     transfers: tuple[Ints, Ints],
     stats: dict[str, float],
 ) -> Timeline:
@@ -104,7 +105,11 @@ def timeline(
 
 
 def _link_use(
-    topology: Topology, rows: Rows, sites: tuple[Site, ...], network: Network | Lanes, transfers: tuple[Ints, Ints]
+    topology: Topology,
+    rows: Rows,
+    sites: tuple[Site, ...],
+    network: Network | Lanes | Crowd,
+    transfers: tuple[Ints, Ints],
 ) -> LinkUse:
     owner = [np.full(len(site.ranks), rows.row_of(site.sides[0].key), dtype=np.int64) for site in sites]
     op_of_meeting = np.concatenate([*owner, np.zeros(0, dtype=np.int64)])

@@ -1,0 +1,117 @@
+"""Rates kept up to date by bottlenecks are those of a full solve, whatever comes and goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import star
+
+from clustersim.engine import spells
+from clustersim.engine.clock import Clock
+from clustersim.engine.crowd import Crowd
+from clustersim.engine.fairshare import max_min
+from clustersim.engine.network import Loads, Network
+
+
+def drawn(seed, n_flows, n_gpus, *, ties):
+    """Random flows over random links of a star: (begin, links, weights, bytes, ceiling)."""
+    rng = np.random.default_rng(seed)
+    flows = []
+    for _ in range(n_flows):
+        links = rng.choice(2 * n_gpus, rng.integers(1, min(6, 2 * n_gpus) + 1), replace=False)
+        weights = np.ones(len(links)) if ties else rng.uniform(0.2, 3.0, len(links))
+        begin = float(rng.integers(0, 6)) if ties else float(rng.uniform(0, 6))
+        nbytes = float(rng.integers(1, 9)) * 5 if ties else float(rng.uniform(1, 40))
+        ceiling = float(rng.choice([np.inf, np.inf, 2.0, 4.0]))
+        flows.append((begin, links, weights, nbytes, ceiling))
+    return flows
+
+
+def capacities(seed, topology, *, ties):
+    if not ties:
+        topology.link_bandwidth[:] = np.random.default_rng(seed + 1).uniform(5, 15, topology.n_links)
+    return topology
+
+
+def run(kind, topology, flows, watch=None):
+    """When each flow ends, and the network."""
+    clock, loads, ended = Clock(), Loads(topology), {}
+
+    def on_end(transfers, now):
+        ended.update(dict.fromkeys(transfers.tolist(), now))
+
+    network = kind(clock, loads, on_end)
+    for i, (begin, links, weights, nbytes, ceiling) in enumerate(flows):
+        load = np.array([loads.add(links, weights)])
+        column = np.array([i]), load, np.array([nbytes]), np.array([ceiling])
+        clock.call(begin, network.begin, *column)
+    while clock.peek() < np.inf:
+        clock.step()
+        if watch:
+            watch(network, clock)
+    return np.array([ended[i] for i in range(len(flows))]), network
+
+
+@given(seed=st.integers(0, 10_000), n_flows=st.integers(1, 30), n_gpus=st.integers(1, 8), ties=st.booleans())
+def test_every_flow_ends_when_a_full_solve_at_each_change_says(seed, n_flows, n_gpus, ties):
+    flows = drawn(seed, n_flows, n_gpus, ties=ties)
+    topology = capacities(seed, star(n_gpus), ties=ties)
+    crowd, _ = run(Crowd, topology, flows)
+    network, _ = run(Network, topology, flows)
+    assert crowd == pytest.approx(network, rel=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), n_flows=st.integers(2, 30), n_gpus=st.integers(2, 8), ties=st.booleans())
+def test_at_every_moment_the_rates_are_max_min_fair(seed, n_flows, n_gpus, ties):
+    flows = drawn(seed, n_flows, n_gpus, ties=ties)
+    topology = capacities(seed, star(n_gpus), ties=ties)
+
+    def check(crowd, clock):
+        if crowd._solve_at == clock.now:
+            return  # changes of this instant are still to be shared out
+        active = [
+            (transfer, load, ceiling, s.rate) for s in crowd._sharings for _, transfer, load, ceiling, _ in s.flows
+        ]
+        if not active:
+            return
+        ptr, links, weights = crowd.loads.csr(np.array([load for _, load, _, _ in active]))
+        rates = max_min(ptr, links, weights, topology.link_bandwidth, np.array([c for _, _, c, _ in active]))
+        assert np.array([rate for *_, rate in active]) == pytest.approx(rates, rel=1e-9)
+
+    run(Crowd, topology, flows, check)
+
+
+@given(seed=st.integers(0, 10_000), n_flows=st.integers(1, 30), most=st.sampled_from([10, 2_000_000]))
+def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(seed, n_flows, most):
+    flows = drawn(seed, n_flows, 4, ties=False)
+    topology = capacities(seed, star(4), ties=False)
+    ended, crowd = run(Crowd, topology, flows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spells, "MOST", most)
+        transfer, start, end, rate = crowd.segments.columns()
+    moved = np.bincount(transfer, weights=rate * (end - start), minlength=n_flows)
+    assert moved == pytest.approx([flow[3] for flow in flows], rel=1e-9)
+    first, last = np.full(n_flows, np.inf), np.zeros(n_flows)
+    np.minimum.at(first, transfer, start)
+    np.maximum.at(last, transfer, end)
+    assert first == pytest.approx([flow[0] for flow in flows], abs=1e-12)
+    assert last == pytest.approx(ended, rel=1e-12)
+    if most > 1000:
+        for moment in np.unique(start).tolist():
+            at = (start <= moment) & (end > moment)
+            used = np.zeros(topology.n_links)
+            for i, r in zip(transfer[at].tolist(), rate[at].tolist(), strict=True):
+                used[flows[i][1]] += flows[i][2] * r
+            assert np.all(used <= topology.link_bandwidth * (1 + 1e-9))
+
+
+def test_flows_of_one_bottleneck_are_shared_out_without_a_full_solve():
+    # 40 senders to one receiver, which is full all the time: only its down link ever counts.
+    n = 40
+    topology = star(n + 1, bandwidth=10.0)
+    flows = [(0.01 * i, np.array([i, 2 * n + 1]), np.ones(2), 5.0 + 0.1 * i, np.inf) for i in range(n)]
+    ended, crowd = run(Crowd, topology, flows)
+    assert crowd.n_full <= 2
+    assert ended.max() == pytest.approx(sum(flow[3] for flow in flows) / 10.0)
