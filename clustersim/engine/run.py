@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustersim.engine.clock import Clock
+from clustersim.engine.crowd import Crowd
 from clustersim.engine.executor import Executor
 from clustersim.engine.lanes import Lanes
 from clustersim.engine.meetings import Ints, Site
@@ -88,7 +89,7 @@ def _timeline(
     mesh: Mesh,
     rows: Rows,
     sites: tuple[Site, ...],
-    network: Network | Lanes,
+    network: Network | Lanes | Crowd,
     n_events: int,
     transfers: tuple[Ints, Ints] | None = None,
 ) -> Timeline:
