@@ -44,7 +44,7 @@ def capture(asked: argparse.Namespace) -> None:
         raise ClusterSimError(f"--parts: no part {unknown[0]!r}; known: {', '.join(SHARES)}")
     budget = Budget(seconds)
     backend = asked.backend or ("nccl" if asked.device == "cuda" else "gloo")
-    world = join_world(backend, asked.device, asked.share_gpu, quiet=asked.quiet)
+    world = join_world(backend, asked.device, asked.share_gpu, seconds, quiet=asked.quiet)
     try:
         _measure(world, asked, parts, budget, largest)
     finally:
@@ -80,7 +80,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     try:
         capture(arguments())
-    except (ClusterSimError, RuntimeError) as error:
+    except (ClusterSimError, RuntimeError, OSError) as error:
         print(f"error: rank {os.environ.get('RANK', '0')}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         # A collective that others still wait in must not keep this process: leave at once, they follow.
         os._exit(2)

@@ -25,6 +25,8 @@ LARGEST = 4 * 2**30
 """Largest S [bytes]."""
 LOOPS = (5, 25)
 """Fewest and most loops."""
+ROUNDS = 3
+"""How often everything is measured, within the budget."""
 WINDOW = 2e-3
 """A loop's length [s] where calls are shorter: less than a time slice of Linux's scheduler (about 3 ms), so that other
 work falls between loops, and enough calls for the host's clock."""
@@ -60,44 +62,52 @@ def layouts(size: int, local: int) -> Iterator[Layout]:
 
 
 def capture_collectives(world: World, part: Part, seconds: float, largest: float = LARGEST) -> None:
-    """Measure every layout within ``seconds``."""
+    """Measure every layout within ``seconds``, several times over: what differs between rounds is the noise."""
     if world.size < 2:
         part.write({"skipped": "collectives need two ranks or more"})
         return
     budget = Budget(seconds)
     todo = [(layout, kind) for layout in layouts(world.size, world.local_size) for kind in layout.kinds]
-    dist = world.torch.distributed
-    handles: dict[str, list[list[Any]]] = {}
-    for i, (layout, kind) in enumerate(todo):
+    factor = world.told(2 if budget.share(len(todo)) > 4 else 4)
+    dist, handles, said = world.torch.distributed, {}, set()
+    for i in range(ROUNDS * len(todo)):
+        layout, kind = todo[i % len(todo)]
         if layout.name not in handles:
             handles[layout.name] = [
                 [dist.new_group(list(group)) for _ in range(layout.copies)] for group in layout.groups
             ]
-        world.say(f"collectives {i + 1}/{len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
-        _sweep(world, part, layout, handles[layout.name], kind, world.told(budget.share(len(todo) - i)), largest)
+        world.say(f"collectives {i + 1}/{ROUNDS * len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
+        share = Budget(world.told(budget.share(ROUNDS * len(todo) - i)))
+        skipped = _sweep(world, part, layout, handles[layout.name], kind, share, (largest, factor))
+        if skipped and skipped not in said:
+            part.write({"skipped": f"{kind} over {layout.name}, {skipped}"})
+            said.add(skipped)
 
 
-def _sweep(world: World, part: Part, layout: Layout, handles: Any, kind: str, seconds: float, largest: float) -> None:
-    """One kind over all sizes, smallest first, as far as the time goes."""
+def _sweep(
+    world: World, part: Part, layout: Layout, handles: Any, kind: str, budget: Budget, sizes: tuple[float, int]
+) -> str:
+    """One kind over all sizes, smallest first, as far as the time goes; why it did not come to the largest."""
     mine = next((i for i, group in enumerate(layout.groups) if world.rank in group), None)
-    n, budget = len(layout.groups[0]), Budget(seconds)
-    factor = 2 if seconds > 4 else 4
+    n = len(layout.groups[0])
     size, last = 8.0, 0.0
+    largest, factor = sizes
     while size <= largest:
         quick = 3 * last * factor  # a warm-up and two calls of the next size
         if world.told(bool(last and quick > budget.left)):
-            part.write({"skipped": f"{kind} over {layout.name}, from {size:.0f} B: the time budget is spent"})
-            return
+            return f"from {size:.0f} B: the time budget is spent"
         call = _prepare(world, layout, handles, mine, kind, size, n)
         if call is None:
-            part.write({"skipped": f"{kind} over {layout.name}, from {size:.0f} B: does not fit the memory"})
-            return
+            return f"from {size:.0f} B: does not fit the memory"
+        if problem := _first(world, call):
+            return f"from {size:.0f} B: {problem}"
         row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=mine is not None)
         last = row["time"] * 1e-6
         _write(part, world, layout, kind, size, n, row)
         if kind == "barrier":
-            return
+            return ""
         size *= factor
+    return ""
 
 
 Call = tuple[Callable[[], Any], Callable[[], int | None]]
@@ -179,11 +189,20 @@ def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group
     return call
 
 
+def _first(world: World, call: Call) -> str:
+    """The first call, which warms up; what a backend or a device says that does not have it, agreed over all ranks."""
+    failed = ""
+    try:
+        call[0]()
+        world.sync()
+    except (RuntimeError, MemoryError, NotImplementedError) as error:
+        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
+    return next(filter(None, world.gather(failed)), "")
+
+
 def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str, Any]:
-    """Warm up, then loops of calls; times in microseconds, as nccl-tests prints them."""
+    """Loops of calls; times in microseconds, as nccl-tests prints them."""
     run, wrong = call
-    run()
-    world.sync()
     bad = [w for w in world.gather(wrong()) if w is not None]
     world.wait()
     once, start = max(world.gather(world.loop(run, 1))), time.perf_counter()

@@ -16,6 +16,7 @@ from typing import Any
 from clustersim.calibration.capture import gpt
 from clustersim.calibration.capture.parts import Budget, Part, write_whole
 from clustersim.calibration.capture.world import World, middle, repeats_for
+from clustersim.errors import TraceError
 
 Step = Callable[[], Any]
 WARMUP, PROFILED = 2, 2
@@ -173,19 +174,14 @@ def capture_steps(world: World, part: Part, folder: Path, seconds: float) -> Non
 
 def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path, seconds: float) -> dict[str, Any]:
     """One strategy's row. Ranks agree after building and after warming up, so that one's failure stops all."""
-    step, failed = None, ""
-    try:
-        step = build(world, shape, tokens)
-    except (ValueError, RuntimeError, NotImplementedError, ImportError, MemoryError) as error:
-        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
-    if problem := next(filter(None, world.gather(failed)), ""):
+    step, problem = _agreed(world, lambda: build(world, shape, tokens))
+    if problem:
         return {"skipped": problem}
-    if step is None:
-        return {"skipped": "nothing was built"}
     if world.on_gpu:
         world.torch.cuda.reset_peak_memory_stats()
-    losses = [step() for _ in range(WARMUP)]
-    world.sync()
+    losses, problem = _agreed(world, lambda: _warmed_up(world, step))
+    if problem:
+        return {"skipped": problem}
     once = max(world.gather(_timed(world, step)))
     count = world.told(repeats_for(once, seconds / 2, MOST_STEPS))
     times = [_timed(world, step) for _ in range(count)]
@@ -198,8 +194,24 @@ def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path,
     }  # fmt: skip
     if world.on_gpu:
         row["peak_memory"] = max(world.gather(world.torch.cuda.max_memory_allocated()))
-    _profile(world, step, folder)
-    return row
+    _, problem = _agreed(world, lambda: _profile(world, step, folder))
+    return row | ({"trace_skipped": problem} if problem else {})
+
+
+def _agreed(world: World, make: Callable[[], Any]) -> tuple[Any, str]:
+    """What this rank made, and why some rank could not."""
+    made, failed = None, ""
+    try:
+        made = make()
+    except (ValueError, RuntimeError, NotImplementedError, ImportError, MemoryError, OSError, TraceError) as error:
+        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
+    return made, next(filter(None, world.gather(failed)), "")
+
+
+def _warmed_up(world: World, step: Step) -> list[Any]:
+    losses = [step() for _ in range(WARMUP)]
+    world.sync()
+    return losses
 
 
 def _timed(world: World, step: Step) -> float:

@@ -121,8 +121,13 @@ def middle(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def join_world(backend: str, device: str, share_gpu: bool, timeout: float = 120.0, quiet: bool = False) -> World:
+def join_world(
+    backend: str, device: str, share_gpu: bool, patience: float, timeout: float = 120.0, quiet: bool = False
+) -> World:
     """Join the others, as ``torchrun``'s environment says; alone where there is none.
+
+    ``patience`` [s] is how long a rank may wait for one that measures alone, on top of ``timeout``, the longest that a
+    collective may take.
 
     Raises :class:`ClusterSimError` for a backend or device that this machine does not have.
     """
@@ -141,7 +146,7 @@ def join_world(backend: str, device: str, share_gpu: bool, timeout: float = 120.
             os.environ |= {"NCCL_HOSTID": f"clustersim-{rank}", **SHARED_CARD}
         limit = timedelta(seconds=timeout)
         torch.distributed.init_process_group(backend, timeout=limit)
-        world.control = torch.distributed.new_group(backend="gloo", timeout=limit)
+        world.control = torch.distributed.new_group(backend="gloo", timeout=limit + timedelta(seconds=patience))
     return world
 
 
