@@ -51,7 +51,7 @@ def run(request, tmp_path_factory, clustersim) -> SimpleNamespace:
     else:
         start = time.monotonic()
         done = clustersim("capture", "--out", folder, "--nproc-per-node", str(request.param), "--device", "cpu",
-                          "--budget", "40s", "--largest", "1M")  # fmt: skip
+                          "--budget", "50s", "--largest", "1M")  # fmt: skip
         said = {"code": done.returncode, "said": done.stderr, "seconds": time.monotonic() - start}
         write_whole(told, json.dumps(said).encode())
     found = SimpleNamespace(folder=folder, ranks=request.param, **json.loads(told.read_text()))
@@ -111,7 +111,7 @@ def test_the_profiles_of_a_step_are_joined_over_its_ranks(run):
 
 @torch
 def test_the_budget_is_kept_and_the_machine_described(run):
-    assert run.seconds < 40 + 45  # starting Python and torch in every rank, on a loaded machine
+    assert run.seconds < 50 + 45  # starting Python and torch in every rank, on a loaded machine
     said = json.loads((run.folder / "provenance.json").read_text())
     (machine,) = said["machines"]
     assert machine["versions"]["torch"]

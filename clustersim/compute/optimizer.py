@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from clustersim.compute.base import Setting
+from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
 from clustersim.model import Model
 
@@ -51,10 +52,14 @@ def optimizer_time(
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    passes = PASSES[optimizer][0 if implementation == "fused" else 1]
-    seconds = passes * element_bytes * model.parameters / where.device.stream_rate()
+    seconds = passes_of(optimizer, implementation) * element_bytes * model.parameters / where.device.stream_rate()
     floor = optimizer_floor(where, model, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor
+
+
+def passes_of(optimizer: str, implementation: str) -> int:
+    """Tensors of the parameters' size that a step reads or writes."""
+    return PASSES[optimizer][0 if implementation == "fused" else 1]
 
 
 def optimizer_floor(where: Setting, model: Model, optimizer: str | None, implementation: str) -> float:
@@ -62,8 +67,14 @@ def optimizer_floor(where: Setting, model: Model, optimizer: str | None, impleme
     if optimizer is None:
         return 0.0
     tensors = sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
+    launches = launches_of(where.device, optimizer, implementation, tensors, model.parameters)
+    cost = where.device.launch if implementation == "for-loop" else where.device.kernel_floor
+    return launches * cost.value
+
+
+def launches_of(device: Device, optimizer: str, implementation: str, tensors: int, parameters: float) -> int:
+    """Calls of a step over this many tensors; on a CPU a multi-tensor call takes one tensor after the other."""
     ops = 1 if implementation == "fused" else _OPS[optimizer]
-    if implementation == "for-loop":
-        return tensors * ops * where.device.launch.value
-    launches = ops * math.ceil(max(tensors / _TENSORS_PER_LAUNCH, model.parameters / _ELEMENTS_PER_LAUNCH))
-    return launches * where.device.kernel_floor.value
+    if implementation == "for-loop" or device.arch == "cpu":
+        return tensors * ops
+    return ops * math.ceil(max(tensors / _TENSORS_PER_LAUNCH, parameters / _ELEMENTS_PER_LAUNCH))

@@ -18,7 +18,7 @@ from clustersim.calibration.capture.world import World, join_world
 from clustersim.errors import ClusterSimError
 from clustersim.units import parse_message_size, parse_time
 
-SHARES = {"collectives": 0.6, "compute": 0.4, "steps": 1.0}
+SHARES = {"collectives": 0.5, "compute": 0.3, "steps": 1.0}
 """Of the time that is left when a part begins."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustersim.calibration.capture.parts import Budget, Part
-from clustersim.calibration.capture.world import World, middle, repeats_for
+from clustersim.calibration.capture.world import World, loops_for, middle
 from clustersim.collectives.base import bus_factor
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
@@ -23,13 +23,8 @@ ROOTED = {"broadcast", "reduce", "scatter", "gather"}
 SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
 LARGEST = 4 * 2**30
 """Largest S [bytes]."""
-LOOPS = (5, 25)
-"""Fewest and most loops."""
 ROUNDS = 3
 """How often everything is measured, within the budget."""
-WINDOW = 2e-3
-"""A loop's length [s] where calls are shorter: less than a time slice of Linux's scheduler (about 3 ms), so that other
-work falls between loops, and enough calls for the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str
     world.wait()
     once, start = max(world.gather(world.loop(run, 1))), time.perf_counter()
     world.wait()
-    repeats, loops = world.told(_plan(once, time.perf_counter() - start, seconds))
+    repeats, loops = world.told(loops_for(once, time.perf_counter() - start, seconds))
     mine = []
     for _ in range(loops):
         world.wait()
@@ -222,17 +217,6 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str
         "#wrong": sum(bad) if bad else None,
         "iterations": repeats * loops,
     }
-
-
-def _plan(once: float, between: float, seconds: float) -> tuple[int, int]:
-    """(calls in a loop, loops) that fill ``seconds``: a call takes ``once``, two loops lie ``between`` apart.
-
-    >>> _plan(1e-4, 1e-4, 1.0), _plan(1e-4, 1e-4, 0.0), _plan(0.5, 1e-4, 4.0)
-    ((20, 25), (2, 5), (2, 5))
-    """
-    least, most = LOOPS
-    repeats = repeats_for(once, min(WINDOW, seconds / least))
-    return repeats, int(min(most, max(least, seconds / (repeats * once + between))))
 
 
 def _write(part: Part, world: World, layout: Layout, kind: str, size: float, n: int, row: dict[str, Any]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from clustersim.calibration.capture.parts import Budget, Part
-from clustersim.calibration.capture.world import World, middle, repeats_for
+from clustersim.calibration.capture.world import World, loops_for, middle
 
-LOOPS = 5
 Case = tuple[dict[str, Any], Callable[[], Callable[[], Any]]]
 """What is measured (op, shape, dtype, flops, bytes of one call), and how to make the call."""
 
@@ -37,13 +37,19 @@ def _measure(
         once = world.loop(call, 2)
         if once > 4 * max(seconds, 0.05):
             return {**said, "skipped": f"a call takes {once:.2g} s, more than its share of the budget"}
-        repeats = repeats_for(once, seconds / LOOPS, most=1000)
-        times = [world.loop(call, repeats) for _ in range(LOOPS)]
+        repeats, loops = loops_for(once, 0.0, seconds)
+        times, busy = [], []
+        for _ in range(loops):
+            start = time.thread_time()
+            times.append(world.loop(call, repeats))
+            busy.append((time.thread_time() - start) / repeats)
     except (RuntimeError, MemoryError, NotImplementedError) as error:
         return {**said, "skipped": str(error).split("\n", 1)[0][:200]}
-    time = middle(times)
-    row = {**said, "time": time * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
-    return row | {"iterations": repeats * LOOPS, "FLOPS": said.get("flops", 0.0) / time}
+    usual = middle(times)
+    row = {**said, "time": usual * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
+    if not world.on_gpu and world.torch.get_num_threads() == 1:
+        row["time_cpu"] = min(busy) * 1e6  # without what other processes of the machine took
+    return row | {"iterations": repeats * loops, "FLOPS": said.get("flops", 0.0) / usual}
 
 
 def _cases(torch: Any, device: Any) -> Iterator[Case]:

@@ -18,6 +18,14 @@ SHARED_CARD = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """Beside a distinct NCCL_HOSTID per rank: what makes ranks on one card talk over sockets."""
 
 
+LOOPS = (5, 25)
+"""Fewest and most loops of calls."""
+
+WINDOW = 2e-3
+"""A loop's length [s] where calls are shorter: less than a time slice of Linux's scheduler (about 3 ms), so that other
+work falls between loops, and enough calls for the host's clock."""
+
+
 @dataclass
 class World:
     """This process among the others.
@@ -114,6 +122,17 @@ def _host_memory() -> float:
 def repeats_for(once: float, seconds: float, most: int = 200) -> int:
     """How many calls of ``once`` seconds fill ``seconds``: between 2 and ``most``."""
     return int(min(most, max(2, seconds / max(once, 1e-7))))
+
+
+def loops_for(once: float, between: float, seconds: float) -> tuple[int, int]:
+    """(calls in a loop, loops) that fill ``seconds``: a call takes ``once``, two loops lie ``between`` apart.
+
+    >>> loops_for(1e-4, 1e-4, 1.0), loops_for(1e-4, 1e-4, 0.0), loops_for(0.5, 1e-4, 4.0)
+    ((20, 25), (2, 5), (2, 5))
+    """
+    least, most = LOOPS
+    repeats = repeats_for(once, min(WINDOW, seconds / least))
+    return repeats, int(min(most, max(least, seconds / (repeats * once + between))))
 
 
 def middle(values: list[float]) -> float:
