@@ -8,7 +8,9 @@ for the ops named in ``after``, on its own rank. Nothing else orders anything, s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -182,12 +184,15 @@ class Program:
 
     def check(self) -> None:
         """Raise :class:`ProgramError` where the Program cannot be played, naming role and op."""
+        return self._checked
+
+    @cached_property
+    def _checked(self) -> None:
         owners = np.concatenate([role.ranks for role in self.roles]) if self.roles else np.array([], dtype=np.int64)
         if not np.array_equal(np.sort(owners), np.arange(self.world_size)):
             raise ProgramError(f"the roles must hold each of the {self.world_size} ranks once")
         for role in self.roles:
-            for i, op in enumerate(role.ops):
-                _check_op(op, i, role, self.world_size)
+            _check_ops(role, self.world_size)
             queues = {op.stream for op in role.ops if isinstance(op, Serve)}
             for i, op in enumerate(role.ops):
                 if op.stream in queues and not isinstance(op, Serve):
@@ -204,27 +209,46 @@ class Program:
         return "\n".join(_describe_op(i, op, int(np.searchsorted(role.ranks, rank))) for i, op in enumerate(role.ops))
 
 
-def _check_op(op: Op, i: int, role: Role, world_size: int) -> None:
-    where = f"role {role.name!r}, op {i} {op.name!r}"
-    if any(not 0 <= j < i for j in op.after):
-        raise ProgramError(f"{where}: waits for ops {op.after}, which must come earlier in the list")
-    if isinstance(op, Compute):
-        duration = np.asarray(op.duration, dtype=float)
-        if duration.shape not in ((), (len(role.ranks),)) or not np.all(np.isfinite(duration)) or np.any(duration < 0):
-            raise ProgramError(f"{where}: the duration must be one time >= 0, or one per rank")
-    elif isinstance(op, Collective):
-        if op.kind not in COLLECTIVES:
-            raise ProgramError(f"{where}: unknown collective {op.kind!r}; known: {', '.join(COLLECTIVES)}")
-        if op.groups.ndim != 2 or not op.groups.size:
-            raise ProgramError(f"{where}: groups must be (groups x members), with no rank twice")
-        if not 0 <= op.root < op.groups.shape[1]:
-            raise ProgramError(f"{where}: root {op.root} is not a position in a group of {op.groups.shape[1]}")
-        if op.groups.min() < 0 or op.groups.max() >= world_size:
-            raise ProgramError(f"{where}: a group names a rank outside 0..{world_size - 1}")
-        if np.bincount(op.groups.ravel()).max() > 1:
-            raise ProgramError(f"{where}: groups must be (groups x members), with no rank twice")
-    elif op.peer.shape != role.ranks.shape:
-        raise ProgramError(f"{where}: peer must name one rank per rank of the role")
+def _check_ops(role: Role, world_size: int) -> None:
+    whole: set[int] = set()  # ops share their groups, so each array is looked at once
+    for i, op in enumerate(role.ops):
+        if op.after and not (min(op.after) >= 0 and max(op.after) < i):
+            raise _wrong(role, i, f"waits for ops {op.after}, which must come earlier in the list")
+        if isinstance(op, Compute):
+            if not _is_time(op.duration, len(role.ranks)):
+                raise _wrong(role, i, "the duration must be one time >= 0, or one per rank")
+        elif isinstance(op, Collective):
+            if id(op.groups) not in whole:
+                _check_groups(op, i, role, world_size)
+                whole.add(id(op.groups))
+            if op.kind not in COLLECTIVES:
+                raise _wrong(role, i, f"unknown collective {op.kind!r}; known: {', '.join(COLLECTIVES)}")
+            if not 0 <= op.root < op.groups.shape[1]:
+                raise _wrong(role, i, f"root {op.root} is not a position in a group of {op.groups.shape[1]}")
+        elif op.peer.shape != role.ranks.shape:
+            raise _wrong(role, i, "peer must name one rank per rank of the role")
+
+
+def _is_time(duration: float | Floats, n: int) -> bool:
+    if isinstance(duration, float):
+        return bool(0 <= duration < math.inf)
+    column = np.asarray(duration, dtype=np.float64)
+    # A sum is finite only where every part is, and comparing with NaN is false.
+    sound = column.min(initial=0.0) >= 0 and np.add.reduce(column, None) < math.inf
+    return column.shape in ((), (n,)) and bool(sound)
+
+
+def _check_groups(op: Collective, i: int, role: Role, world_size: int) -> None:
+    if op.groups.ndim != 2 or not op.groups.size:
+        raise _wrong(role, i, "groups must be (groups x members), with no rank twice")
+    if op.groups.min() < 0 or op.groups.max() >= world_size:
+        raise _wrong(role, i, f"a group names a rank outside 0..{world_size - 1}")
+    if np.bincount(op.groups.ravel()).max() > 1:
+        raise _wrong(role, i, "groups must be (groups x members), with no rank twice")
+
+
+def _wrong(role: Role, i: int, what: str) -> ProgramError:
+    return ProgramError(f"role {role.name!r}, op {i} {role.ops[i].name!r}: {what}")
 
 
 def _describe_op(i: int, op: Op, position: int) -> str:

@@ -11,6 +11,7 @@ programs it plays several times as fast.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -65,7 +66,9 @@ class Unison:
         self._end: list[Column] = [0.0] * len(self.ops)
         self._high: list[float] = [0.0] * len(self.ops)
         self._work = deque(i for i, needs in enumerate(self._needs) if not needs)
-        self._bill = _Bill(program.overlap_slowdown) if program.overlap_slowdown > 0 and sites else None
+        self._bill = (
+            _Bill(program.overlap_slowdown, program.world_size) if program.overlap_slowdown > 0 and sites else None
+        )
         self._calls: list[tuple[float, int]] = []  # transfers that begin to move bytes: when, and the op
         self._begun: dict[int, tuple[Column, float]] = {}  # arrivals and start of transfers not over yet
 
@@ -118,10 +121,11 @@ class Unison:
 
     def _charged(self, held: _Held, bill: _Bill) -> None:
         """An op of the compute stream, lengthened by what its rank owes."""
-        owed = bill.owed(held.ready)
+        owed = bill.owed(held.ready, held.high)
         seconds = held.op.duration if owed is None else held.op.duration + owed
         self._compute(held.i, held.ready, seconds)
-        bill.runs.append((held.ready, self._end[held.i], self._high[held.i]))
+        since = min((start for _, start in self._begun.values()), default=np.inf)
+        bill.ran(held.ready, self._end[held.i], self._high[held.i], since)
 
     def _moment(self) -> float:
         """When something happens to a transfer next [s]."""
@@ -194,38 +198,67 @@ class _Due:
 class _Bill:
     """What hidden transfers cost compute: the first kernel a rank begins after one has ended is lengthened.
 
-    ``due`` : transfers that some rank has not paid for, in order of their ends. ``runs`` : of the compute stream, in
-    order: start, end, and the latest end.
+    Parameters
+    ----------
+    n : ranks, 1 where all keep the same time. due : transfers some rank has not paid for, in order of their ends.
     """
 
-    def __init__(self, slowdown: float) -> None:
+    def __init__(self, slowdown: float, n: int) -> None:
         self.slowdown = slowdown
         self.due: list[_Due] = []
-        self.runs: list[tuple[Column, Column, float]] = []
+        # Runs of the compute stream that a transfer may still have been beside, in order: rows of two tables.
+        self._from, self._to = np.empty((_ROOM, n)), np.empty((_ROOM, n))
+        self._last: list[float] = []
 
-    def owed(self, ready: Column) -> Column | None:
-        """Seconds by which each rank's kernel that begins at ``ready`` [s] is longer; None where nobody's is."""
-        owed: Column | None = None
+    def ran(self, start: Column, end: Column, last: float, since: float) -> None:
+        """Note a run and its ``last`` end; no transfer that is not over began before ``since`` [s]."""
+        if len(self._last) == len(self._to):
+            self._make_room(min([since, *(due.start for due in self.due)]))
+        at = len(self._last)
+        self._from[at], self._to[at] = start, end
+        self._last.append(last)
+
+    def _make_room(self, since: float) -> None:
+        """Forget runs over before ``since``; a table still more than half full grows."""
+        gone = bisect_right(self._last, since)
+        kept = len(self._last) - gone
+        room = len(self._to) if kept * 2 <= len(self._to) else 2 * len(self._to)
+        for name in ("_from", "_to"):
+            table = np.empty((room, self._to.shape[1]))
+            table[:kept] = getattr(self, name)[gone : len(self._last)]
+            setattr(self, name, table)
+        self._last = self._last[gone:]
+
+    def owed(self, ready: Column, high: float) -> Column | None:
+        """Seconds by which each rank's kernel is longer that begins at ``ready``, the last at ``high`` [s]; None: 0."""
+        if not self.due or self.due[0].end > high:
+            return None
+        low = ready if isinstance(ready, float) else ready.min()
+        owed: Floats | None = None
         left: list[_Due] = []
         for due in self.due:
-            reached = np.asarray(ready >= due.end)
-            paying = reached if due.paid is None else reached & ~due.paid
-            if paying.any():
-                cost = self.slowdown * self._busy(due.start, due.end)
-                cost = cost if paying.all() else np.where(paying, cost, 0.0)
-                owed = cost if owed is None else owed + cost
-            if not reached.all():
-                due.paid = reached  # who has come so far has paid: no rank's next kernel begins earlier
+            paying = None if due.paid is None else ~due.paid
+            if low < due.end:
                 left.append(due)
+                reached = np.asarray(ready >= due.end)
+                paying = reached if paying is None else reached & paying
+                due.paid = reached  # who had paid has: no rank's kernels begin earlier than the ones before
+                if not paying.any():
+                    continue
+            cost = self.slowdown * self._busy(due.start, due.end)
+            cost = cost if paying is None else np.where(paying, cost, 0.0)
+            owed = cost if owed is None else owed + cost
         self.due = left
-        return owed
+        return float(owed[0]) if owed is not None and len(owed) == 1 else owed
 
-    def _busy(self, start: float, end: float) -> Column:
+    def _busy(self, start: float, end: float) -> Floats:
         """Seconds each rank's compute stream was busy between two times [s], the latest run first."""
-        busy: Column = 0.0
-        for ran_from, ran_to, latest in reversed(self.runs):
-            if latest <= start:
-                break
-            both = np.minimum(ran_to, end) - np.maximum(ran_from, start)
-            busy = busy + np.maximum(both, 0.0)
+        runs = slice(bisect_right(self._last, start), len(self._last))
+        both = np.minimum(self._to[runs][::-1], end)
+        both -= np.maximum(self._from[runs][::-1], start)
+        busy: Floats = np.add.reduce(np.maximum(both, 0.0, out=both), axis=0)
         return busy
+
+
+_ROOM = 64
+"""Runs a table has room for at first."""

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from clustersim.memo import kept_with_first
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost, Tensor
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
@@ -88,6 +89,7 @@ class Bucket:
     nbytes: int
 
 
+@kept_with_first(maxsize=1)
 def ready_order(model: Model) -> tuple[tuple[Tensor, ...], ...]:
     """Tensors whose gradient becomes final in each layer's backward, in that order; indexed by layer.
 
@@ -125,13 +127,17 @@ def assign(tensors: Iterable[Tensor], element: int, first: int, cap: int) -> lis
 
 def buckets(model: Model, config: DDPConfig, iteration: int) -> tuple[Bucket, ...]:
     """Buckets of a training iteration (counted from 1) in the order they are launched."""
-    element = DTYPE_BYTES[config.param_dtype]
-    if config.rebuilds and iteration > 1:
+    return _buckets(model, DTYPE_BYTES[config.param_dtype], config.limits, config.rebuilds, iteration > 1)
+
+
+@kept_with_first(maxsize=64)
+def _buckets(model: Model, element: int, limits: tuple[int, int], rebuilds: bool, rebuilt: bool) -> tuple[Bucket, ...]:
+    if rebuilds and rebuilt:
         final = ready_order(model)
-        return tuple(assign((t for i in reversed(range(len(final))) for t in final[i]), element, *config.limits))
+        return tuple(assign((t for i in reversed(range(len(final))) for t in final[i]), element, *limits))
     registered = [t for layer in model.layers for t in layer.tensors if not t.tied_to]
     # The small first bucket is filled from the front of the model, then the list is turned round: it is launched last.
-    limits = (2**63, 2**63) if config.rebuilds else config.limits
+    limits = (2**63, 2**63) if rebuilds else limits
     return tuple(reversed(assign(registered, element, *limits)))
 
 
