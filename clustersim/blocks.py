@@ -8,9 +8,9 @@ when the one before it ends, so most columns are somebody else's already.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +20,7 @@ Columns: TypeAlias = tuple[Ints, Ints, Floats, Floats, Floats]
 """Op, set, ready, start, end of rows."""
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(msgspec.Struct, frozen=True, eq=False):
     """One op on the ranks that took part.
 
     Parameters

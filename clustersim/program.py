@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -48,8 +49,7 @@ DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2
 """Bytes of one element. ``tf32`` is stored as fp32."""
 
 
-@dataclass(frozen=True, eq=False)
-class Compute:
+class Compute(msgspec.Struct, frozen=True, eq=False):
     """A span of work on the rank's own device (or host), which no other rank can slow down.
 
     Parameters
@@ -73,8 +73,7 @@ class Compute:
     step: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Serve(Compute):
+class Serve(Compute, frozen=True, eq=False):
     """Work that is done first come, first served: the one place where the run, not the list, decides an order.
 
     A server with many clients cannot know whose gradient comes first, and a list would make the second wait for the
@@ -83,8 +82,7 @@ class Serve(Compute):
     """
 
 
-@dataclass(frozen=True, eq=False)
-class Collective:
+class Collective(msgspec.Struct, frozen=True, eq=False):
     """A collective of one or more congruent groups, each starting when its last member arrives.
 
     Parameters
@@ -114,8 +112,7 @@ class Collective:
     step: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Send:
+class Send(msgspec.Struct, frozen=True, eq=False):
     """A point-to-point send; pairs with the :class:`Recv` of the same ``tag`` and the k-th use of it on that pair.
 
     ``peer`` is (n_ranks,) int, the global rank each rank of the role sends to; -1 for ranks that send nothing.
@@ -131,8 +128,7 @@ class Send:
     step: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Recv:
+class Recv(msgspec.Struct, frozen=True, eq=False):
     """A point-to-point receive: ``peer`` is (n_ranks,) int, the global rank each rank receives from; -1 for none."""
 
     name: str

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +22,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class OpInfo:
+class OpInfo(msgspec.Struct, frozen=True):
     """What a span was: the label side of an op, shared by simulated and measured runs.
 
     Parameters
@@ -47,7 +47,7 @@ class OpInfo:
     step: int = 0
     role: str = ""
     after: tuple[int, ...] = ()
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -151,7 +151,7 @@ def test_a_collective_of_a_profile_meets_the_simulated_one_of_its_kind_and_place
     ]
     simulated = run(toy.program(ops))
     infos = tuple(
-        replace(op, name="all_reduce ncclKernel" if op.kind != "compute" else "gemm_kernel", detail={})
+        msgspec.structs.replace(op, name="all_reduce ncclKernel" if op.kind != "compute" else "gemm_kernel", detail={})
         for op in simulated.ops
     )
     measured = Timeline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -205,10 +206,9 @@ def test_the_same_program_gives_the_same_bytes(program):
 
 @given(programs(), st.permutations([0, 1]))
 def test_the_order_of_groups_in_an_op_changes_no_time(program, order):
-    from dataclasses import replace
 
     ops = tuple(
-        op if isinstance(op, Compute) or len(op.groups) != 2 else replace(op, groups=op.groups[order])
+        op if isinstance(op, Compute) or len(op.groups) != 2 else msgspec.structs.replace(op, groups=op.groups[order])
         for op in program.roles[0].ops
     )
     other = Program(4, (Role("worker", np.arange(4), ops),))

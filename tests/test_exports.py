@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 
+import msgspec
 import pytest
 
 import clustersim
@@ -107,7 +108,7 @@ def test_csv_has_a_line_for_each_span_with_its_exact_times(timeline, tmp_path):
 def test_no_name_is_a_formula_to_a_spreadsheet(timeline, tmp_path):
     from dataclasses import replace
 
-    ops = tuple(replace(op, name=f"=HYPERLINK({i})") for i, op in enumerate(timeline.ops))
+    ops = tuple(msgspec.structs.replace(op, name=f"=HYPERLINK({i})") for i, op in enumerate(timeline.ops))
     traces.write(replace(timeline, ops=ops), tmp_path / "s.csv", [0])
     with (tmp_path / "s.csv").open(newline="") as file:
         assert all(row["name"].startswith("'=") for row in csv.DictReader(file))

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import msgspec
 import numpy as np
 import pytest
 from player import play, toy_cost, toy_model
@@ -43,7 +44,7 @@ def page(run):
 def hostile(run):
     """Every name that can come from a file is an attack."""
     timeline = run.timeline
-    ops = tuple(replace(op, name=f"{HOSTILE} {op.name}", stream=op.stream) for op in timeline.ops)
+    ops = tuple(msgspec.structs.replace(op, name=f"{HOSTILE} {op.name}", stream=op.stream) for op in timeline.ops)
     names = [f"{HOSTILE} {i} -> x" for i in range(len(timeline.links.link_names))]
     links = replace(timeline.links, link_names=names)
     topology = replace(run.topology, name=HOSTILE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import msgspec
 import numpy as np
 import pytest
 from player import link_use, play, toy_cost, toy_model
@@ -60,7 +61,7 @@ def test_ops_keep_their_details_infinities_and_arrays_included(tmp_path):
     )
     timeline = play(program, lambda op: 1e-3)
     detail = {"ceiling": float("inf"), "groups": np.arange(4).reshape(2, 2), "meets": (1, 2), "algorithm": "ring"}
-    ops = tuple(replace(op, detail=detail) for op in timeline.ops)
+    ops = tuple(msgspec.structs.replace(op, detail=detail) for op in timeline.ops)
     save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts={"n": np.float64(2.5), "many": np.arange(3)})
     run = load_run(tmp_path / "r.npz")
     assert run.facts == {"n": 2.5, "many": [0, 1, 2]}
@@ -68,7 +69,7 @@ def test_ops_keep_their_details_infinities_and_arrays_included(tmp_path):
     for one, other in zip(ops, run.timeline.ops, strict=True):
         assert np.array_equal(one.detail["groups"], other.detail.pop("groups"))
         assert other.detail == {"ceiling": float("inf"), "meets": (1, 2), "algorithm": "ring"}
-        assert replace(one, detail={}) == replace(other, detail={})
+        assert msgspec.structs.replace(one, detail={}) == msgspec.structs.replace(other, detail={})
 
 
 def test_links_of_a_run_without_a_machine_keep_their_names(tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim import fabrics
@@ -135,9 +136,9 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
             isinstance(op, Compute) and isinstance(last, Compute) and not op.after and i - 1 not in awaited
             and (op.stream, op.step) == (last.stream, last.step)
         ):  # fmt: skip
-            kept[-1] = replace(last, duration=np.add(last.duration, op.duration))
+            kept[-1] = msgspec.structs.replace(last, duration=np.add(last.duration, op.duration))
         else:
-            kept.append(replace(op, after=tuple(index[j] for j in op.after)))
+            kept.append(msgspec.structs.replace(op, after=tuple(index[j] for j in op.after)))
         index.append(len(kept) - 1)
     return tuple(kept)
 

@@ -11,9 +11,10 @@ be the same collective. A send meets the recv with its tag that its peer uses fo
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +30,7 @@ Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
+class Side(msgspec.Struct, frozen=True, eq=False):
     """One op's part in a site.
 
     Parameters
@@ -42,8 +42,8 @@ class Side:
     key: OpKey
     meeting_of: Ints
     everyone: bool
-    _order: Ints = field(repr=False)
-    _ptr: Ints = field(repr=False)
+    _order: Ints
+    _ptr: Ints
     lone: bool = False
 
     def who(self, meetings: Ints) -> Ints | slice:
@@ -119,8 +119,7 @@ class _Call:
     positions: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class _Draft:
+class _Draft(msgspec.Struct, frozen=True, eq=False):
     """A site without plan and numbers."""
 
     ops: tuple[OpKey, ...]
@@ -256,10 +255,11 @@ def _words(call: _Call) -> str:
     return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
 
 
-def _request(op: Meet) -> Request:
+def _terms_of(op: Meet) -> tuple[Any, ...]:
+    """What an op asks for, as the fields of a :class:`Request`."""
     if isinstance(op, Collective):
-        return Request(op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol)
-    return Request("send", op.nbytes)
+        return op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol
+    return "send", op.nbytes
 
 
 _ONLY = np.zeros(1, dtype=np.int64)
@@ -268,19 +268,25 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
-    members: dict[int, tuple[Ints, Ints]] = {}
+    members: dict[int, tuple[bool, Ints, Ints]] = {}
+    known: dict[tuple[object, ...], Plans] = {}
     found, first = [], 0
     for draft in sorted(drafts, key=lambda d: d.ops):
         sides = []
         for k, (key, column) in enumerate(zip(draft.ops, draft.columns, strict=True)):
             if draft.apart and k:
-                sides.append(Side(key, column, True, _ONLY, _ONLY, lone=True))
+                sides.append(Side(key, column, True, _ONLY, _ONLY, True))
                 continue
             if id(column) not in members:
                 order = np.argsort(column, kind="stable")
-                members[id(column)] = order, np.searchsorted(column[order], np.arange(len(draft.ranks) + 1))
-            sides.append(Side(key, column, bool(column.min() >= 0), *members[id(column)]))
-        plans = book.plans(_request(draft.op), draft.ranks)
+                ptr = np.searchsorted(column[order], np.arange(len(draft.ranks) + 1))
+                members[id(column)] = bool(column.min() >= 0), order, ptr
+            sides.append(Side(key, column, *members[id(column)]))
+        # Ops share their groups, so asking by the array itself saves reading it for each of them.
+        terms = (*_terms_of(draft.op), id(draft.ranks))
+        plans = known.get(terms)
+        if plans is None:
+            plans = known[terms] = book.plans(Request(*terms[:-1]), draft.ranks)
         missing = np.full(len(draft.ranks), draft.ranks.shape[1], dtype=np.int64)
         found.append(Site(first, tuple(sides), draft.ranks, plans, missing, np.zeros(len(draft.ranks)), draft.apart))
         first += len(draft.ranks)

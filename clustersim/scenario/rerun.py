@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from clustersim.analysis.metrics import steady_window
@@ -48,7 +49,7 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
     def one(op: Op) -> Op:
         if not isinstance(op, Compute) or op.bound not in bounds:
             return op
-        return replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
+        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
 
     program = prepared.program
     roles = tuple(Role(role.name, role.ranks, tuple(one(op) for op in role.ops)) for role in program.roles)

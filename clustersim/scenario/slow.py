@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -42,4 +43,4 @@ def slowed(program: Program, slow: Sequence[Slow], workers: int) -> Program:
 def _slowed(op: Op, factor: Floats) -> Op:
     if not isinstance(op, Compute) or op.bound not in _GPU_BOUNDS or np.all(factor == 1):
         return op
-    return replace(op, duration=np.asarray(op.duration, dtype=np.float64) * factor)
+    return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) * factor)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -132,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 def _op_words(op: OpInfo, arrays: dict[str, Array]) -> dict[str, Any]:
     """An op's fields; arrays among its details go beside the other columns, equal ones once."""
-    words = {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
+    words = msgspec.structs.asdict(op)
     words["detail"] = {key: _kept(value, arrays) for key, value in op.detail.items()}
     return words
 
