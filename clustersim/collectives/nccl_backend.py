@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, weights_of
+from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
@@ -31,29 +32,81 @@ _TO_ONE = frozenset({"send", "sendrecv"})
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What NCCL picks for a request. No constant of the time model has a say in it, so one choice serves many.
+
+    Parameters
+    ----------
+    algorithm, protocol, n_channels : picked.
+    """
+
+    request: Request
+    group: Group
+    algorithm: str
+    protocol: str
+    n_channels: int
+
+    @cached_property
+    def loads(self) -> PathLoads:
+        """Bytes on links per byte of S."""
+        return loads_of(self.request, self.group, self.algorithm, self.n_channels)
+
+    @cached_property
+    def paces(self) -> Floats:
+        """(k, 4) seconds per byte of S at line rate by edge class, of every link that differs."""
+        bandwidth = self.group.topology.link_bandwidth[self.loads.links]
+        found: Floats = np.unique((self.loads.by_class / bandwidth).T, axis=0)
+        return found
+
+
 def plan(request: Request, group: Group, n_channels: int | None = None, costs: Costs | None = None) -> Plan:
     """The Plan of one collective under NCCL; ``costs`` None takes those of the group's machine.
 
     Raises ProgramError for a pin that cannot do it.
     """
-    where, costs = placement(group), costs or costs_of(group)
+    costs = costs or costs_of(group)
     if _foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
+    chosen = choice(request, group, n_channels)
+    picked = chosen.algorithm, chosen.protocol, chosen.n_channels
+    if request.kind in TUNED:
+        way = _tuned_way(group, request.kind, request.root, *picked, costs)
+    else:
+        way = _direct_way(group, request.kind, request.root, costs)
+    return _plan(request, group, picked, way, _law(request, group, way.hops, costs))
+
+
+def choice(request: Request, group: Group, n_channels: int | None = None) -> Choice:
+    """What NCCL picks. Raises ProgramError for a pin that cannot do it."""
     if request.kind not in TUNED:
-        return _p2p_plan(request, group, costs)
-    chosen = nccl.choose(
+        return Choice(request, group, "direct", "Simple", 1)
+    system = placement(group).system
+    tuned = nccl.choose(
         request.kind,
         request.nbytes,
-        where.system,
+        system,
         dtype=request.dtype,
         redop=request.redop,
         algorithm=request.algorithm,
         protocol=request.protocol,
         version=group.nccl_version,
     )
-    count = n_channels or nccl.search_channels(chosen.algorithm, where.system)
-    way = _tuned_way(group, request.kind, request.root, chosen.algorithm, chosen.protocol, count, costs)
-    return _finish(request, group, (chosen.algorithm, chosen.protocol, count), way, costs)
+    count = n_channels or nccl.search_channels(tuned.algorithm, system)
+    return Choice(request, group, tuned.algorithm, tuned.protocol, count)
+
+
+def seconds(chosen: Choice, costs: Costs) -> float:
+    """What ``plan(...).time`` says on an idle network, without making the Plan: for fits, which ask very often."""
+    request, group = chosen.request, chosen.group
+    shares, ceiling, hops = _direct_shares(request.kind, group, costs), math.inf, 0.0
+    if request.kind in TUNED:
+        algorithm, protocol = chosen.algorithm, chosen.protocol
+        shares = shares_of(algorithm, protocol, group, costs)
+        ceiling = _kernel_ceiling(request.kind, group, algorithm, protocol, costs)
+        hops = _hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
+    pace = max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling)
+    return _law(request, group, hops, costs)(request.nbytes * pace)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +131,8 @@ def _way(group: Group, loads: PathLoads, weights: Floats, ceiling: float, hops: 
 @kept_with_topology(maxsize=1024)
 def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str, count: int, costs: Costs) -> _Way:
     loads = loads_of(Request(kind, 1.0, root=root), group, algorithm, count)
-    weights = weights_of(loads, algorithm, protocol, group, costs)
+    shares = shares_of(algorithm, protocol, group, costs)
+    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     hops = _hop_time(kind, algorithm, protocol, loads, group, costs)
     return _way(group, loads, weights, _kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
 
@@ -86,14 +140,22 @@ def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str
 @kept_with_topology(maxsize=1024)
 def _direct_way(group: Group, kind: str, root: int, costs: Costs) -> _Way:
     loads = loads_of(Request(kind, 1.0, root=root), group, "direct", 1)
-    share = costs.send_share if kind in _TO_ONE else costs.p2p_share
-    net = costs.p2p_net_share * costs.net_share[placement(group).net]
-    shares = np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
+    shares = _direct_shares(kind, group, costs)
     return _way(group, loads, (loads.by_class / shares[:, None]).sum(axis=0), math.inf)
 
 
-def _finish(request: Request, group: Group, chosen: tuple[str, str, int], way: _Way, costs: Costs) -> Plan:
-    hops, base = way.hops, costs.rooted_base if request.kind in _ROOTED else costs.base
+def _direct_shares(kind: str, group: Group, costs: Costs) -> Floats:
+    """(4,) of the line rate that sends and receives reach on each edge class."""
+    share = costs.send_share if kind in _TO_ONE else costs.p2p_share
+    net = costs.p2p_net_share * costs.net_share[placement(group).net]
+    return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
+
+
+def _law(request: Request, group: Group, hops: float, costs: Costs) -> Callable[[float], float]:
+    """Seconds of the collective, given those its bytes take on the narrowest link."""
+    if request.kind not in TUNED:
+        return _p2p_law(request, group, costs)
+    base = costs.rooted_base if request.kind in _ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
     floor = _host_floor(request.kind, group, costs)
@@ -101,7 +163,7 @@ def _finish(request: Request, group: Group, chosen: tuple[str, str, int], way: _
     def seconds(wire: float) -> float:
         return _floored(base + hops + wire + _fill(hops, wire, costs), floor, costs)
 
-    return _plan(request, group, chosen, way, seconds)
+    return seconds
 
 
 def _plan(
@@ -176,7 +238,8 @@ def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs:
     """The textbook's plan at the Simple protocol's shares and hops."""
     textbook = ideal.plan(request, group, n_channels)
     loads = loads_of(request, group, textbook.algorithm, textbook.n_channels)
-    weights = weights_of(loads, textbook.algorithm, "Simple", group, costs)
+    shares = shares_of(textbook.algorithm, "Simple", group, costs)
+    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     slowdown = float(weights.sum() / loads.by_class.sum()) if loads.by_class.any() else 1.0
     ceiling = textbook.ceiling / slowdown
     wire = request.nbytes / ceiling
@@ -223,10 +286,9 @@ def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> f
 # ---------------------------------------------------------------------------------------------------- p2p
 
 
-def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
-    """Grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
-    where = placement(group)
-    n = group.size
+def _p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
+    """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
+    where, n = placement(group), group.size
     peers, per_peer = (1, request.nbytes) if request.kind in _TO_ONE else (n - 1, request.nbytes / n)
     limit = _channel_limit(per_peer, peers, group, costs)
     hops = costs.p2p_base + costs.p2p_peer * peers
@@ -237,9 +299,7 @@ def _p2p_plan(request: Request, group: Group, costs: Costs) -> Plan:
     def seconds(wire: float) -> float:
         return _floored(_norm(hops, max(wire, limit), costs.p2p_norm), floor, costs)
 
-    return _plan(
-        request, group, ("direct", "Simple", 1), _direct_way(group, request.kind, request.root, costs), seconds
-    )
+    return seconds
 
 
 def _channel_limit(per_peer: float, peers: int, group: Group, costs: Costs) -> float:

@@ -133,8 +133,8 @@ def _edge_classes(src: Ints, dst: Ints, group: Group) -> Ints:
     return classes
 
 
-def weights_of(loads: PathLoads, algorithm: str, protocol: str, group: Group, costs: Costs) -> Floats:
-    """(k,) bytes of link capacity one payload byte takes: loads over the achieved share of each edge class."""
+def shares_of(algorithm: str, protocol: str, group: Group, costs: Costs) -> Floats:
+    """(4,) of the line rate that each of :data:`EDGE_CLASSES` reaches."""
     where = placement(group)
     age = costs.share_generation[where.age]
     inside = {c: costs.share[f"{c}/{protocol}"] * age for c in ("nvlink", "pcie", "shm")}
@@ -146,6 +146,4 @@ def weights_of(loads: PathLoads, algorithm: str, protocol: str, group: Group, co
     net = costs.share[f"net/{protocol}"] * costs.net_share[where.net] / growth
     if protocol == "LL":
         net *= costs.net_ll.get(where.net, 1.0)
-    shares = np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])
-    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
-    return weights
+    return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])

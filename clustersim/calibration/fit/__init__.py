@@ -1,0 +1,13 @@
+"""Fit the constants of a time model to measurements.
+
+:func:`fit` is the front: a time model with its rows in hand (:class:`TimeModel`; :class:`NcclTimes` is NCCL's) goes in,
+and what the rows say of each constant comes out: its value, a 95 % interval, or why they cannot tell it.
+"""
+
+from __future__ import annotations
+
+from clustersim.calibration.fit.knobs import Knob, TimeModel
+from clustersim.calibration.fit.nccl import Measured, NcclTimes
+from clustersim.calibration.fit.solve import Fit, Fitted, fit
+
+__all__ = ["Fit", "Fitted", "Knob", "Measured", "NcclTimes", "TimeModel", "fit"]
