@@ -43,8 +43,8 @@ def test_plot_draws_a_saved_run(folder, tmp_path, kind, capsys):
 
 @pytest.mark.parametrize("name", ["s.csv", "t.json.gz"])
 def test_export_writes_the_ranks_asked_for(folder, tmp_path, name, capsys):
-    assert command("export", folder, tmp_path / name, "--rank", "1", "--rank", "2") == 0
-    assert "2 of 8 rank(s)" in capsys.readouterr().out
+    assert command("export", folder, tmp_path / name, "--ranks", "1-2,5", "--rank", "7") == 0
+    assert "ranks 1-2, 5, 7 of 8" in capsys.readouterr().out
 
 
 REFUSED = {
@@ -55,6 +55,10 @@ REFUSED = {
     "backwards": (["plot", "gantt", "{}", "p.png", "--window", "2 s..1 s"], "ends before it begins"),
     "format": (["export", "{}", "t.txt"], "no trace format has this ending"),
     "rank": (["export", "{}", "t.csv", "--rank", "99"], "0..7"),
+    "ranks": (["export", "{}", "t.csv", "--ranks", "0-7,x"], "'x'"),
+    "range backwards": (["export", "{}", "t.csv", "--ranks", "7-0"], "'7-0'"),
+    "endless range": (["plot", "gantt", "{}", "t.png", "--ranks", "0-99999999999"], "more ranks than a run has"),
+    "picture of two": (["compare", "{}", "{}", "--plot", "t.gif"], "t.gif"),
 }
 
 

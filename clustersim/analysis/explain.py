@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.analysis.bounds import warnings
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.pieces import workers
+from clustersim.analysis.pieces import Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.whatif import whatif
 from clustersim.timeline import Timeline
@@ -44,7 +44,8 @@ class Facts:
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
-    ``bounds`` of what knobs would save, ``warnings``; and the ``tables`` they were read off."""
+    ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); and the ``tables`` they were
+    read off."""
 
     verdict: str
     shares: str
@@ -52,11 +53,12 @@ class Explanation:
     path: list[str]
     bounds: list[str]
     warnings: list[str]
+    ranks: str
     tables: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        names = ("verdict", "shares", "causes", "path", "bounds", "warnings")
+        names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks")
         tables = {name: table for name, table in self.tables.items() if name in {"stalls", "whatif"}}
         return {name: getattr(self, name) for name in names} | tables
 
@@ -94,8 +96,22 @@ def explain(
         path=_path(path),
         bounds=bounds["text"][kept].tolist(),
         warnings=[warning.text for warning in warned],
+        ranks=_ranks(found.cut),
         tables={"breakdown": shares, "stalls": table, "critical_path": path, "whatif": bounds, "warnings": warned},
     )
+
+
+def _ranks(cut: Pieces) -> str:
+    """Whose times the figures are about."""
+    world, shown = len(cut.class_of), len(cut.ranks)
+    if cut.sampled:
+        return (
+            f"{shown:,} of {world:,} stand for all where states and stalls are told: every pace, the slowest, the "
+            f"fastest, and those waited for most; sums, paces and links are of all {world:,}"
+        )
+    if shown == world:
+        return f"all {world:,}" if world > 1 else "the only one"
+    return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
 
 
 _HEADLINES = {

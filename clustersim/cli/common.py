@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,14 @@ set_option: Decorator = click.option(
     "--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="Change one value of the scenario (TOML)."
 )
 
+ranks_option: Decorator = click.option(
+    "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
+)
+
 QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
+MOST_RANKS = 10_000_000
+"""No run has more: a mistyped range is told, not made."""
 
 
 def to_json(value: Any) -> bytes:
@@ -116,3 +122,30 @@ def working(what: str) -> Iterator[Progress]:
     finally:
         told.over.set()
         thread.join()
+
+
+def rank_list(texts: tuple[str, ...]) -> list[int] | None:
+    """``("0-7,12",)`` as ranks; None for nothing. Raises :class:`ClusterSimError`."""
+    found: list[int] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+            raise ClusterSimError(f"cannot read {part!r} as ranks; write them like '0-7,12' (at --ranks)")
+        if int(high or low) - int(low) > MOST_RANKS:
+            raise ClusterSimError(f"{part!r} are more ranks than a run has (at --ranks)")
+        found += range(int(low), int(high or low) + 1)
+    return found or None
+
+
+def rank_words(ranks: Sequence[int], world_size: int) -> str:
+    """``"ranks 0-7, 12 of 1,024"``, or ``"all 8 ranks"``."""
+    if len(ranks) == world_size:
+        return f"all {world_size:,} ranks" if world_size > 1 else "the only rank"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words} of {world_size:,}"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from clustersim.cli.common import json_option, print_json, working
+from clustersim.cli.common import json_option, picture_path, print_json, working, write_picture
 from clustersim.cli.explain import load
+
+if TYPE_CHECKING:
+    from clustersim.timeline import Timeline
 
 
 @click.command(short_help="Say where two runs differ, worst first.")
 @click.argument("a")
 @click.argument("b")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many ops to print.")
+@click.option("--plot", type=click.Path(path_type=Path), default=None, help="Draw both on one axis (.png, .svg, .pdf).")
 @json_option
-def compare(a: str, b: str, top: int, as_json: bool) -> None:
+def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
     """Say where two runs differ, worst first.
 
     A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, in any mixture.
@@ -21,15 +28,27 @@ def compare(a: str, b: str, top: int, as_json: bool) -> None:
     from clustersim.analysis.compare import compare as compared
     from clustersim.analysis.compare import sentences
 
+    if plot is not None:
+        picture_path(plot)
     one, other = load(a), load(b)
     with working("comparing"):
         found = compared(one.timeline, other.timeline)
+    names = f"A: {one.title}", f"B: {other.title}"
+    drawn = None if plot is None else _draw((names[0], one.timeline), (names[1], other.timeline), plot)
     if as_json:
         print_json({"a": one.title, "b": other.title, **found})
         return
-    click.echo(f"A: {one.title}")
-    click.echo(f"B: {other.title}")
-    for text in found["text"]:
+    for text in (*names, *found["text"]):
         click.echo(text)
     for i, text in enumerate(sentences(found, top), 1):
         click.echo(f"{i:2d}. {text}")
+    if drawn is not None:
+        click.echo(drawn)
+
+
+def _draw(one: tuple[str, Timeline], other: tuple[str, Timeline], file: Path) -> str:
+    """Both Gantt charts on one axis; returns what to say of the file."""
+    from clustersim import plots
+
+    with working(f"drawing {file}"):
+        return write_picture(plots.gantt_pair(one, other), file)

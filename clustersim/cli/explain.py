@@ -117,6 +117,7 @@ def _print(title: str, found: Explanation, again: dict[str, float], idle: list[s
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
     click.echo(f"{title}: {found.verdict}")
     click.echo(f"where the time goes: {found.shares}")
+    click.echo(f"ranks: {found.ranks}")
     for i, text in enumerate(found.causes, 1):
         click.echo(f"{i:2d}. {text}")
     for text in found.path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import picture_path, stdout, working, write_picture
+from clustersim.cli.common import picture_path, rank_list, ranks_option, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 
@@ -29,7 +29,7 @@ def span(text: str | None) -> tuple[float, float] | None:
 @click.argument("kind")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Of a Gantt chart; may be repeated.")
+@ranks_option
 @click.option("--window", default=None, help="A part of the run, such as '700 ms..1.06 s'.")
 @click.option("--zoom", default=None, help="A part to draw once more below a Gantt chart, or 'last' step.")
 @click.option("--title", default=None, help="Instead of the run's own name.")
@@ -38,7 +38,7 @@ def plot(
     kind: str,
     run_dir: Path,
     file: Path,
-    ranks: tuple[int, ...],
+    ranks: tuple[str, ...],
     window: str | None,
     zoom: str | None,
     title: str | None,
@@ -52,6 +52,6 @@ def plot(
     with working(f"drawing {file}"):
         run = load_run(run_dir)
         part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
-        figure = plots.picture(kind, run, plots.View(title, list(ranks) or None, span(window), part))
+        figure = plots.picture(kind, run, plots.View(title, rank_list(ranks), span(window), part))
         said = write_picture(figure, file, dpi)
     stdout().print(said, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import stdout, working
+from clustersim.cli.common import rank_list, rank_words, ranks_option, stdout, working
 
 
 @click.command(short_help="Write a saved run as one HTML page.")
@@ -32,10 +32,11 @@ def report(run_dir: Path, output: Path | None, title: str | None) -> None:
 @click.command(short_help="Write a saved run for Perfetto or as CSV, a sweep as CSV or Parquet.")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this one; may be repeated.")
-def export(run_dir: Path, file: Path, ranks: tuple[int, ...]) -> None:
+@ranks_option
+def export(run_dir: Path, file: Path, ranks: tuple[str, ...]) -> None:
     """Write the spans of a saved run to FILE, in the format its name ends with.
 
+    Without --ranks it is all of them, or the leading nodes that a viewer opens at ease, and the answer says which.
     .json and .json.gz (Chrome's, for ui.perfetto.dev), .pftrace (Perfetto's own), .csv and .csv.gz. Where RUN_DIR is of
     `clustersim sweep`, its table: .csv or .parquet.
     """
@@ -48,8 +49,8 @@ def export(run_dir: Path, file: Path, ranks: tuple[int, ...]) -> None:
             sweeps.write(table, file)
         stdout().print(f"wrote {file}: {len(table.get('key', ())):,} rows", markup=False, soft_wrap=True)
         return
+    chosen = rank_list(ranks)
     run = load_run(run_dir)
     with working(f"writing {file}"):
-        written = traces.write(run.timeline, file, list(ranks) or None, run.memory)
-    some = "" if len(written) == run.timeline.world_size else f" of {run.timeline.world_size:,}"
-    stdout().print(f"wrote {file}: {len(written):,}{some} rank(s)", markup=False, soft_wrap=True)
+        written = traces.write(run.timeline, file, chosen, run.memory)
+    stdout().print(f"wrote {file}: {rank_words(written, run.timeline.world_size)}", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option, stdout, to_json, working
+from clustersim.cli.common import json_option, print_json, rank_words, set_option, stdout, to_json, working
 from clustersim.paths import fresh, output_folder
 
 if TYPE_CHECKING:
@@ -33,19 +33,21 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
+    traced: tuple[int, ...] = ()
     if out is not None:
         with working(f"writing {out}"):
-            _write(result, out)
+            traced = _write(result, out)
     if page is not None:
         with working(f"writing {page}"):
             _report(result, page)
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result, out, page)
+        _print(result, out, page, traced)
 
 
-def _write(result: Result, out: Path) -> None:
+def _write(result: Result, out: Path) -> tuple[int, ...]:
+    """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
     from clustersim.traces import perfetto
     from clustersim.traces.saved import SavedRun
@@ -57,9 +59,11 @@ def _write(result: Result, out: Path) -> None:
             path.write_bytes(to_json(result.to_dict()))
         with fresh(out / "trace.json.gz") as path:
             saved = SavedRun(result.timeline, result.prepared.topology, result.facts())
-            perfetto.write_chrome_trace(result.timeline, path, memory=saved.memory)
+            chosen = plots.worth_a_trace(result.timeline)
+            written = perfetto.write_chrome_trace(result.timeline, path, chosen, saved.memory)
         with fresh(out / "gantt.png") as path:
             plots.save(plots.gantt(result.timeline, title=result.scenario.title), path)
+    return written
 
 
 def _report(result: Result, page: Path) -> None:
@@ -83,7 +87,7 @@ ROWS = (
 )
 
 
-def _print(result: Result, out: Path | None, page: Path | None) -> None:
+def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -108,7 +112,8 @@ def _print(result: Result, out: Path | None, page: Path | None) -> None:
     for note in values["notes"]:
         console.print(f"- {escape(note)}", soft_wrap=True)
     if out is not None:
-        files = "result.json, gantt.png, trace.json.gz (open it at ui.perfetto.dev) and run.npz (`clustersim report`)"
+        trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
+        files = f"result.json, gantt.png, {trace} and run.npz (`clustersim report`)"
         console.print(f"wrote {out}/{files}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"wrote {page}", markup=False, soft_wrap=True)

@@ -15,15 +15,16 @@ from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.movie import Movie, ring_movie
-from clustersim.plots.of_run import PICTURES, View, last_step, picture
+from clustersim.plots.of_run import PICTURES, View, picture
 from clustersim.plots.of_sweep import sweep_curves
+from clustersim.plots.pair import gantt_pair
 from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
 from clustersim.plots.storyboard import storyboard
 from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
-from clustersim.plots.tracks import representatives
+from clustersim.plots.tracks import last_step, representatives, worth_a_trace
 
 __all__ = [
     "PICTURES",
@@ -37,6 +38,7 @@ __all__ = [
     "exchange_times",
     "footprint",
     "gantt",
+    "gantt_pair",
     "last_step",
     "lines",
     "link_heat",
@@ -54,4 +56,5 @@ __all__ = [
     "storyboard",
     "sweep_curves",
     "table",
+    "worth_a_trace",
 ]

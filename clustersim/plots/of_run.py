@@ -16,7 +16,6 @@ from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.shares import breakdown
 from clustersim.plots.timeline import gantt
-from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 
 if TYPE_CHECKING:
@@ -48,12 +47,6 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
     view = view or View()
     title = view.title if view.title is not None else str(run.facts.get("title") or "") or None
     return PICTURES[kind](run, View(title, view.ranks, view.window, view.zoom))
-
-
-def last_step(timeline: Timeline) -> tuple[float, float]:
-    """(begin, end) [s] of the last step."""
-    steady = steady_window(timeline)
-    return steady.end - (steady.end - steady.begin) / len(steady.steps), steady.end
 
 
 def _gantt(run: SavedRun, view: View) -> Figure:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import did
+from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pace import kernel_seconds
 from clustersim.plots.intervals import minus
 from clustersim.plots.style import palette
@@ -20,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.timeline.Timeline.spans` gives them."""
 
+FEW = 64
+"""Ranks that are all worth a trace."""
 MAX_RANKS, MAX_STREAMS = 4, 6
 """Rows of a chart: ranks, and streams of each."""
 
@@ -42,6 +45,24 @@ def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
         if len(chosen) < n:
             chosen.setdefault(rank, others.get(rank, ""))
     return dict(sorted(chosen.items()))
+
+
+def last_step(timeline: Timeline) -> tuple[float, float]:
+    """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
+    steady, ended = steady_window(timeline), timeline.per_op()["end"]
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
+    return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
+
+
+def worth_a_trace(timeline: Timeline) -> tuple[int, ...]:
+    """Ranks to look at one by one: all of a few; of many the nodes that the :func:`representatives` are on."""
+    if timeline.world_size <= FEW:
+        return tuple(range(timeline.world_size))
+    chosen = np.array(list(representatives(timeline)), dtype=np.int64)
+    if timeline.rank_node is None:
+        return tuple(chosen.tolist())
+    return tuple(np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen])).tolist())
 
 
 def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:

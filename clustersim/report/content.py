@@ -16,6 +16,7 @@ from clustersim.plots.style import palette
 from clustersim.report.figures import inline_svg
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.report.verdict import verdict
+from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
@@ -35,6 +36,8 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
         "verdict": verdict(facts, timeline.world_size, table, lost),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
+        "ranks": found.ranks,
+        "drawn": _drawn(timeline),
         "gantts": _gantts(run),
         "legend": legend(),
         "stalls": _stalls(lost),
@@ -90,6 +93,14 @@ def _breakdown(table: Facts) -> dict[str, Any]:
         "hidden": format_time(hidden),
         "hidden_share": f"{hidden / (float(table['step_time_s']) or 1.0):.1%}",
     }
+
+
+def _drawn(timeline: Timeline) -> str:
+    """Which ranks the charts show."""
+    shown = plots.representatives(timeline)
+    words = [f"{rank} ({remark})" if remark else f"{rank}" for rank, remark in shown.items()]
+    more = f" of {timeline.world_size:,}" if timeline.world_size > len(shown) else ""
+    return f"{'Ranks' if len(shown) > 1 else 'Rank'} {', '.join(words)}{more}."
 
 
 def _gantts(run: SavedRun) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.plots.bars import LABELS
 from clustersim.plots.intervals import packed
 from clustersim.plots.style import FAINT, INK, QUIET, palette, time_unit
-from clustersim.plots.timeline import LABELS
 from clustersim.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
