@@ -162,5 +162,5 @@ def _path(path: dict[str, Any]) -> list[str]:
         return []
     parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path["by_kind"].items()]
     said = [f"{', '.join(parts[:6])} (of {format_time(whole)} a step)"]
-    links = [f"{name} {format_time(seconds)}" for name, seconds in path["by_link"].items() if seconds > 0]
+    links = [f"{name} {format_time(seconds)}" for name, seconds in path["by_link"].items() if seconds > 1e-4 * whole]
     return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])
