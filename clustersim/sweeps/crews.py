@@ -146,14 +146,19 @@ class Dask:
 
     A worker that dies is Dask's own to replace. When the scheduler is gone, so is what it was told: the crew connects
     again, for :data:`PATIENCE` seconds, and the work is submitted anew.
+
+    Parameters
+    ----------
+    address : ``"tcp://host:8786"``. patience : [s] to wait for a scheduler at first.
     """
 
     address: str
+    patience: float = 10.0
     client: Any = None
     executor: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._connect(10.0)
+        self._connect(self.patience)
 
     @property
     def ahead(self) -> int:
