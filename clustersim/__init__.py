@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clustersim import analysis, collectives, engine, fabrics, models, plots, strategies, traces, units
+    from clustersim import analysis, collectives, engine, fabrics, models, plots, strategies, sweeps, traces, units
     from clustersim.analysis.metrics import summary
     from clustersim.collectives import plan
     from clustersim.collectives.base import Group, Plan, Request
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clustersim.program import Collective, Compute, Program, Recv, Role, Send
     from clustersim.scenario import Scenario, load
     from clustersim.strategies import STRATEGIES
+    from clustersim.sweeps import sweep
     from clustersim.timeline import Timeline
     from clustersim.topology import Topology
 
@@ -53,8 +54,20 @@ _HOME = {
     "simulate": "engine",
     "step_cost": "compute",
     "summary": "analysis.metrics",
+    "sweep": "sweeps",
 }
-_MODULES = ("analysis", "collectives", "engine", "fabrics", "models", "plots", "strategies", "traces", "units")
+_MODULES = (
+    "analysis",
+    "collectives",
+    "engine",
+    "fabrics",
+    "models",
+    "plots",
+    "strategies",
+    "sweeps",
+    "traces",
+    "units",
+)
 
 __all__ = [
     "STRATEGIES",
@@ -87,6 +100,8 @@ __all__ = [
     "step_cost",
     "strategies",
     "summary",
+    "sweep",
+    "sweeps",
     "traces",
     "units",
 ]

@@ -105,6 +105,8 @@ class Processes:
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.terminate()
+            for worker in workers:
+                worker.join(timeout=5)
 
 
 def leave_with_parent() -> None:
