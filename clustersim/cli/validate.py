@@ -92,6 +92,24 @@ def memory(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> N
     _show(result, as_json, markdown, by, f"peak memory: {table}")
 
 
+@validate.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--topology", required=True, help="A shipped topology, or a file such as calibrate writes.")
+@click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale compute by the step of one rank.")
+@by_option
+@markdown_option
+@json_option
+def capture(
+    folder: Path, topology: str, anchor: str | None, as_json: bool, markdown: bool, by: tuple[str, ...]
+) -> None:
+    """Collectives and training steps of a capture: FOLDER is what clustersim capture wrote."""
+    from clustersim.calibration.validate_capture import validate_capture
+
+    with working(f"predicting {folder}"):
+        result = validate_capture(folder, topology, anchor)
+    _show(result, as_json, markdown, by, f"capture: {folder} on {topology}")
+
+
 def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
     for name in by:
         if name not in result["by"]:

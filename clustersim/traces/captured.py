@@ -28,7 +28,7 @@ def read(paths: Sequence[Path]) -> Samples:
     about: dict[Path, Row] = {}
     for path in paths:
         if path.name == "provenance.json":
-            about[path.parent] = _json(path, files.text(path))
+            about[path.parent] = provenance(path)
     parts, others = [], []
     for path in paths:
         if path.name == "provenance.json":
@@ -41,6 +41,11 @@ def read(paths: Sequence[Path]) -> Samples:
     if not parts:
         raise TraceError(f"{paths[0]}: no collectives in this capture ({', '.join(others) or 'nothing measured yet'})")
     return joined(parts)
+
+
+def provenance(path: Path) -> Row:
+    """What a capture says of itself and its machines. Raises :class:`TraceError`."""
+    return _json(path, files.text(path))
 
 
 def lines(path: Path) -> tuple[list[Row], int]:

@@ -1,0 +1,119 @@
+"""A capture's folder as what can be fitted and validated: its collectives, compute rows, steps, and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustersim import fabrics
+from clustersim.errors import TopologyError, TraceError
+from clustersim.topology import Topology
+from clustersim.traces import captured
+from clustersim.traces.samples import Sample
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What ``clustersim capture`` measured in one run.
+
+    Parameters
+    ----------
+    path : its folder. backend : ``"gloo"`` or ``"nccl"``. on_gpu : whether ranks drove GPUs.
+    ranks, nodes, cores : of the world; cores of a node. threads : of one rank.
+    samples : its collectives. compute, steps : rows of those parts, without the header. versions : by program.
+    """
+
+    path: Path
+    backend: str
+    on_gpu: bool
+    ranks: int
+    nodes: int
+    cores: int
+    threads: int
+    samples: tuple[Sample, ...]
+    compute: tuple[Row, ...]
+    steps: tuple[Row, ...]
+    versions: Mapping[str, str]
+
+
+def read_capture(path: str | Path) -> Capture:
+    """A capture's folder; parts that were interrupted count as far as they came. Raises :class:`TraceError`."""
+    folder = Path(path)
+    if not (folder / "provenance.json").is_file():
+        raise TraceError(f"{folder}: no capture: it has no provenance.json; give the folder that capture --out wrote")
+    about = captured.provenance(folder / "provenance.json")
+    parts = {name: _part(folder, name) for name in ("collectives", "compute", "steps")}
+    if not any(parts.values()):
+        raise TraceError(f"{folder}: nothing was measured in this capture")
+    samples = captured.read([folder / "provenance.json", parts["collectives"]]).rows if parts["collectives"] else ()
+    rows = {name: tuple(captured.lines(file)[0][1:]) if file else () for name, file in parts.items()}
+    machine = next(iter(about.get("machines", [])), {})
+    return Capture(
+        path=folder,
+        backend=str(about.get("backend", "")),
+        on_gpu=about.get("device") == "cuda",
+        ranks=int(about.get("ranks", 1)),
+        nodes=int(about.get("nodes", 1)),
+        cores=int(machine.get("cores", 0)),
+        threads=int(machine.get("threads", 1)),
+        samples=samples,
+        compute=rows["compute"],
+        steps=rows["steps"],
+        versions=machine.get("versions", {}),
+    )
+
+
+def _part(folder: Path, name: str) -> Path | None:
+    for ending in (".jsonl", ".jsonl.partial"):
+        file = folder / f"{name}{ending}"
+        if file.is_file() and file.stat().st_size:
+            return file
+    return None
+
+
+def machine_for(captures: Sequence[Capture], topology: str) -> Topology:
+    """The topology with as many nodes as the captures used.
+
+    Raises :class:`TopologyError` where ranks ran on CPU cores and the topology has another number of them.
+    """
+    machine = fabrics.load(topology, nodes=max(c.nodes for c in captures))
+    for c in captures:
+        says = machine.node_types[0].cores
+        if not c.on_gpu and c.cores and not len(machine.gpus) and says != c.cores:
+            raise TopologyError(
+                f"{topology}: $.node.cores is {says}; the machine of {c.path} has {c.cores} (calibrate writes that)"
+            )
+    return machine
+
+
+def fastest(samples: Sequence[Sample]) -> dict[tuple[str, int, int, float], Sample]:
+    """Of the rounds of one kind, nodes, ranks and size, the one whose fastest loop was least disturbed."""
+    best: dict[tuple[str, int, int, float], Sample] = {}
+    for sample in samples:
+        if sample.at_once == 1 and sample.ranks > 1:
+            key = (sample.kind, sample.nodes, sample.ranks, sample.nbytes)
+            if key not in best or least(sample) < least(best[key]):
+                best[key] = sample
+    return best
+
+
+def least(sample: Sample) -> float:
+    """Seconds of a sample's fastest loop, or what it has."""
+    return sample.fastest if np.isfinite(sample.fastest) else sample.seconds
+
+
+def noise(samples: Sequence[Sample]) -> float:
+    """Median, over rows measured in several rounds, of how far the rounds' fastest loops lie above the least; nan
+    where nothing was repeated. A law of kind, size and ranks cannot be nearer to single rounds than about this."""
+    seen: dict[tuple[str, int, int, float], list[float]] = {}
+    for sample in samples:
+        if sample.at_once == 1:
+            seen.setdefault((sample.kind, sample.nodes, sample.ranks, sample.nbytes), []).append(least(sample))
+    apart = [float(np.median(times)) / min(times) - 1.0 for times in seen.values() if len(times) > 1]
+    return float(np.median(apart)) if apart else float("nan")

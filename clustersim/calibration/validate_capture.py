@@ -1,0 +1,154 @@
+"""Predict what ``clustersim capture`` measured, on a topology (its own calibrated one, or any other).
+
+Collectives are compared one kind, size and group at a time, by the fastest loop of all rounds on CPU ranks, whose cores
+other processes may share, and by the median on GPUs. Training steps are played from the shape the capture trained:
+each strategy's program on the topology's device. A step's fastest repeat is compared for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from clustersim import collectives, fabrics
+from clustersim.calibration.captured import Capture, fastest, least, machine_for, read_capture
+from clustersim.calibration.score import Row, evaluate, score
+from clustersim.calibration.validate_nccl import nccl_version, size_class
+from clustersim.collectives.base import Group, Request
+from clustersim.errors import ScenarioError
+from clustersim.scenario import Scenario, from_table
+from clustersim.topology import Topology
+
+DIMENSIONS: dict[str, Callable[[Row], str]] = {
+    "part": lambda row: row["part"],
+    "size_class": lambda row: size_class(row["nbytes"]) if row["part"] == "collectives" else "steps",
+    "collective": lambda row: row.get("kind", "steps"),
+    "ranks": lambda row: f"{row['ranks']} ranks",
+    "strategy": lambda row: row.get("mode", "collectives"),
+    "case": lambda row: row["case_id"],
+}
+"""What the error is split by."""
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"kind": "ddp", "bucket_cap_mb": 25},
+    "ddp_bucket_1MiB": {"kind": "ddp", "bucket_cap_mb": 1},
+    "ddp_bucket_100MiB": {"kind": "ddp", "bucket_cap_mb": 100},
+    "ddp_accumulate_4": {"kind": "ddp", "bucket_cap_mb": 25, "gradient_accumulation_steps": 4},
+    "zero1": {"kind": "zero", "zero_optimization": {"stage": 1}},
+    "fsdp2": {"kind": "fsdp"},
+    "parameter_server": {"kind": "parameter_server"},
+}
+"""What a capture's mode is called here. DeepSpeed's stage 1 stands for PyTorch's ZeroRedundancyOptimizer."""
+
+STEPS = 4
+"""Played of each mode; the first is special."""
+
+
+def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> dict[str, Any]:
+    """Predict every row. See :func:`clustersim.calibration.score.score` for the result.
+
+    Parameters
+    ----------
+    path : a capture's folder. topology : a shipped name or a file.
+    anchor : ``"single"`` to scale the compute of steps by the measured step of a rank that trains alone.
+
+    Raises
+    ------
+    TraceError : no capture there. TopologyError : no such topology.
+    """
+    capture = read_capture(path)
+    machine = machine_for([capture], topology)
+    played = _Played(capture, topology, machine)
+    if anchor:
+        played.pace = played.measured_over_predicted()
+    rows = [*_collective_rows(capture), *_step_rows(capture)]
+    return score(evaluate(rows, lambda row: _predict(row, capture, machine, played)), DIMENSIONS)
+
+
+def _collective_rows(capture: Capture) -> Iterator[dict[str, Any]]:
+    for (kind, nodes, ranks, nbytes), sample in fastest(capture.samples).items():
+        seconds = sample.seconds if capture.on_gpu else least(sample)
+        yield {"part": "collectives", "case_id": f"{kind}, {ranks} ranks", "kind": kind, "nbytes": nbytes,
+               "ranks": ranks, "nodes": max(1, nodes), "seconds": seconds, "version": sample.version}  # fmt: skip
+
+
+def _step_rows(capture: Capture) -> Iterator[dict[str, Any]]:
+    for row in capture.steps:
+        if "step_time" in row:
+            seconds = row["step_time" if capture.on_gpu else "time_min"] * 1e-6
+            yield {**row, "part": "steps", "case_id": f"step, {row['mode']}", "ranks": capture.ranks,
+                   "seconds": seconds}  # fmt: skip
+
+
+def _predict(row: Row, capture: Capture, machine: Topology, played: _Played) -> tuple[float, float]:
+    if row["part"] == "steps":
+        return float(row["seconds"]), played.step(row)
+    if row["ranks"] % row["nodes"]:
+        raise ValueError(f"{row['ranks']} ranks do not divide over {row['nodes']} nodes")
+    mesh = fabrics.mesh(machine, row["nodes"], row["ranks"] // row["nodes"])
+    group = Group(machine, mesh.gpus, nccl_version=nccl_version(row["version"]))
+    plan = collectives.plan(Request(row["kind"], row["nbytes"]), group, backend=capture.backend)
+    return float(row["seconds"]), plan.time(machine.link_bandwidth)
+
+
+class _Played:
+    """The captured steps as scenarios. ``pace``: how many times as long compute takes as the device's figures say."""
+
+    def __init__(self, capture: Capture, topology: str, machine: Topology) -> None:
+        self.capture, self.machine = capture, machine
+        self.topology = str(Path(topology).resolve()) if Path(topology).is_file() else topology
+        self.pace = 1.0
+
+    def step(self, row: Row) -> float:
+        """Seconds of one step of a mode. Raises ValueError for a mode that is not played."""
+        if row["mode"] == "single":
+            if self.pace != 1.0:
+                raise ValueError("is the anchor, not a prediction")
+            return self.alone(row)
+        if row["mode"] not in STRATEGIES:
+            raise ValueError(f"mode {row['mode']!r} is not played")
+        return float(self.scenario(row, STRATEGIES[row["mode"]]).run().summary["step_time_s"])
+
+    def alone(self, row: Row) -> float:
+        """A rank's own compute, while the others compute as well."""
+        cost = self.scenario(row, STRATEGIES["ddp"]).prepare().cost
+        return float(cost.forward.sum() + cost.backward.sum() + cost.optimizer + cost.step_overhead)
+
+    def measured_over_predicted(self) -> float:
+        """Of the step of a rank alone. Raises ValueError where the capture has none."""
+        row = next((row for row in _step_rows(self.capture) if row["mode"] == "single"), None)
+        if row is None:
+            raise ScenarioError(f"{self.capture.path}: --anchor single: no step of the mode 'single' was captured")
+        return float(row["seconds"]) / self.alone(row)
+
+    def scenario(self, row: Row, strategy: dict[str, Any]) -> Scenario:
+        """A mode as a scenario, on as many ranks of the machine."""
+        c = self.capture
+        each = c.ranks // c.nodes
+        serves = strategy["kind"] == "parameter_server"
+        knobs = {**strategy, "micro_batch_size": row["batch"]}
+        if serves:
+            knobs["server"] = "gpu" if c.on_gpu else "cpu"
+        workers = each - 1 if serves and not c.on_gpu else each
+        slow = {"ranks": list(range(workers * c.nodes)), "speed": 1 / self.pace}
+        table = {
+            "cluster": {"topology": self.topology, "nodes": c.nodes, "gpus_per_node": workers,
+                        **({"slow": [slow]} if self.pace != 1.0 else {})},
+            "model": {"name": "gpt2", "seq_len": row["tokens"], "dtype": "fp32", "attention": "flash",
+                      "options": shape_of(row)},
+            "strategy": knobs,
+            "run": {"steps": STEPS, "jitter": 0.0, "backend": c.backend, "optimizer": "adamw",
+                    "optimizer_impl": "foreach" if c.on_gpu else "for-loop"},
+        }  # fmt: skip
+        return from_table(table, f"{c.path}/{row['mode']}")
+
+
+def shape_of(row: Row) -> dict[str, Any]:
+    """The captured GPT as changes to GPT-2's shape: its own sizes, an output projection of its own, no dropout."""
+    width, heads = row["width"], row["heads"]
+    return {
+        "layers": row["layers"], "d_model": width, "heads": heads, "kv_heads": heads, "head_dim": width // heads,
+        "d_ff": 4 * width, "vocab": row["vocabulary"], "n_positions": row["tokens"], "tied": False,
+        "attn_dropout": False, "hidden_dropout": False,
+    }  # fmt: skip
