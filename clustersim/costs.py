@@ -161,6 +161,7 @@ class GlooCosts:
     call : float [s], once per collective, by kind: PyTorch hands it to a worker thread and is woken when it is done;
         kinds differ by the tensors that PyTorch flattens, splits and copies.
     message : float [s], per message: two thread wake-ups and the kernel's TCP path.
+    turn : float [s] a message waits for each other rank that shares its core.
     stream : float [bytes/s] one process moves through sockets, in and out together: one epoll thread copies it all.
     memory : float [bytes/s] of what the cache no longer holds, on top. cache : float [bytes] of a node that hold it.
     reduce : float [bytes/s] of adding and copying on the calling thread.
@@ -182,6 +183,7 @@ class GlooCosts:
         barrier=75e-6,
     )
     message: float = 48e-6
+    turn: float = 45e-6
     stream: float = 4.1e9
     memory: float = 12e9
     cache: float = 10e6
@@ -195,7 +197,7 @@ GLOO_COSTS = GlooCosts()
 
 _SECONDS = (
     *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "p2p_base", "p2p_peer", "base", "rooted_base"),
-    *("host_floor", "host_floor_per_gpu", "threads_base", "threads_step", "call", "message", "copy"),
+    *("host_floor", "host_floor_per_gpu", "threads_base", "threads_step", "call", "message", "turn", "copy"),
 )
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")

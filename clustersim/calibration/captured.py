@@ -53,7 +53,7 @@ def read_capture(path: str | Path) -> Capture:
         raise TraceError(f"{folder}: nothing was measured in this capture")
     samples = captured.read([folder / "provenance.json", parts["collectives"]]).rows if parts["collectives"] else ()
     rows = {name: tuple(captured.lines(file)[0][1:]) if file else () for name, file in parts.items()}
-    machine = next(iter(about.get("machines", [])), {})
+    machine: Row = next(iter(about.get("machines", [])), {})
     return Capture(
         path=folder,
         backend=str(about.get("backend", "")),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from clustersim.cli.bench import bench
+from clustersim.cli.calibrate import calibrate
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.claims import claims
@@ -69,6 +70,7 @@ for _command in (
     trace,
     replay,
     capture,
+    calibrate,
     validate,
     claims,
     bench,

@@ -3,13 +3,14 @@
 A CPU does everything here, so everything is work for its cores: a collective ends when its longest chain of messages is
 through, or when the cores of the busiest node have done the work of all ranks on it, whichever is later:
 
-    T = calls call + messages message + wire + touched (1/reduce + m/memory) + scratch/fault
+    T = calls call + messages (message + (calls - 1) turn) + wire + touched (1/reduce + m/memory) + scratch/fault
     wire = sum over rounds of max(links, sockets (1/stream + m/memory)),   m = max(0, 1 - cache/footprint)
 
-with m the part of the bytes that the last-level cache no longer holds. ``footprint`` are the buffers of all ranks of a
-node; ``touched`` is what a process adds (the ring's c = a + b) and copies (PyTorch flattens the lists of all_gather and
-gather, and clones the input of reduce_scatter; ProcessGroupGloo.cpp); ``scratch`` are those temporaries where they are
-so large that malloc maps fresh pages for every call (glibc: from 32 MiB on, DEFAULT_MMAP_THRESHOLD_MAX).
+``turn`` is how long a message waits for each other rank on its core. m is the part of the bytes that the last-level
+cache no longer holds; ``footprint`` are the buffers of all ranks of a node. ``touched`` is what a process adds (the
+ring's c = a + b) and copies (PyTorch flattens the lists of all_gather and gather, and clones the input of
+reduce_scatter; ProcessGroupGloo.cpp); ``scratch`` are those temporaries where they are so large that malloc maps fresh
+pages for every call (glibc: from 32 MiB on, DEFAULT_MMAP_THRESHOLD_MAX).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Work:
     Parameters
     ----------
     kind : of the collective. nbytes : float [bytes], S.
-    calls : how many calls a core serves, at least 1.
+    calls : how many calls a core serves, at least 1: ranks to a core.
     messages : one after another, on the longest chain or on a core.
     rounds : per round, the seconds per byte of S on the narrowest link, and the bytes of S that the busiest process, or
         core, moves through sockets, in and out together.
@@ -64,7 +65,7 @@ def seconds(work: Work, costs: GlooCosts) -> float:
     touch = 1.0 / costs.reduce + _missed(work, costs) / costs.memory
     return (
         work.calls * costs.call[work.kind]
-        + work.messages * costs.message
+        + work.messages * (costs.message + (work.calls - 1.0) * costs.turn)
         + wire(work, costs) * work.nbytes
         + work.touched * touch
         + work.scratch / costs.fault

@@ -1,0 +1,111 @@
+"""Gloo's time law with captured rows in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim import fabrics
+from clustersim.calibration.captured import fastest, least
+from clustersim.calibration.fit.knobs import Floats, Ints, Knob
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.gloo import work
+from clustersim.collectives.gloo_law import Work, seconds
+from clustersim.costs import GLOO_COSTS, flat, overlaid
+from clustersim.errors import ClusterSimError
+from clustersim.topology import Topology
+from clustersim.traces.samples import Sample
+
+SPREADS = {
+    "call": 0.7,
+    "message": 0.7,
+    "turn": 0.7,
+    "stream": 0.5,
+    "memory": 0.7,
+    "cache": 0.7,
+    "reduce": 0.7,
+    "fault": 0.7,
+}
+"""Standard deviation of ln(value) among hosts, before anything is measured: a server and a shared VM differ by two."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A measured collective: its fastest repeat, and what it asks of the host."""
+
+    sample: Sample
+    seconds: float
+    work: Work
+
+
+@dataclass(frozen=True, eq=False)
+class GlooTimes:
+    """Rows of one machine; see :class:`clustersim.calibration.fit.knobs.TimeModel`."""
+
+    rows: tuple[Row, ...]
+    part: str = "gloo"
+
+    @cached_property
+    def measured(self) -> Floats:
+        """(n,) seconds."""
+        return np.array([row.seconds for row in self.rows])
+
+    @cached_property
+    def series(self) -> Sequence[str]:
+        """(n,) kind and ranks."""
+        return [f"{row.sample.kind} {row.sample.ranks}" for row in self.rows]
+
+    @cached_property
+    def knobs(self) -> tuple[Knob, ...]:
+        """All constants of Gloo but those of a GPU's copies."""
+        values = flat(GLOO_COSTS)
+        kinds = {name: name.split(".", 1)[0] for name in values if name != "copy"}
+        return tuple(Knob(name, values[name], SPREADS[kind]) for name, kind in kinds.items())
+
+    def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
+        """(n,) seconds."""
+        costs = overlaid(GLOO_COSTS, values)
+        asked = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
+        return np.array([seconds(row.work, costs) for row in asked])
+
+    def only(self, keep: Iterable[int]) -> GlooTimes:
+        """Some of the rows."""
+        return GlooTimes(tuple(self.rows[i] for i in keep))
+
+
+def gloo_times(samples: Sequence[Sample], machine: Topology) -> GlooTimes:
+    """Rows of a machine's CPU ranks, one of each kind, size and group: the fastest of all repeats.
+
+    A rank's CPU belongs to whoever runs, so what a machine with other work on it measures is its collectives and that
+    work; the fastest repeat is the one that was disturbed least. Groups that ran beside others are left out.
+    """
+    best = fastest([s for s in samples if "backend=gloo" in s.env])
+    return GlooTimes(tuple(_rows(best.values(), machine)))
+
+
+def _rows(best: Iterable[Sample], machine: Topology) -> Iterator[Row]:
+    groups: dict[tuple[int, int], Group] = {}
+    for sample in best:
+        nodes = max(1, sample.nodes)
+        if (nodes, sample.ranks) not in groups:
+            if sample.ranks % nodes or nodes > machine.n_nodes:
+                raise ClusterSimError(f"{sample.source}: {sample.ranks} ranks on {nodes} of {machine.n_nodes} node(s)")
+            mesh = fabrics.mesh(machine, nodes, sample.ranks // nodes)
+            groups[nodes, sample.ranks] = Group(machine, mesh.gpus)
+        asked = work(Request(sample.kind, sample.nbytes), groups[nodes, sample.ranks])
+        yield Row(sample, least(sample), asked)
+
+
+def halves(times: GlooTimes) -> tuple[list[int], list[int]]:
+    """Every second size of each kind and group, and the others; two halves to fit one and predict the other."""
+    order = sorted(range(len(times.rows)), key=lambda i: (times.series[i], times.rows[i].sample.nbytes))
+    place: dict[str, int] = {}
+    parts: tuple[list[int], list[int]] = ([], [])
+    for i in order:
+        series = times.series[i]
+        place[series] = place.get(series, -1) + 1
+        parts[place[series] % 2].append(i)
+    return parts

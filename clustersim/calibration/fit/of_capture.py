@@ -1,0 +1,125 @@
+"""Constants of a machine from what ``clustersim capture`` measured on it: Gloo's, and those of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from clustersim import fabrics
+from clustersim.calibrated import Calibration, Constant, Provenance
+from clustersim.calibration.captured import Capture, noise, read_capture
+from clustersim.calibration.fit.device import DeviceTimes, device_times
+from clustersim.calibration.fit.gloo import GlooTimes, gloo_times, halves
+from clustersim.calibration.fit.knobs import Floats
+from clustersim.calibration.fit.solve import Fit, fit
+from clustersim.device import device
+from clustersim.errors import TraceError
+from clustersim.topology import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What captures say of their machine.
+
+    Parameters
+    ----------
+    fits : by part. cores : of a node, where ranks ran on them, else 0. calibration : the fitted constants.
+    held_out : (n,) |relative error| of Gloo's rows, each predicted from the other half of the sizes. noise : see
+        :func:`clustersim.calibration.captured.noise`.
+    """
+
+    fits: tuple[Fit, ...]
+    cores: int
+    calibration: Calibration
+    held_out: Floats
+    noise: float
+
+
+def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "") -> Calibrated:
+    """Fit a machine's constants to captures of it.
+
+    Parameters
+    ----------
+    paths : folders of captures, of one machine. topology : what it is built like: a shipped name or a file.
+    date : to be written with the constants.
+
+    Raises
+    ------
+    TraceError : nothing there that can be fitted, or captures of several machines.
+    """
+    captures = [read_capture(path) for path in paths]
+    cores = _cores(captures)
+    machine = _machine(captures, topology, cores)
+    samples = [sample for c in captures if not c.on_gpu for sample in c.samples]
+    times = gloo_times(samples, machine)
+    of_device = _device_times(captures, machine)
+    models: list[GlooTimes | DeviceTimes] = [times, *of_device]
+    fits = tuple(fit(model) for model in models if model.rows)
+    if not fits:
+        raise TraceError(f"{captures[0].path}: no collective over Gloo and no compute row to fit")
+    told = Provenance(
+        date=date,
+        data=tuple(str(c.path) for c in captures),
+        versions=tuple(dict.fromkeys(f"torch {c.versions['torch']}" for c in captures if c.versions.get("torch"))),
+        rows=sum(len(one.measured) for one in fits),
+        refused={c.knob.name: c.refused for one in fits for c in one.constants if c.refused},
+    )
+    parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
+             for one in fits}  # fmt: skip
+    return Calibrated(fits, cores, Calibration(**parts, provenance=told), held_out(times), noise(samples))
+
+
+def held_out(times: GlooTimes) -> Floats:
+    """(n,) |relative error| of every row, predicted with constants fitted to the other half of the sizes."""
+    errors = []
+    for fitted, kept in (halves(times), halves(times)[::-1]):
+        if fitted and kept:
+            values, rest = fit(times.only(fitted)).values, times.only(kept)
+            errors.append(np.abs(rest.predict(values) / rest.measured - 1.0))
+    return np.concatenate(errors) if errors else np.empty(0)
+
+
+def _cores(captures: Sequence[Capture]) -> int:
+    found = {c.cores for c in captures if not c.on_gpu and c.cores}
+    if len(found) > 1:
+        raise TraceError(
+            f"{captures[0].path}: captures of machines with {sorted(found)} cores; calibrate one at a time"
+        )
+    return found.pop() if found else 0
+
+
+def _machine(captures: Sequence[Capture], topology: str, cores: int) -> Topology:
+    """The topology with the captures' nodes and cores, as shipped: without constants fitted before."""
+    machine = replace(fabrics.load(topology, nodes=max(c.nodes for c in captures)), calibration=None)
+    if cores and not len(machine.gpus):
+        machine = replace(machine, node_types=tuple(replace(t, cores=cores) for t in machine.node_types))
+    return machine
+
+
+def _device_times(captures: Sequence[Capture], machine: Topology) -> list[DeviceTimes]:
+    """Compute rows that ran on the topology's device: a GPU's, or a core's where the machine has none."""
+    named = device(machine.node_types[0].device)
+    fitting = [c for c in captures if c.compute and c.on_gpu == bool(len(machine.gpus))]
+    if not fitting:
+        return []
+    threads = {c.threads for c in fitting}
+    if len(threads) > 1 and not fitting[0].on_gpu:
+        fitting = [c for c in fitting if c.threads == min(threads)]
+    rows = [row for c in fitting for row in c.compute]
+    return [device_times(rows, named, 0.0 if fitting[0].on_gpu else float(fitting[0].threads))]
+
+
+def topology_text(found: Calibrated, name: str, extends: str) -> str:
+    """The topology file of the calibrated machine."""
+    lines = [
+        f'name = "{name}"',
+        f'title = "{extends}, calibrated on its own measurements"',
+        f'extends = "{extends}"',
+        "",
+    ]
+    if found.cores:
+        lines += ["[node]", f"cores = {found.cores}", ""]
+    return "\n".join(lines) + "\n" + fabrics.calibration_text(found.calibration)
