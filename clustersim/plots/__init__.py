@@ -11,6 +11,7 @@ from clustersim.plots.animation import ring_animation, ring_run
 from clustersim.plots.curves import scaling
 from clustersim.plots.exchange import exchange_times
 from clustersim.plots.footprint import footprint, memory_over_time
+from clustersim.plots.footprints import footprints
 from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
@@ -37,6 +38,7 @@ __all__ = [
     "breakdowns",
     "exchange_times",
     "footprint",
+    "footprints",
     "gantt",
     "gantt_pair",
     "last_step",
