@@ -143,7 +143,7 @@ def _beaten(timeline: Timeline, peak: float | None) -> list[Warned]:
 
 
 def _busy_links(timeline: Timeline, warmup_steps: int) -> list[Warned]:
-    table = hotspots(timeline, warmup_steps=warmup_steps, top=200)
+    table = hotspots(timeline, warmup_steps=warmup_steps, top=200, distinct=True)
     if not len(table["link"]):
         return []
     full = (table["heat"] > BUSY).mean(axis=1)

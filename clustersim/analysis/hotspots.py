@@ -66,10 +66,12 @@ def hotspots(
     warmup_steps: int = 2,
     bins: int = 200,
     top: int = 10,
+    distinct: bool = False,
 ) -> dict[str, Any]:
     """The busiest links of the steady state (or of a window [s]), busiest first; ties by link id.
 
-    Utilisation is capacity used over line rate, protocol overhead included.
+    Utilisation is capacity used over line rate, protocol overhead included. ``distinct`` : of links with the same
+    history only the first is listed.
 
     Returns
     -------
@@ -92,7 +94,10 @@ def hotspots(
     carried = np.array([h[0] for h in history] + [0.0])[found.of]
     peak = np.array([h[1] for h in history] + [0.0])[found.of]
     utilisation = carried / (use.link_bandwidth * max(end - begin, 1e-30))
-    order = np.argsort(-utilisation, kind="stable")[:top]
+    order = np.argsort(-utilisation, kind="stable")
+    if distinct:
+        order = order[np.sort(np.unique(found.of[order], return_index=True)[1])]
+    order = order[:top]
     order = order[carried[order] > 0]
     counts = np.bincount(found.of + 1, minlength=len(history) + 1)
     users = [_users(timeline, use, found, int(found.of[i]), begin, end) for i in order.tolist()]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.hotspots import parts
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, QUIET, load_map, new_figure, plain_axes, time_unit, titled
 from clustersim.timeline import LinkUse
-from clustersim.traces.base import busiest_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,16 +23,18 @@ MAX_LINKS, BINS = 24, 360
 def link_heat(
     use: LinkUse, window: tuple[float, float] | None = None, title: str | None = None, n_links: int = MAX_LINKS
 ) -> Figure:
-    """Utilisation of the busiest links over time: a row per link, dark where it runs at its line rate.
+    """Utilisation of the busiest links over time, dark where they run at their line rate: a row per link, or for all
+    links that carried the same at the same times.
 
     Parameters
     ----------
-    window : (begin, end) [s]; None is until the last byte. n_links : how many rows, the busiest of each sort first.
+    window : (begin, end) [s]; None is until the last byte. n_links : how many rows, the busiest.
 
     Raises :class:`ProgramError` where nothing was sent.
     """
     begin, end = window or (0.0, float(use.segment_end.max(initial=0.0)))
-    links = busiest_links(use, n_links) if len(use.segment_start) and end > begin else []
+    alike = _busiest(use, n_links) if len(use.segment_start) and end > begin else {}
+    links = list(alike)
     if not links:
         raise ProgramError("nothing to draw: no link carried anything")
     links.sort(key=lambda i: -float(use.link_bandwidth[i]))
@@ -48,7 +50,10 @@ def link_heat(
         axes.axhline(row - 0.5, color="white", lw=1.6)
     plain_axes(axes)
     names = [use.link_names[i] for i in links]
-    axes.set_yticks(range(len(links)), names, fontsize=8, parse_math=False)
+    labels = [
+        name + (f"  (and {alike[i] - 1:,} alike)" if alike[i] > 1 else "") for name, i in zip(names, links, strict=True)
+    ]
+    axes.set_yticks(range(len(links)), labels, fontsize=8, parse_math=False)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
     from matplotlib.ticker import PercentFormatter
 
@@ -59,7 +64,18 @@ def link_heat(
     bar.set_label("share of the line rate", fontsize=8.5, color=INK)
     peak, mean = level.max(axis=1), level.mean(axis=1)
     said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
-    return titled(figure, title, f"Utilisation of {len(links)} links over time. {said}.")
+    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.")
+
+
+def _busiest(use: LinkUse, n: int) -> dict[int, int]:
+    """The links nearest to saturation, first of those with the same history, and how many have it."""
+    carried, of = use.bytes_per_link(), parts(use).of
+    _, first, counts = np.unique(
+        np.stack([of.astype(np.float64), use.link_bandwidth]), axis=1, return_index=True, return_counts=True
+    )  # fmt: skip
+    share = carried[first] / use.link_bandwidth[first]
+    order = np.lexsort((first, -share))[:n]
+    return {int(first[k]): int(counts[k]) for k in order.tolist() if carried[first[k]] > 0}
 
 
 def binned(times: Floats, rates: Floats, begin: float, end: float, bins: int = BINS) -> Floats:

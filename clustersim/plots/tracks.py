@@ -29,7 +29,8 @@ MAX_RANKS, MAX_STREAMS = 4, 6
 
 def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
     """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where ranks
-    differ the one that computes longest (its peers wait for it) and the one that computes shortest."""
+    differ the one that computes longest in the steady state (its peers wait for it) and the one that computes
+    shortest."""
     if timeline.world_size <= 2:
         return dict.fromkeys(range(timeline.world_size), "")
     chosen: dict[int, str] = {}
@@ -37,7 +38,8 @@ def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
     roles = _roles(timeline)
     peers = classes[roles[classes] == roles[0]]
     if len(peers) > 1:
-        busy = kernel_seconds(timeline)[peers]
+        steady = steady_window(timeline)
+        busy = kernel_seconds(timeline, steady.begin, steady.end)[peers]
         if np.ptp(busy) > 1e-9 * busy.max():
             chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
     others = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}

@@ -133,7 +133,7 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> dict[str, Any] | No
     use = run.timeline.links
     if use is None or not len(use.segment_start):
         return None
-    spots = hotspots(run.timeline)
+    spots = hotspots(run.timeline, distinct=True)
     rows = []
     for i in range(len(spots["name"])):
         users = zip(spots["users"][i], spots["user_share"][i], strict=True)
