@@ -7,7 +7,7 @@ when the one before it ends, so most columns are somebody else's already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -40,12 +40,6 @@ class Block(msgspec.Struct, frozen=True, eq=False):
         """Ready, start and end, as stored."""
         return self.ready, self.start, self.end
 
-    @property
-    def seconds(self) -> float:
-        """Time from start to end, summed over ranks [s]."""
-        k = len(self.ranks)
-        return float(self.end.sum() * (k / len(self.end)) - self.start.sum() * (k / len(self.start)))
-
     def of_ranks(self, kept: npt.NDArray[np.bool_]) -> Block:
         """The block without the ranks that ``kept`` (k,) leaves out."""
         times = (column[kept] if len(column) > 1 else column for column in self.times)
@@ -60,6 +54,33 @@ class Block(msgspec.Struct, frozen=True, eq=False):
             return None
         some = self if kept.all() else self.of_ranks(kept)
         return Block(some.op, some.ranks, *(np.clip(column, begin, end) for column in some.times))
+
+
+AT_ONCE = 2**20
+"""Elements copied together by :func:`reduced`."""
+
+
+def reduced(columns: Sequence[Floats], how: np.ufunc) -> Floats:
+    """(n,) each column reduced to a number by ``how`` (``np.add``, ``np.minimum``...), columns of a length together."""
+    found = np.empty(len(columns))
+    alike: dict[int, list[int]] = {}
+    for i, column in enumerate(columns):
+        alike.setdefault(len(column), []).append(i)
+    for length, which in alike.items():
+        step = max(1, AT_ONCE // length)
+        for some in (which[at : at + step] for at in range(0, len(which), step)):
+            found[some] = how.reduce(np.stack([columns[i] for i in some]), axis=1)
+    return found
+
+
+def totals(blocks: Sequence[Block]) -> tuple[Ints, Ints, Floats, Floats, Floats, Floats]:
+    """Of each block: op, ranks, time from start to end summed over them, first ready, first start, last end [s]."""
+    ready, start, end = ([getattr(block, name) for block in blocks] for name in ("ready", "start", "end"))
+    sizes = np.array([[len(block.ranks), len(block.start), len(block.end)] for block in blocks], dtype=np.int64)
+    ranks, starts, ends = sizes.reshape(-1, 3).T
+    seconds: Floats = reduced(end, np.add) * (ranks / ends) - reduced(start, np.add) * (ranks / starts)
+    of = np.array([block.op for block in blocks], dtype=np.int64)
+    return of, ranks, seconds, reduced(ready, np.minimum), reduced(start, np.minimum), reduced(end, np.maximum)
 
 
 class Pool:

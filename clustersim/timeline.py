@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import Block, Columns, RankSets, joined
+from clustersim.blocks import Block, Columns, RankSets, joined, reduced, totals
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -194,12 +194,10 @@ class Timeline:
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
-        for block in self.blocks:
-            ranks[block.op] += len(block.ranks)
-            seconds[block.op] += block.seconds
-            first[block.op] = min(first[block.op], float(block.ready.min()))
-            began[block.op] = min(began[block.op], float(block.start.min()))
-            last[block.op] = max(last[block.op], float(block.end.max()))
+        of_block, *columns = totals(self.blocks)
+        into = (np.add, ranks), (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
+        for (how, column), values in zip(into, columns, strict=True):
+            how.at(column, of_block, values)
         return {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -312,9 +310,22 @@ def between(timeline: Timeline, begin: float, end: float) -> Timeline:
     sets, op, of, ready, start, stop = timeline._rows()
     kept = (stop > begin) & (ready < end)
     columns = (np.clip(column[kept], begin, end) for column in (ready, start, stop))
-    blocks = tuple(cut for block in timeline.blocks if (cut := block.between(begin, end)) is not None)
+    parts = (
+        block.between(begin, end) if touched else None if touched is None else block
+        for block, touched in zip(timeline.blocks, _cut(timeline.blocks, begin, end), strict=True)
+    )
+    blocks = tuple(part for part in parts if part is not None)
     rows = (op[kept], of[kept], *columns)
     return _with(timeline, timeline.world_size, sets, rows, blocks, timeline.rank_node)
+
+
+def _cut(blocks: tuple[Block, ...], begin: float, end: float) -> list[bool | None]:
+    """Whether the times [s] cut each block; None where it is outside them."""
+    ready, stop = [block.ready for block in blocks], [block.end for block in blocks]
+    early, late, over = reduced(ready, np.minimum), reduced(ready, np.maximum), reduced(stop, np.maximum)
+    whole = ((early >= begin) & (late < end) & (over > begin) & (over <= end)).tolist()
+    inside = ((early < end) & (over > begin)).tolist()
+    return [not all_of_it if some else None for all_of_it, some in zip(whole, inside, strict=True)]
 
 
 def _with(

@@ -8,10 +8,10 @@ exclusion.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ MOST_STREAMS = 4
 """Streams of one role whose union is taken by inclusion and exclusion, which doubles with each."""
 
 
-@dataclass(frozen=True, eq=False)
-class Interval:
+class Interval(msgspec.Struct, frozen=True, eq=False):
     """From ``start`` to ``end`` [s], numbers or arrays over ranks; empty where ``end <= start``.
 
     No rank is inside it before ``first`` or after ``last`` [s].
@@ -57,7 +56,7 @@ def overlap(one: Intervals, other: Intervals) -> Intervals:
             if b.first >= a.last:
                 break
             start, end = np.maximum(a.start, b.start), np.minimum(a.end, b.end)
-            if np.any(end > start):
+            if (end > start).any():
                 found.append(Interval(start, end, max(a.first, b.first), min(a.last, b.last)))
     return _in_order(found)
 
@@ -135,10 +134,10 @@ def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
 
 
 def _disjoint(intervals: Intervals, n: int) -> bool:
-    busy_until = np.full(n, -np.inf)
+    busy_until, latest = np.full(n, -np.inf), -np.inf
     for item in intervals:
         some = item.end > item.start
-        if np.any(some & (item.start < busy_until)):
+        if item.first < latest and (some & (item.start < busy_until)).any():
             return False
-        busy_until = np.where(some, item.end, busy_until)
+        busy_until, latest = np.where(some, item.end, busy_until), item.last
     return True
