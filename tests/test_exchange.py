@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim import plots
+from clustersim import fabrics, plots
+from clustersim.collectives import Group, Request, plan
 from clustersim.errors import ProgramError
-from clustersim.scenario.exchange import SERVER, exchange, exchanges
+from clustersim.scenario.exchange import SERVER, collective, exchange, exchanges
 
 Z, B = 100 * 2**20, 25e9
 DEVICES = (2, 4, 8, 16, 32, 64)
@@ -57,6 +58,15 @@ def test_a_server_is_linear_in_the_devices_where_a_ring_is_flat(rows):
 def test_playing_every_transfer_gives_the_same_time(how):
     flow, chunk = (exchange(8, Z, how, fidelity=fidelity).makespan for fidelity in ("flow", "chunk"))
     assert flow == pytest.approx(chunk, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
+def test_one_collective_alone_takes_what_its_plan_says(kind):
+    machine = fabrics.load("hgx-a100", nodes=2)
+    expected = plan(Request(kind, Z), Group(machine, machine.gpus))
+    timeline = collective(machine, kind, Z)
+    assert timeline.makespan == pytest.approx(expected.time(machine.link_bandwidth))
+    assert [op.kind for op in timeline.ops] == [kind]
 
 
 def test_an_exchange_that_cannot_be_says_why():

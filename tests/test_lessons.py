@@ -82,6 +82,13 @@ def test_a_measured_figure_in_prose_comes_from_a_cell(path):
 
 
 @each
+def test_links_lead_somewhere(path):
+    for text in cells(path, "markdown") + cells(path, "code"):
+        for target in re.findall(r"\]\(([^)#]+)", text):
+            assert target.startswith("https://") or (path.parent / target).is_file(), target
+
+
+@each
 def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'clustersim[notebooks]'")
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install 'clustersim[notebooks]'")

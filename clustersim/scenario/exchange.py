@@ -47,13 +47,35 @@ def exchange(n: int, nbytes: float, how: str, topology: str = MACHINE, fidelity:
     served = how == SERVER
     machine = fabrics.load(topology, nodes=n + served)
     mesh = fabrics.mesh(machine, nproc_per_node=1)
-    if served:
-        mesh, program = Mesh(mesh.gpus, 1, servers=1), _served(n, nbytes)
-    else:
-        everybody = mesh.world_group()
-        one = Collective("all_reduce gradients", "all_reduce", nbytes, everybody, algorithm=how)
-        program = Program(n, (Role("worker", everybody[0], (one,)),))
-    return engine.simulate(program, machine, mesh, backend="ideal", fidelity=fidelity)
+    if not served:
+        return collective(machine, "all_reduce", nbytes, mesh, backend="ideal", fidelity=fidelity, algorithm=how)
+    return engine.simulate(
+        _served(n, nbytes), machine, Mesh(mesh.gpus, 1, servers=1), backend="ideal", fidelity=fidelity
+    )
+
+
+def collective(
+    topology: Topology,
+    kind: str,
+    nbytes: float,
+    mesh: Mesh | None = None,
+    *,
+    backend: str = "nccl",
+    fidelity: str = "flow",
+    algorithm: str | None = None,
+) -> Timeline:
+    """Play one collective of everybody on a machine, and nothing else: what its links carry.
+
+    Parameters
+    ----------
+    kind : one of :data:`clustersim.program.COLLECTIVES`. nbytes : [bytes], the full tensor. mesh : who takes part; None
+        is every GPU. backend, fidelity : as of :func:`clustersim.engine.simulate`. algorithm : pins the choice.
+    """
+    mesh = mesh or fabrics.mesh(topology)
+    everybody = mesh.world_group()
+    one = Collective(f"{kind} gradients", kind, nbytes, everybody, algorithm=algorithm)
+    program = Program(mesh.world_size, (Role("worker", everybody[0], (one,)),))
+    return engine.simulate(program, topology, mesh, backend=backend, fidelity=fidelity)
 
 
 def _served(n: int, nbytes: float) -> Program:
