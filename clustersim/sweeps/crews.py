@@ -89,7 +89,7 @@ class Processes:
         if self.pool is None:
             from multiprocessing import get_context
 
-            self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=leave_with_parent)
+            self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), initializer=follow_parent)
         return self.pool.submit(fn, *args)
 
     def mend(self) -> bool:
@@ -109,10 +109,13 @@ class Processes:
                 worker.join(timeout=5)
 
 
-def leave_with_parent() -> None:
-    """End this worker when the process that started it is gone: nobody else would, after a ``kill -9``."""
+def follow_parent() -> None:
+    """End this worker when the process that started it is gone (nobody else would, after a ``kill -9``), and leave
+    Ctrl-C, which the terminal sends to both, to that process."""
+    import signal
     from multiprocessing import connection, parent_process
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
 
     def watch() -> None:

@@ -71,7 +71,8 @@ def sweep(
     ----------
     what : a :class:`Sweep`, a file, or the name of a shipped one. out : folder of the rows, ``results.jsonl``.
     executor : whatever has ``submit()`` and returns futures: an executor of ``concurrent.futures``, a Dask
-        ``Client``, submitit's. None takes ``jobs`` processes of this machine; ``jobs=1`` stays in this one.
+        ``Client``, submitit's. None takes ``jobs`` processes of this machine (a script that calls this needs
+        ``if __name__ == "__main__":``); ``jobs=1`` stays in this one.
     resume : keep the rows that are there. progress : called whenever rows have been written.
 
     Raises
