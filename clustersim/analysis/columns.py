@@ -114,6 +114,32 @@ class OpColumns:
         return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
 
 
+class SomeRanks:
+    """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
+
+    def __init__(self, timeline: Timeline, ranks: Ints) -> None:
+        self.timeline, self.ranks, self.columns = timeline, ranks, OpColumns(timeline)
+        self.place = np.full(timeline.world_size, -1, dtype=np.int64)
+        self.place[ranks] = np.arange(len(ranks))
+
+    def times(self, op: int) -> tuple[Ints, OpSpans]:
+        """Numbers of those who did an op, and their spans of it."""
+        spans = self.columns.of(op)
+        at = self.place[spans.ranks]
+        kept = at >= 0
+        if kept.all():
+            return at, spans
+        return at[kept], OpSpans(spans.ranks[kept], spans.ready[kept], spans.start[kept], spans.end[kept])
+
+    def column(self, op: int, begin: str) -> Floats:
+        """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
+        run."""
+        at, spans = self.times(op)
+        seconds = np.full(len(self.ranks), np.nan)
+        seconds[at] = spans.end - (spans.ready if begin == "ready" else spans.start)
+        return seconds
+
+
 def did(timeline: Timeline, chosen: Bools) -> Bools:
     """(world_size,) bool: ranks that did at least one of some ops; ``chosen`` is (n_ops,)."""
     sets, op, of, *_ = timeline._rows()

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.columns import OpColumns, OpSpans
+from clustersim.analysis.columns import SomeRanks
 from clustersim.analysis.sample import MOST_SPANS, classes
 from clustersim.errors import TraceError
 from clustersim.program import COMPUTE_STREAM
@@ -75,7 +75,7 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
     """
     if timeline.source != "simulated":
         raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
-    some, needs = _Some(timeline, _players(timeline) if ranks is None else ranks), _needs(timeline)
+    some, needs = SomeRanks(timeline, _players(timeline) if ranks is None else ranks), _needs(timeline)
     of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
@@ -94,32 +94,6 @@ def _players(timeline: Timeline) -> Ints:
     if int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS:
         return np.arange(timeline.world_size)
     return classes(timeline).ranks
-
-
-class _Some:
-    """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
-
-    def __init__(self, timeline: Timeline, ranks: Ints) -> None:
-        self.timeline, self.ranks, self.columns = timeline, ranks, OpColumns(timeline)
-        self.place = np.full(timeline.world_size, -1, dtype=np.int64)
-        self.place[ranks] = np.arange(len(ranks))
-
-    def times(self, op: int) -> tuple[Ints, OpSpans]:
-        """Numbers of those who did an op, and their spans of it."""
-        spans = self.columns.of(op)
-        at = self.place[spans.ranks]
-        kept = at >= 0
-        if kept.all():
-            return at, spans
-        return at[kept], OpSpans(spans.ranks[kept], spans.ready[kept], spans.start[kept], spans.end[kept])
-
-    def column(self, op: int, begin: str) -> Floats:
-        """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
-        run."""
-        at, spans = self.times(op)
-        seconds = np.full(len(self.ranks), np.nan)
-        seconds[at] = spans.end - (spans.ready if begin == "ready" else spans.start)
-        return seconds
 
 
 def replayed(
@@ -228,7 +202,7 @@ def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int
     return order + [key for key in sorted(members) if left[key] > 0], alone and len(order) == len(members)
 
 
-def _node(some: _Some, ops: tuple[int, ...]) -> Node:
+def _node(some: SomeRanks, ops: tuple[int, ...]) -> Node:
     """Meetings of a node, told apart by their groups; without groups, by when they started."""
     infos = some.timeline.ops
     if infos[ops[0]].kind == "compute":
@@ -264,7 +238,7 @@ def _node(some: _Some, ops: tuple[int, ...]) -> Node:
     return Node(ops, slot_of[order], rank[order], dense, first, span[order][first] if len(first) else np.zeros(0))
 
 
-def _lost(some: _Some, seconds: dict[int, Floats]) -> dict[int, Floats]:
+def _lost(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats]:
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
     A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
@@ -292,7 +266,7 @@ def _lost(some: _Some, seconds: dict[int, Floats]) -> dict[int, Floats]:
     return {i: lost[k] for k, i in enumerate(main)}
 
 
-def _matrix(some: _Some, ops: list[int]) -> tuple[Floats, Floats]:
+def _matrix(some: SomeRanks, ops: list[int]) -> tuple[Floats, Floats]:
     """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
     start, end = (np.full((len(ops), len(some.ranks)), np.nan) for _ in range(2))
     for k, i in enumerate(ops):

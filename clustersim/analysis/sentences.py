@@ -12,7 +12,8 @@ from clustersim.analysis.pace import skews
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
-    from clustersim.analysis.stalls import Causes, Charge
+    from clustersim.analysis.charges import Charge
+    from clustersim.analysis.stalls import Causes
 
 
 def sentence(found: Causes, charge: Charge) -> str:

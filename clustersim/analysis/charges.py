@@ -1,0 +1,231 @@
+"""The books of lost time: what each cause has cost, piece by piece of the partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.analysis.chase import Chase, Held
+from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.late_start import REDUCES, LateStart
+from clustersim.analysis.pace import Floats, slow_ranks
+from clustersim.analysis.pieces import (
+    EXPOSED,
+    HOST,
+    HOST_WORK,
+    KERNEL,
+    LAUNCH,
+    NOTHING,
+    PEER,
+    QUEUED,
+    SIDE_KERNEL,
+    TRANSFER,
+    Pieces,
+    by_structure,
+    is_server,
+    staged,
+    workers,
+)  # fmt: skip
+from clustersim.analysis.transfers import Facts, sort_of
+from clustersim.program import COMPUTE_STREAM
+from clustersim.timeline import Timeline
+
+MAX_CHASES = 2000
+"""Waits that are followed, the costliest first; what is left is charged as they were."""
+
+
+@dataclass
+class Charge:
+    """What one cause has cost so far [s, of all ranks together], and its costliest piece."""
+
+    cause: str
+    subject: str
+    seconds: float = 0.0
+    count: int = 0
+    worst: float = 0.0
+    op: int = -1
+    rank: int = -1
+    holder_rank: int = -1
+    holder_op: int = -1
+    link: int = -1
+    begin: float = 0.0
+    end: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+
+
+def _last_rank(timeline: Timeline) -> int:
+    """The rank that ends last; of several the first, -1 for none."""
+    ends = timeline.per_op()["end"]
+    if not np.isfinite(ends).any():
+        return -1
+    spans = OpColumns(timeline).of(int(np.argmax(ends)))
+    return int(spans.ranks[int(np.argmax(spans.end))])
+
+
+class Book:
+    """The charges while they are made."""
+
+    def __init__(self, timeline: Timeline, cut: Pieces, facts: dict[int, Facts], pace: Floats) -> None:
+        self.timeline, self.cut, self.facts = timeline, cut, facts
+        self.slow = slow_ranks(timeline, pace)
+        self.charges: dict[tuple[str, str], Charge] = {}
+        self._of_transfer: dict[int, tuple[str, str, int]] = {}
+        self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+        works = np.zeros(timeline.world_size)
+        works[workers(timeline)] = 1
+        self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
+        self._servers = set(np.flatnonzero(works == 0).tolist())
+        self._last_rank = _last_rank(timeline)
+        self.could_hide = [op.kind in REDUCES and op.stream != COMPUTE_STREAM for op in timeline.ops]
+        self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
+
+    def charge_all(self) -> None:
+        """Every piece, gathered by op and rank class first."""
+        cut = self.cut
+        host_kernel = (cut.why <= SIDE_KERNEL) & ((cut.state == HOST) | (cut.state == LAUNCH))
+        idle = (host_kernel | (cut.why > SIDE_KERNEL)) & (self.weight[cut.owner] > 0)
+        who = np.flatnonzero(idle)
+        if not len(who):
+            return
+        key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
+        groups, inverse = np.unique(key, return_inverse=True)
+        seconds = np.bincount(inverse, weights=cut.seconds[who], minlength=len(groups))
+        order = np.argsort(inverse, kind="stable")
+        ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
+        first = who[order[ptr]]
+        last = who[order[np.append(ptr[1:], len(order)) - 1]]
+        waits: list[tuple[float, int, int]] = []
+        for g in range(len(groups)):
+            piece = int(first[g])
+            if cut.why[piece] in (PEER, QUEUED):
+                waits.append((float(seconds[g]), piece, int(last[g])))
+            else:
+                self._plain(piece, int(last[g]), float(seconds[g]))
+        self._waits(waits)
+
+    def _plain(self, piece: int, last: int, seconds: float) -> None:
+        why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
+        if why == TRANSFER:
+            cause, subject, link = self.of_transfer(op)
+            self.add(cause, subject, piece, last, seconds, link=link)
+            return
+        ops = self.timeline.ops
+        if why == NOTHING:
+            self.add(*self._of_nothing(), piece, last, seconds, holder=self._last_rank)
+        elif why == HOST_WORK:
+            self.add(
+                "host copies" if ops[op].phase == "memcpy" else "host", sort_of(ops[op].name), piece, last, seconds
+            )
+        elif self.cut.state[piece] == LAUNCH:
+            self.add("launch", "kernels", piece, last, seconds)
+        else:
+            self.add("host", sort_of(ops[op].name), piece, last, seconds)
+
+    def _of_nothing(self) -> tuple[str, str]:
+        """(cause, subject) of ranks without anything left to do: whoever ends last holds them."""
+        if self.timeline.source != "simulated":
+            return "idle device", "nothing queued"
+        if self._last_rank in self._servers:
+            return "parameter server", "server"
+        if self.slow[self._last_rank]:
+            return "slow rank", f"rank {self._last_rank}"
+        return ("schedule", "end of the list") if staged(self.timeline) else ("jitter", "ranks")
+
+    def of_transfer(self, op: int) -> tuple[str, str, int]:
+        """(cause, subject, link) of an exposed transfer."""
+        if op not in self._of_transfer:
+            self._of_transfer[op] = self._transfer(op)
+        return self._of_transfer[op]
+
+    def _transfer(self, op: int) -> tuple[str, str, int]:
+        info, facts = self.timeline.ops[op], self.facts[op]
+        if self._serves(op):
+            return "parameter server", "server", facts.link
+        if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
+            return facts.limit, sort_of(self.timeline.links.link_names[facts.link]), facts.link
+        return facts.limit, sort_of(info.name), -1
+
+    def _serves(self, op: int) -> bool:
+        info = self.timeline.ops[op]
+        return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
+
+    def _waits(self, waits: list[tuple[float, int, int]]) -> None:
+        """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
+        chase, cut = Chase(self.timeline, self.cut), self.cut
+        meetings: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+        for seconds, piece, last in waits:
+            op = int(cut.op[piece])
+            group = int(chase.group_of(op)[cut.ranks[cut.owner[piece]]])
+            meetings.setdefault((op, group), []).append((seconds, piece, last))
+        ranked = sorted(meetings.values(), key=lambda m: -sum(w[0] * self.weight[cut.owner[w[1]]] for w in m))
+        for n, members in enumerate(ranked):
+            _, piece, last = max(members, key=lambda w: w[0])
+            op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
+            held = None
+            if n < MAX_CHASES and cut.why[piece] == PEER:
+                held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
+            cause, subject, holder, holder_op, link = self.of_wait(op, held)
+            for seconds, one, end in members:
+                self.add(cause, subject, one, end, seconds, holder, holder_op, link)
+
+    def of_wait(self, op: int, held: Held | None) -> tuple[str, str, int, int, int]:
+        """(cause, subject, holding rank, its op, link) of a wait at an op."""
+        name = sort_of(self.timeline.ops[op].name)
+        if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
+            return "parameter server", "server", held.rank if held else -1, held.op if held else -1, -1
+        if held is None:
+            return "jitter", "ranks", -1, -1, -1
+        slow = held.rank >= 0 and bool(self.slow[held.rank])
+        if held.why in (KERNEL, SIDE_KERNEL) and slow:
+            return "slow rank", f"rank {held.rank}", held.rank, held.op, -1
+        if by_structure(self.timeline, self.timeline.ops[op]):
+            return "schedule", name, held.rank, held.op, -1
+        if held.why == TRANSFER and held.op in self.facts:
+            cause, subject, link = self.of_transfer(held.op)
+            return cause, subject, held.rank, held.op, link
+        if held.why == HOST_WORK:
+            return "host copies", name, held.rank, held.op, -1
+        if held.why == NOTHING and self.timeline.source != "simulated":
+            return "late launch", "peers", held.rank, held.op, -1
+        return "jitter", "ranks", held.rank, held.op, -1
+
+    def add(
+        self, cause: str, subject: str, piece: int, last: int, seconds: float,
+        holder: int = -1, holder_op: int = -1, link: int = -1,
+    ) -> None:  # fmt: skip
+        """Charge ``seconds`` of each rank of the piece's class."""
+        cut, key = self.cut, (cause, subject)
+        charge = self.charges.setdefault(key, Charge(cause, subject))
+        owner, op = int(cut.owner[piece]), int(cut.op[piece])
+        total = seconds * float(self.weight[owner])
+        charge.seconds += total
+        charge.count += 1
+        charge.ranks.update(self._class_ranks[owner])
+        if cut.state[piece] == EXPOSED and self.could_hide[op]:
+            step = self.exposed[self.timeline.ops[op].step]
+            step[key] = step.get(key, 0.0) + total
+        if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
+            charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
+            charge.holder_rank, charge.holder_op, charge.link = holder, holder_op, link
+            charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
+
+    def move_late_starts(self, late: dict[int, LateStart]) -> None:
+        """Charge to each step's late start what it exposes, out of what its transfers were charged with."""
+        world = self.timeline.world_size - len(self._servers)
+        for step, fact in late.items():
+            booked = self.exposed.get(step, {})
+            total = sum(booked.values())
+            moved = min(total, fact.idle * world)
+            if not total or moved <= 0:
+                continue
+            for key, seconds in booked.items():
+                self.charges[key].seconds -= seconds * moved / total
+            charge = self.charges.setdefault(("late start", "backward"), Charge("late start", "backward"))
+            charge.seconds += moved
+            charge.count += 1
+            charge.ranks.update(range(world))
+            if moved / world > charge.worst:
+                charge.worst, charge.op, charge.rank = moved / world, fact.op, fact.rank
+                charge.begin, charge.end = fact.begin, fact.end
