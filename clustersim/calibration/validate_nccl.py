@@ -87,8 +87,9 @@ def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[in
     return Group(machine, mesh.gpus, launch=launch, nccl_version=version)
 
 
-def _predict(row: dict[str, str]) -> tuple[float, float]:
-    measured = number(row, "time_us") * 1e-6
+def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
+    """What a row measured: seconds, and the collective on its machine. Raises ValueError for a row that cannot be."""
+    seconds = number(row, "time_us") * 1e-6
     if not row["topology"]:
         raise ValueError("the row does not say which topology")
     kind = KINDS.get(row["collective"])
@@ -109,8 +110,13 @@ def _predict(row: dict[str, str]) -> tuple[float, float]:
         algorithm=_pin(env, "NCCL_ALGO"),
         protocol=_pin(env, "NCCL_PROTO"),
     )
+    return seconds, request, group
+
+
+def _predict(row: dict[str, str]) -> tuple[float, float]:
+    seconds, request, group = measured(row)
     plan = collectives.plan(request, group, backend="nccl")
     predicted = plan.time(group.topology.link_bandwidth)
     if not np.isfinite(predicted) or predicted <= 0:
         raise ValueError(f"the model gives {predicted} s, which is no time")
-    return measured, predicted
+    return seconds, predicted

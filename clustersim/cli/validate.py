@@ -33,20 +33,38 @@ def validate() -> None:
 
 @validate.command()
 @table_argument
+@click.option(
+    "--cross-validate",
+    "holdout",
+    type=click.Choice(["half", "scale", "platform"]),
+    default=None,
+    help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, or "
+    "a whole platform (minutes).",
+)
 @by_option
 @worst_option
 @plot_option
 @markdown_option
 @json_option
-def nccl(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...], worst: int | None, plot: Path | None) -> None:
+def nccl(
+    table: Path,
+    holdout: str | None,
+    as_json: bool,
+    markdown: bool,
+    by: tuple[str, ...],
+    worst: int | None,
+    plot: Path | None,
+) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
     from clustersim.calibration import validate_nccl as kind
+    from clustersim.calibration.cross_validate import cross_validate
 
     if plot is not None:
         picture_path(plot)
-    with working(f"predicting {table}"):
-        result = kind.validate_nccl(table)
-    _show(result, as_json, markdown, by, f"nccl-tests: {table}")
+    with working(f"predicting {table}") as told:
+        result = kind.validate_nccl(table) if holdout is None else cross_validate(table, holdout, told)
+    held_out = "" if holdout is None else f", held out: {holdout}"
+    _show(result, as_json, markdown, by, f"nccl-tests: {table}{held_out}")
     _look(result, Looks(by[0] if by else "size_class", "size_class", kind.DIMENSIONS, kind.identity), worst, plot)
 
 

@@ -17,7 +17,7 @@ from clustersim.calibration.fit.knobs import Floats, Ints, Knob
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import Choice, seconds
 from clustersim.collectives.paths import placement
-from clustersim.costs import Costs, flat, overlaid
+from clustersim.costs import COSTS, Costs, flat, overlaid
 
 SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
@@ -92,7 +92,8 @@ class NcclTimes:
 
     Parameters
     ----------
-    rows : what was measured. joint : also fit the factors between GPU generations, for rows of many machines.
+    rows : what was measured. joint : rows of many machines: the factors between GPU generations are fitted, too, and
+    what a machine's own file says stays.
     """
 
     rows: tuple[Measured, ...]
@@ -116,7 +117,7 @@ class NcclTimes:
         order: list[str] = []
         machines = {(id(c), *_traits(row)): (c, row) for c, row in zip(self._defaults, self.rows, strict=True)}
         for costs, row in machines.values():
-            values = flat(costs)
+            values = flat(COSTS if self.joint else costs)
             order = order or list(values)
             for name, spread in _mattering(values, row.choice, self.joint):
                 found.setdefault(name, Knob(name, values[name], spread, 1.0 if "share" in name else math.inf))
@@ -133,9 +134,16 @@ class NcclTimes:
         for i in range(len(self.rows)) if rows is None else rows.tolist():
             base = self._defaults[i]
             if id(base) not in made:
-                made[id(base)] = overlaid(base, values)
+                made[id(base)] = overlaid(base, self._shared(base, values))
             out.append(seconds(self.rows[i].choice, made[id(base)]))
         return np.array(out)
+
+    def _shared(self, base: Costs, values: Mapping[str, float]) -> Mapping[str, float]:
+        """What of a joint fit's constants a machine takes: not those that its own file gives."""
+        if not self.joint or base is COSTS:
+            return values
+        own, usual = flat(base), flat(COSTS)
+        return {name: value for name, value in values.items() if own[name] == usual[name]}
 
 
 def _traits(row: Measured) -> tuple[str, str, str]:

@@ -1,0 +1,105 @@
+"""What is held out is predicted from the rest alone, and a log repairs what it can tell of itself."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from clustersim import fabrics
+from clustersim.calibration.cross_validate import HOLDOUTS, cross_validate
+from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.cli import main
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl_backend import choice, seconds
+from clustersim.costs import overlaid
+from clustersim.errors import ClusterSimError
+
+SHARED = ROOT.parent / "shared" / "measurements" / "nccl_tests.csv"
+COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us", "source", "notes")
+
+
+def rows_of(topology: str, nodes: int, planted: dict[str, float], kind: str = "all_gather") -> list[tuple[object, ...]]:
+    machine = fabrics.load(topology, nodes=nodes)
+    group, rng = Group(machine, fabrics.mesh(machine).gpus), np.random.default_rng(nodes)
+    costs, found = overlaid(costs_of(group), planted), []
+    for size in 2.0 ** np.arange(3, 33):
+        time = seconds(choice(Request(kind, float(size)), group), costs) * np.exp(0.02 * rng.standard_normal())
+        case = f"{topology}-{nodes}-{kind}"
+        found.append((case, topology, nodes, group.size, kind, int(size), time * 1e6, "https://a.org/x/y/z", ""))
+    return found
+
+
+def table(folder: Path, *parts: list[tuple[object, ...]]) -> Path:
+    path = folder / "table.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for part in parts:
+            writer.writerows(part)
+    return path
+
+
+SLOW_HOST = {"host_floor.intel": 60e-6, "net_share.ib": 0.7}
+
+
+def test_half_of_a_log_repairs_its_host_and_its_network(tmp_path):
+    path = table(tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST))
+    before, after = validate_nccl(path)["by"]["size_class"], cross_validate(path, "half")
+    assert before["<=64 KiB"]["median_abs_rel_error"] > 0.4
+    assert before[">32 MiB"]["median_abs_rel_error"] > 0.1
+    assert all(part["median_abs_rel_error"] < 0.04 for part in after["by"]["size_class"].values())
+    assert after["overall"]["n_rows"] == 30  # the other half was fitted
+
+
+def test_small_runs_tell_of_larger_ones(tmp_path):
+    path = table(tmp_path, *(rows_of("hgx-h100", n, SLOW_HOST) for n in (2, 4, 8)))
+    after = cross_validate(path, "scale")
+    assert {row["nodes"] for row in after["rows"]} == {"8"}
+    assert after["overall"]["median_abs_rel_error"] < 0.05
+
+
+def test_a_platform_is_predicted_from_the_others(tmp_path):
+    # Both have hosts slower than the default; none says so for itself.
+    path = table(tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("aws-p4d", 1, {"host_floor.intel": 60e-6}))
+    before, after = validate_nccl(path), cross_validate(path, "platform")
+    assert after["overall"]["n_rows"] == 60
+    for name in ("hgx-h100", "aws-p4d"):
+        error = [r["by"]["platform"][name]["median_abs_rel_error"] for r in (before, after)]
+        assert error[1] < error[0]
+
+
+def test_what_cannot_be_held_out_is_said(tmp_path):
+    path = table(tmp_path, rows_of("hgx-h100", 1, {}))
+    with pytest.raises(ClusterSimError, match="runs of different numbers of nodes"):
+        cross_validate(path, "scale")
+    with pytest.raises(ClusterSimError, match="several machines"):
+        cross_validate(path, "platform")
+    with pytest.raises(ClusterSimError, match="did you mean 'half'"):
+        cross_validate(path, "halve")
+    assert set(HOLDOUTS) == {"half", "scale", "platform"}
+
+
+def test_the_command_prints_the_usual_table(tmp_path, capsys):
+    path = table(tmp_path, rows_of("hgx-h100", 1, {"host_floor.intel": 60e-6}))
+    with pytest.raises(SystemExit) as done:
+        main(["validate", "nccl", str(path), "--cross-validate", "half", "--by", "size_class"])
+    assert done.value.code == 0
+    out = capsys.readouterr().out
+    assert "held out: half" in out
+    assert "<=64 KiB" in out
+
+
+@pytest.mark.shared
+def test_own_logs_and_larger_scales_are_predicted_as_well_as_claimed():
+    if not SHARED.exists():
+        pytest.skip("needs ../shared")
+    half = {k: v["median_abs_rel_error"] for k, v in cross_validate(SHARED, "half")["by"]["size_class"].items()}
+    assert half["<=64 KiB"] < 0.08
+    assert half["64 KiB - 32 MiB"] < 0.115
+    assert half[">32 MiB"] < 0.04
+    assert cross_validate(SHARED, "scale")["overall"]["median_abs_rel_error"] < 0.06
