@@ -2,11 +2,13 @@
 
 Collectives are compared one kind, size and group at a time, by the fastest loop of all rounds on CPU ranks, whose cores
 other processes may share, and by the median on GPUs. Training steps are played from the shape the capture trained:
-each strategy's program on the topology's device. A step's fastest repeat is compared for the same reason.
+each strategy's program on the topology's device. A step's fastest repeat is compared for the same reason; of a rank
+that trains alone on one thread, its CPU time, which other processes do not lengthen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,8 @@ def _step_rows(capture: Capture) -> Iterator[dict[str, Any]]:
     for row in capture.steps:
         if "step_time" in row:
             seconds = row["step_time" if capture.on_gpu else "time_min"] * 1e-6
+            if row["mode"] == "single" and not capture.on_gpu and capture.threads == 1:
+                seconds = min(seconds, row.get("time_cpu", math.inf) * 1e-6)
             yield {**row, "part": "steps", "case_id": f"step, {row['mode']}", "ranks": capture.ranks,
                    "seconds": seconds}  # fmt: skip
 

@@ -305,7 +305,8 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     if cores:
-        cost = replace(cost, overlap_slowdown=_taken(cores))
+        # A server is a process like any other.
+        cost = replace(cost, overlap_slowdown=_taken(cores), host_bandwidth=gpu.stream_rate())
     return cost if run.jitter is None else replace(cost, jitter=run.jitter)
 
 
@@ -317,9 +318,8 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
     homes = mesh.gpus[: mesh.workers].tolist()
     if any(topology.vertex_kinds[vertex] != CPU for vertex in homes):
         return 0.0
-    share = (
-        topology.node_types[int(topology.vertex_node[homes[0]])].cores or mesh.nproc_per_node
-    ) / mesh.nproc_per_node
+    each = mesh.world_size / mesh.n_nodes  # servers are processes, too
+    share = (topology.node_types[int(topology.vertex_node[homes[0]])].cores or each) / each
     return float(int(share)) if share >= 1 else share
 
 

@@ -184,14 +184,20 @@ def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path,
         return {"skipped": problem}
     once = max(world.gather(_timed(world, step)))
     count = world.told(repeats_for(once, seconds / 2, MOST_STEPS))
-    times = [_timed(world, step) for _ in range(count)]
-    ranks = world.gather([middle(times), min(times), max(times)])
+    times, busy = [], []
+    for _ in range(count):
+        start = time.process_time()
+        times.append(_timed(world, step))
+        busy.append(time.process_time() - start)
+    ranks = world.gather([middle(times), min(times), max(times), min(busy)])
     row = {
         "step_time": max(r[0] for r in ranks) * 1e6, "rank_times": [r[0] * 1e6 for r in ranks],
         "time_min": min(r[1] for r in ranks) * 1e6, "time_max": max(r[2] for r in ranks) * 1e6, "steps": count,
         "loss": next((float(x.detach()) for x in losses[::-1] if x is not None), None),
         "parameters": sum(p.numel() for p in gpt.build(world.torch, shape, "meta").parameters()),
     }  # fmt: skip
+    if not world.on_gpu:
+        row["time_cpu"] = max(r[3] for r in ranks) * 1e6  # of the busiest rank, all its threads
     if world.on_gpu:
         row["peak_memory"] = max(world.gather(world.torch.cuda.max_memory_allocated()))
     _, problem = _agreed(world, lambda: _profile(world, step, folder))
