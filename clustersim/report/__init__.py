@@ -5,7 +5,6 @@ Everything printed is escaped by Jinja2 or the SVG writers, and the page's own p
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from clustersim.errors import ClusterSimError
