@@ -61,22 +61,23 @@ def test_the_cores_that_ranks_share_explain_four_ranks_with_two_ranks_constants(
 
 
 def test_a_calibrated_topology_predicts_its_capture(tmp_path, clustersim):
-    out = tmp_path / "my-cpu.toml"
-    done = clustersim("calibrate", TWO, "--topology", "cpu-gloo", "-o", out)
+    before, out = tmp_path / "slow.toml", tmp_path / "my-cpu.toml"
+    before.write_text(
+        'name = "slow"\nextends = "cpu-gloo"\n[node]\ncores = 2\n[calibration.gloo]\nmessage = { value = "300 us" }\n'
+    )
+    done = clustersim("calibrate", TWO, "--topology", before, "-o", out)
     assert done.returncode == 0, done.stderr
     assert "half of the sizes fitted and the rest predicted" in done.stdout
     machine = fabrics.load(str(out))
     assert machine.node_types[0].cores == 2
     assert machine.calibration is not None
     assert machine.calibration.provenance.rows > 200
-    before = tmp_path / "two-cores.toml"
-    before.write_text('name = "two-cores"\nextends = "cpu-gloo"\n[node]\ncores = 2\n')
     errors = {}
     for path in (before, out):
         done = clustersim("validate", "capture", TWO, "--topology", path, "--json")
         assert done.returncode == 0, done.stderr
         errors[path] = json.loads(done.stdout)["by"]["part"]["collectives"]["median_abs_rel_error"]
-    assert errors[out] < 0.05 < errors[before]
+    assert errors[out] < 0.05 < 0.5 < errors[before]
 
 
 def test_steps_of_every_captured_strategy_are_played(tmp_path):
@@ -189,13 +190,13 @@ def test_an_interrupted_capture_is_fitted_as_far_as_it_came(tmp_path):
 def test_three_commands_from_a_machine_to_its_calibrated_topology(tmp_path, clustersim):
     """As the README says, on this machine and now; other work on it is in the noise that the capture measures."""
     run, out = tmp_path / "run", tmp_path / "my-cpu.toml"
-    done = clustersim("capture", "--out", run, "--nproc-per-node", "2", "--device", "cpu", "--budget", "24s",
+    done = clustersim("capture", "--out", run, "--nproc-per-node", "2", "--device", "cpu", "--budget", "18s",
                       "--largest", "4M", "--parts", "collectives,compute")  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     done = clustersim("calibrate", run, "--topology", "cpu-gloo", "-o", out, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["errors"]["gloo"]["rows"] > 50
+    assert said["errors"]["gloo"]["rows"] > 40
     assert said["gloo_held_out"] < 0.15 + said["noise"]
     assert said["errors"]["gloo"]["after"] <= said["errors"]["gloo"]["before"] + 0.02
     done = clustersim("validate", "capture", run, "--topology", out, "--json")
