@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustersim import analysis, collectives, engine, fabrics, models, plots, strategies, sweeps, traces, units
     from clustersim.analysis.metrics import summary
-    from clustersim.collectives import plan
     from clustersim.collectives.base import Group, Plan, Request
     from clustersim.compute import step_cost
     from clustersim.engine import simulate
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from clustersim.mesh import Mesh
     from clustersim.model import Model, StepCost
     from clustersim.models import from_hf
+    from clustersim.planner import plan
     from clustersim.program import Collective, Compute, Program, Recv, Role, Send
     from clustersim.scenario import Scenario, load
     from clustersim.strategies import STRATEGIES
@@ -50,7 +50,7 @@ _HOME = {
     "Topology": "topology",
     "from_hf": "models",
     "load": "scenario",
-    "plan": "collectives",
+    "plan": "planner",
     "simulate": "engine",
     "step_cost": "compute",
     "summary": "analysis.metrics",

@@ -19,13 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 TABLES = ROOT.parent / "shared" / "measurements"
-DATE = re.compile(r"<!-- date -->[^<]*<!-- -->")
+ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
+DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
-def parts() -> Iterator[tuple[str, str]]:
+def parts(text: str | None = None) -> Iterator[tuple[str, str]]:
     """(arguments, what the README has) of every generated part."""
-    for found in PART.finditer(README.read_text()):
+    for found in PART.finditer(README.read_text() if text is None else text):
         yield found["arguments"], found["body"]
 
 
@@ -44,10 +45,28 @@ def printed(arguments: str, *, draw: bool = False) -> str:
     return done.stdout if "--markdown" in words else f"```\n$ clustersim {arguments}\n{done.stdout}```\n"
 
 
+def accuracy(text: str) -> str:
+    """What the README's table of training steps says of each kind of strategy, as ``data/accuracy.toml`` holds it."""
+    tables = (body for arguments, body in parts(text) if arguments.startswith("validate steps") and "kind" in arguments)
+    part = next(tables)
+    row = r"^\| (?:kind)? *\| (\w+) \| \d+ \| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) %"
+    found = re.findall(row, part, re.MULTILINE)
+    said = [
+        "# How far predicted training steps are from published ones: written by `python tests/readme.py`.",
+        f'date = "{DATE.findall(text)[0]}"',
+    ]
+    for kind, cases, median, p90 in found:
+        shares = [f"{name} = {float(value) / 100:.4g}" for name, value in (("median", median), ("p90", p90))]
+        said += ["", f"[steps.{kind}]", f"cases = {cases}", *shares]
+    return "\n".join(said) + "\n"
+
+
 def main() -> None:
     """Rewrite every generated part of the README."""
     text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], README.read_text())
-    README.write_text(DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text))
+    text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
+    README.write_text(text)
+    ACCURACY.write_text(accuracy(text))
 
 
 if __name__ == "__main__":

@@ -34,3 +34,7 @@ def test_asking_for_a_part_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "run", run)
     readme.printed("validate nccl x --plot picture.png --markdown")
     assert told[0][3:] == ["validate", "nccl", "x", "--markdown"]
+
+
+def test_the_error_that_plans_carry_is_the_readmes() -> None:
+    assert readme.accuracy(readme.README.read_text()) == readme.ACCURACY.read_text(), "run: python tests/readme.py"

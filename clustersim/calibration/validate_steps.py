@@ -43,10 +43,23 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
     "source": lambda row: row["case_id"].split("-")[0],
     "platform": lambda row: row.get("topology", ""),
     "strategy": lambda row: row["strategy"],
+    "kind": lambda row: kind_of(row["strategy"]),
     "model": lambda row: row["model"],
     "size_class": lambda row: f"{row['gpus']} GPUs",
 }
 """What the error is split by."""
+
+
+def kind_of(strategy: str) -> str:
+    """A table's strategy as the ``kind`` of a scenario's ``[strategy]``.
+
+    >>> kind_of("fsdp-full"), kind_of("zero3 (ZeRO++: qwZ + hpZ=16 + qgZ)"), kind_of("dp (torch DataParallel)")
+    ('fsdp', 'zero', 'data_parallel')
+    """
+    if "FSDP" in strategy or strategy.startswith(("fsdp", "hsdp")):
+        return "fsdp"
+    kinds = {"zero": "zero", "ps": "parameter_server", "dp": "data_parallel", "single": "single"}
+    return next((kind for start, kind in kinds.items() if strategy.startswith(start)), "ddp")
 
 
 def identity(row: Row) -> tuple[object, ...]:

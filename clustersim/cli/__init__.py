@@ -22,6 +22,7 @@ from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
 from clustersim.cli.memory import memory
+from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
 from clustersim.cli.replay import replay
 from clustersim.cli.report import export, report
@@ -64,6 +65,7 @@ for _command in (
     describe,
     compare_strategies,
     sweep,
+    plan,
     memory,
     check,
     collective,

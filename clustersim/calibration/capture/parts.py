@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from clustersim.errors import TraceError
-from clustersim.paths import fresh
 
 VERSION = 1
 """Of the lines' layout; every file begins with a line that says it."""
@@ -65,11 +65,14 @@ def _cannot(path: Path, error: OSError) -> TraceError:
 
 def write_whole(path: Path, data: bytes) -> None:
     """A file that appears whole or not at all. Raises :class:`TraceError`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh(path) as temporary:
-            temporary.write_bytes(data)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise _cannot(path, error) from None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 BALANCED_TREE, SPLIT_TREE, TREE, RING, NVLS, COLLNET_DIRECT = range(1, 7)
 """Patterns by NCCL's numbers. Balanced: a node's traffic enters at one GPU and leaves at two; TREE: all at one GPU."""
 
 
-class Layout(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Layout:
     """Channels of one algorithm on one node: what an attempt asks for, and what it found.
 
     Parameters

@@ -1,0 +1,77 @@
+"""``clustersim plan``: which machine, how many, and how to train on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, stdout, working
+
+if TYPE_CHECKING:
+    from clustersim.planner import Searched
+
+
+@click.command(short_help="Search machines and strategies within limits.")
+@click.argument("file")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl and plan.json.")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
+@click.option("--exhaustive", is_flag=True, help="Simulate also what bounds rule out.")
+@json_option
+def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, as_json: bool) -> None:
+    """Search the options of a plan: FILE is a .toml file, or the name of a shipped one.
+
+    What does not fit in memory or breaks a limit is ruled out, what cannot win by its bounds need not run, and the
+    rest is simulated. Printed are the options that no other beats in speed, cost, GPUs and energy at once, why each is
+    there, and why the alternatives lost. Rows are kept in OUT: the same command goes on after an interruption.
+    """
+    from clustersim import planner
+
+    read, path = planner.load(file)
+    with working(f"planning {path.stem}") as progress:
+        found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
+    said = planner.told(read, found)
+    planner.write(said, out)
+    if as_json:
+        print_json(said)
+    else:
+        _print(read.title or path.stem, said, found, out)
+
+
+def _print(title: str, said: dict[str, Any], found: Searched, out: Path) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = stdout()
+    table = Table(title=escape(title), title_justify="left")
+    columns = ("GPUs", f"{said['unit']}/s", "+-", f"USD/1e9 {said['unit']}", f"kWh/1e9 {said['unit']}", "days", "USD")
+    table.add_column("option", style="bold", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in said["front"]:
+        table.add_row(escape(row["option"]), *_cells(row))
+    console.print(table)
+    for heading, rows in (("why these", said["front"]), ("why not", said["alternatives"])):
+        if rows:
+            console.print(f"[bold]{heading}[/bold]")
+        for row in rows:
+            console.print(f"- {escape(row['option'])}: {escape(row['why'])}", soft_wrap=True, highlight=False)
+    for warning in said["warnings"]:
+        console.print(f"! {escape(warning)}", soft_wrap=True, highlight=False)
+    counts = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
+    console.print(f"{len(found.options):,} options: {counts}", highlight=False)
+    for line in said["assumptions"]:
+        console.print(f"assumed: {escape(line)}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {out}/results.jsonl, plan.json", markup=False, soft_wrap=True)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def number(value: float | None, form: str = ",.0f") -> str:
+        return "-" if value is None else format(value, form)
+
+    usd, kwh = row["usd_per_1e9"], row["kwh_per_1e9"]
+    return (
+        number(row["gpus"]), number(row["rate"]), f"{row['error']:.0%}", number(usd), number(kwh),
+        number(row["days"], ",.1f"), number(row["usd"]),
+    )  # fmt: skip

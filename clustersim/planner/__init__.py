@@ -1,0 +1,60 @@
+"""Capacity planning: which machine, how many, and how to train on it, within limits of money, time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clustersim.planner.answer import told, write
+from clustersim.planner.economics import Power, Rates, costs, rates, watts_per_gpu
+from clustersim.planner.pareto import dominates, front
+from clustersim.planner.searching import Option, Searched, search, title
+from clustersim.planner.spec import PlanFile, from_table, load
+from clustersim.sweeps.crews import Executor
+
+
+def plan(
+    what: str | Path | PlanFile,
+    out: str | Path,
+    *,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    exhaustive: bool = False,
+) -> dict[str, Any]:
+    """Search the options of a plan, and say which are worth having and why.
+
+    Parameters
+    ----------
+    what : a plan's file, the name of a shipped one, or a :class:`PlanFile`. out : a folder; what is simulated is kept
+        there, so that a second call goes on. executor, jobs : as for :func:`clustersim.sweep`.
+    exhaustive : simulate also what bounds rule out; the answer is the same.
+
+    Returns the answer as :func:`told` gives it, which is also written to ``plan.json`` in ``out``.
+
+    Raises :class:`clustersim.errors.ScenarioError` for a plan that cannot be read.
+    """
+    read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
+    said = told(read, search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive))
+    write(said, out)
+    return said
+
+
+__all__ = [
+    "Option",
+    "PlanFile",
+    "Power",
+    "Rates",
+    "Searched",
+    "costs",
+    "dominates",
+    "from_table",
+    "front",
+    "load",
+    "plan",
+    "rates",
+    "search",
+    "title",
+    "told",
+    "watts_per_gpu",
+    "write",
+]

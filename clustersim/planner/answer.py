@@ -1,0 +1,118 @@
+"""A search's answer in plain values: the front, the alternatives, what was assumed, and what is too close to call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from clustersim.paths import fresh, plain
+from clustersim.planner.searching import Option, Searched, title
+from clustersim.planner.spec import PlanFile
+from clustersim.planner.trust import alike, as_of, trust
+from clustersim.planner.why import alternatives, why_lost, why_on_front
+
+STATES = {
+    "simulated": "simulated",
+    "memory": "do not fit",
+    "limits": "break a limit",
+    "bound": "cannot win by their bounds",
+    "error": "cannot be run",
+}
+
+
+def told(plan: PlanFile, found: Searched) -> dict[str, Any]:
+    """The whole answer.
+
+    Returns a dict: ``unit`` ("tokens" or "samples"); ``front`` and ``alternatives``, rows as of :func:`row` with
+    ``why``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with
+    ``state`` and ``reason``.
+    """
+    unit = "tokens" if found.tokens else "samples"
+    front = [row(one) | {"why": why_on_front(one, found)} for one in found.front]
+    others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
+    states = Counter(one.state for one in found.options)
+    return {
+        "title": plan.title,
+        "unit": unit,
+        "front": front,
+        "alternatives": others,
+        "warnings": list(_close(found)),
+        "counts": {words: states[state] for state, words in STATES.items()},
+        "assumptions": list(assumptions(plan, found)),
+        "options": [row(one) | {"state": one.state, "reason": one.reason} for one in found.options],
+    }
+
+
+def row(option: Option) -> dict[str, Any]:
+    """One option's figures: ``rate`` [tokens/s or samples/s], ``error`` (relative, of its kind of strategy),
+    ``usd_per_1e9`` and ``kwh_per_1e9`` (None where not known), ``days`` and ``usd`` for the plan's tokens."""
+    usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
+    return {
+        "option": title(option.candidate),
+        "machine": option.candidate.machine.label,
+        "nodes": option.candidate.nodes,
+        "gpus": option.candidate.gpus,
+        "batch": option.candidate.batch,
+        "kind": kind_of(option),
+        "rate": option.rate or None,
+        "error": trust(kind_of(option)).median,
+        "usd_per_1e9": None if usd is None else usd * 1e9,
+        "kwh_per_1e9": None if kwh is None else kwh * 1e9,
+        "days": option.days,
+        "usd": option.usd,
+    }
+
+
+def kind_of(option: Option) -> str:
+    """The ``kind`` of its strategy."""
+    strategy = option.candidate.changes["strategy"]
+    return str(strategy["kind"]) if isinstance(strategy, Mapping) else ""
+
+
+def _close(found: Searched) -> Iterator[str]:
+    """Pairs on as many GPUs that differ by less than the error of their prediction."""
+    counted = [one for one in found.options if one.counts]
+    best: dict[tuple[int, str], Option] = {}
+    for one in counted:
+        key = one.candidate.gpus, one.candidate.label.split(", micro-batch")[0]
+        if key not in best or one.rate > best[key].rate:
+            best[key] = one
+    for a, b in combinations(best.values(), 2):
+        if a.candidate.gpus != b.candidate.gpus or not (a.on_front or b.on_front):
+            continue
+        if alike(kind_of(a), a.rate, kind_of(b), b.rate):
+            more = max(a.rate, b.rate) / min(a.rate, b.rate) - 1
+            yield (
+                f"{title(a.candidate)} and {title(b.candidate)} differ by {more:.1%}, less than predictions of "
+                "published steps are off: measure both, or choose by something else"
+            )
+
+
+def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
+    """What the figures rest on, a sentence each."""
+    for machine, known in zip(plan.machines, found.rates, strict=True):
+        price = "no price" if known.usd_per_gpu_hour is None else f"{known.usd_per_gpu_hour:g} USD per GPU-hour"
+        source = known.sources.get("price", "give usd_per_gpu_hour, and cost is told")
+        yield f"{machine.label}: {price} ({source})"
+        p, sources = known.power, known.sources
+        yield (
+            f"{machine.label}: {known.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
+            f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "
+            f"building draws {p.pue:g} x ({sources['compute']}; {sources['rest_of_machine']}; the others are assumed)"
+        )
+    everything = trust("all")
+    yield (
+        f"+-: half of {everything.cases} published steps lay within it, by kind of strategy (validated {as_of()}); the "
+        "input pipeline, failures and checkpoints are not counted"
+    )
+
+
+def write(said: Mapping[str, Any], out: str | Path) -> None:
+    """``plan.json`` in the plan's folder, whole or not at all."""
+    import msgspec
+
+    with fresh(Path(out) / "plan.json") as path:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain(said)), indent=2) + b"\n")

@@ -1,0 +1,105 @@
+"""What a run costs and draws: prices and power as data with sources, and what follows for tokens, days and budgets."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from clustersim.device import device
+from clustersim.paths import data_path
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True)
+class Power:
+    """Draw of a GPU in each state, as shares of its power limit, and what comes on top.
+
+    Parameters
+    ----------
+    compute, communication, idle : while kernels run, while only transfers run, while it waits for anything else.
+    rest_of_machine : CPUs, NICs, fans and losses of the machine per GPU, all the time.
+    pue : what the building draws over what the machines draw.
+    """
+
+    compute: float = 1.0
+    communication: float = 0.5
+    idle: float = 0.15
+    rest_of_machine: float = 0.5
+    pue: float = 1.2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is assumed of one kind of GPU.
+
+    Parameters
+    ----------
+    usd_per_gpu_hour : None where nobody says. limit_w : its power limit [W]. power : shares of that.
+    sources : of each of these, in words.
+    """
+
+    usd_per_gpu_hour: float | None
+    limit_w: float
+    power: Power
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return tomllib.loads((data_path("data") / "economics.toml").read_text(encoding="utf-8"))
+
+
+def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> Rates:
+    """What is assumed of a device; the caller's own numbers go before the shipped ones.
+
+    Raises :class:`clustersim.errors.TopologyError` for an unknown device.
+    """
+    gpu, data = device(name), _data()
+    price, shares = data["price"].get(gpu.name), {k: v for k, v in data["power"].items() if not k.endswith("_source")}
+    sources = {k.removesuffix("_source"): v for k, v in data["power"].items() if k.endswith("_source")}
+    own = dict(power or {})
+    sources |= dict.fromkeys(own, "the plan's own") | {"power limit": f"data sheet of {gpu.name}"}
+    if usd_per_gpu_hour is not None:
+        sources["price"] = "the plan's own"
+    elif price is not None:
+        usd_per_gpu_hour, sources["price"] = float(price["usd_per_gpu_hour"]), price["source"]
+    return Rates(usd_per_gpu_hour, gpu.tdp, Power(**(shares | own)), sources)
+
+
+def watts_per_gpu(rates: Rates, step_s: float, compute_s: float, exposed_s: float) -> float:
+    """Mean draw [W] per GPU over a step, the machine and the building included.
+
+    Parameters
+    ----------
+    step_s : [s]. compute_s : kernels run. exposed_s : only communication does, or waits for peers. The rest is idle.
+    """
+    idle_s = max(0.0, step_s - compute_s - exposed_s)
+    p = rates.power
+    busy = (p.compute * compute_s + p.communication * exposed_s + p.idle * idle_s) / step_s
+    return rates.limit_w * (busy + p.rest_of_machine) * p.pue
+
+
+def costs(rates: Rates, gpus: int, samples_per_s: float, result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of a steady run: USD and kWh per sample, and what the whole machine costs and draws.
+
+    Parameters
+    ----------
+    samples_per_s : tokens where a model has them. result : ``step_time_s``, ``compute_s`` and
+        ``exposed_communication_s``, as of ``clustersim run --json``.
+
+    Returns a dict: ``usd_per_hour``, ``usd_per_sample`` (both None without a price), ``watts_per_gpu``,
+    ``kwh_per_sample``.
+    """
+    step = float(result["step_time_s"])
+    watts = watts_per_gpu(rates, step, float(result["compute_s"]), float(result["exposed_communication_s"]))
+    per_hour = None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * gpus
+    return {
+        "usd_per_hour": per_hour,
+        "usd_per_sample": None if per_hour is None else per_hour / HOUR / samples_per_s,
+        "watts_per_gpu": watts,
+        "kwh_per_sample": watts * gpus / samples_per_s / 3.6e6,
+    }

@@ -1,0 +1,167 @@
+"""A plan's file: what is trained, on which machines it could be, within which limits, and what may be tried.
+
+In TOML::
+
+    title = "Llama-3-70B on up to 512 H100"
+
+    [model]                        # as in a scenario
+    name = "llama3-70b"
+    seq_len = 4096
+    dtype = "bf16"
+
+    [[machines]]                   # as a scenario's [cluster], with numbers of nodes to try
+    topology = "hgx-h100"
+    nodes = [16, 32, 64]
+    usd_per_gpu_hour = 2.5         # instead of the shipped price
+
+    [batch]
+    samples = [512, 1024]          # a step's, over all ranks: at least and at most
+
+    [limits]
+    gpus = 512
+    tokens = 1e12                  # to train on; needed by a deadline and a budget
+    deadline = "60 d"
+    budget_usd = 3e6
+
+    [try]
+    micro_batch_size = [1, 2, 4]
+    activation_checkpointing = ["none", "full"]
+
+    [[try.strategies]]             # any knob may be a list of values to try
+    kind = "fsdp"
+    data_parallel_replicate_degree = [1, 4]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from clustersim.errors import ScenarioError, nearest
+from clustersim.paths import data_path, shipped
+from clustersim.scenario.reading import Table, convert, read_toml
+from clustersim.scenario.schema import Positive
+from clustersim.units import Seconds, quantity
+
+PREFIX = "plan_"
+"""What the names of shipped plans begin with."""
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base: a misspelt field is an error."""
+
+
+class Machine(_Strict, frozen=True):
+    """``[[machines]]``: one kind of machine to buy or rent.
+
+    Parameters
+    ----------
+    topology, device, gpus_per_node, changes, fabric : as a scenario's ``[cluster]``. nodes : numbers to try.
+    name : in tables; the topology's when empty. usd_per_gpu_hour : its price. power : shares of the power limit, see
+        :class:`clustersim.planner.economics.Power`.
+    """
+
+    topology: str
+    nodes: tuple[Positive, ...]
+    name: str = ""
+    device: str | None = None
+    gpus_per_node: Positive | None = None
+    changes: list[dict[str, Any]] = []
+    fabric: dict[str, Any] = {}
+    usd_per_gpu_hour: Annotated[float, Meta(gt=0)] | None = None
+    power: dict[str, float] = {}
+
+    def cluster(self, nodes: int) -> Table:
+        """The scenario's ``[cluster]``."""
+        table: Table = {"topology": self.topology, "nodes": nodes}
+        for key in ("device", "gpus_per_node", "changes", "fabric"):
+            if getattr(self, key):
+                table[key] = getattr(self, key)
+        return table
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.name or self.topology
+
+
+class Batch(_Strict, frozen=True):
+    """``[batch]``: samples of one optimizer step over all ranks, one number or at least and at most."""
+
+    samples: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        low, high = self.bounds
+        if not 1 <= low <= high:
+            raise ValueError(f"samples = {self.samples} must be one number above 0, or [at least, at most]")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """At least, and at most."""
+        return (self.samples, self.samples) if isinstance(self.samples, int) else self.samples
+
+
+class Limits(_Strict, frozen=True):
+    """``[limits]``: what an option must keep.
+
+    Parameters
+    ----------
+    gpus : at most. memory_margin : share of a GPU's memory that stays free. tokens : to train on (samples where the
+        model has no tokens). deadline : time for that. budget_usd : for that.
+    """
+
+    gpus: Positive | None = None
+    memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    tokens: Annotated[float, Meta(gt=0)] | None = None
+    deadline: Seconds | None = None
+    budget_usd: Annotated[float, Meta(gt=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is None and (self.deadline is not None or self.budget_usd is not None):
+            raise ValueError("a deadline or a budget needs tokens: how many to train on")
+
+
+class Try(_Strict, frozen=True):
+    """``[try]``: what is searched. Every knob of a strategy may be a list of values."""
+
+    strategies: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
+    micro_batch_size: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 2, 4, 8)
+    activation_checkpointing: Annotated[tuple[str, ...], Meta(min_length=1)] = ("none", "full")
+
+
+class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
+    """A whole file. ``run`` is a scenario's ``[run]``; two steps and no jitter are its defaults here."""
+
+    model: dict[str, Any]
+    machines: Annotated[tuple[Machine, ...], Meta(min_length=1)]
+    batch: Batch
+    tried: Try
+    title: str = ""
+    limits: Limits = Limits()
+    run: dict[str, Any] = {}
+
+
+def load(path: str | Path) -> tuple[PlanFile, Path]:
+    """A plan and its file, by path or by shipped name. Raises :class:`ScenarioError`."""
+    found = _find(path)
+    return from_table(read_toml(found), found), found
+
+
+def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:
+    """A plan from the tables themselves; ``path`` is what errors name."""
+    return convert(table, PlanFile, str(path), dec_hook=quantity)
+
+
+def _find(path: str | Path) -> Path:
+    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(PREFIX)]
+    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+        if not Path(text).is_file():
+            raise ScenarioError(f"{text}: no such file; shipped plans need no path: {', '.join(known)}")
+        return Path(text)
+    for name in (text, f"{PREFIX}{text}"):
+        if name in known:
+            return data_path("scenarios") / f"{name}.toml"
+    raise ScenarioError(f"no plan {text!r}; {nearest(text, known)}")

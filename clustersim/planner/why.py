@@ -1,0 +1,117 @@
+"""Why an option is on the front, and why the well-known alternatives are not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from clustersim.planner.searching import Option, Searched, title
+
+NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
+"""Of the front's objectives, in order."""
+
+
+def why_on_front(option: Option, searched: Searched) -> str:
+    """What it is best at, or between whom it is the best trade."""
+    unit = "token" if searched.tokens else "sample"
+    front = searched.front
+    best = [
+        name.format(unit=unit)
+        for k, name in enumerate(NAMES)
+        if option.objectives[k] == min(one.objectives[k] for one in front)
+    ]
+    if best:
+        return ", ".join(best)
+    faster = min((one for one in front if one.rate > option.rate), key=lambda one: one.rate)
+    less = faster.candidate.gpus - option.candidate.gpus
+    slower = 1 - option.rate / faster.rate
+    cheaper = 1 - option.objectives[1] / faster.objectives[1]
+    said = [f"{less:,} GPUs fewer" if less > 0 else "", f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else ""]
+    gains = " and ".join(part for part in said if part)
+    return f"{gains} than the next faster, which is {1 / (1 - slower) - 1:.0%} faster"
+
+
+def why_lost(option: Option, searched: Searched) -> str:
+    """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
+    if not option.counts:
+        return option.reason or option.state
+    best = [
+        one for one in searched.front if all(x <= y for x, y in zip(one.objectives, option.objectives, strict=True))
+    ]
+    by = max(best, key=lambda one: one.rate)
+    more = option.objectives[1] / by.objectives[1] - 1
+    slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
+    dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
+    how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
+    return f"{where_it_goes(option.result)}; {how} than {title(by.candidate)}"
+
+
+def at_least_as_good(a: Option, b: Option) -> bool:
+    """Whether ``a`` is nowhere worse than ``b``."""
+    return all(x <= y for x, y in zip(a.objectives, b.objectives, strict=True))
+
+
+def where_it_goes(result: Mapping[str, Any]) -> str:
+    """The largest part of a step that is not the model's own work, in words.
+
+    >>> where_it_goes({"phase_shares": {"forward": 0.3, "exposed_communication": 0.31, "idle": 0.0},
+    ...                "hottest_links": [{"link": "node3/nic0 -> leaf0", "utilisation": 0.9}]})
+    '31% of the step is exposed communication (busiest: nic -> leaf, 90% of its line rate)'
+    """
+    shares = dict(result["phase_shares"])
+    losses = {name: float(shares.get(name, 0.0)) for name in ("exposed_communication", "idle", "optimizer", "gradient")}
+    losses["recomputation"] = _recomputed(result)
+    name = max(losses, key=lambda key: losses[key])
+    words = {
+        "exposed_communication": "exposed communication",
+        "gradient": "copies of gradients and parameters",
+        "recomputation": "recomputed activations",
+    }.get(name, name)
+    text = f"{losses[name]:.0%} of the step is {words}"
+    links = result.get("hottest_links") or []
+    if name == "exposed_communication" and links:
+        text += f" (busiest: {sort_of_link(links[0]['link'])}, {links[0]['utilisation']:.0%} of its line rate)"
+    return text
+
+
+def _recomputed(result: Mapping[str, Any]) -> float:
+    """Share of the step that executes FLOPs a second time: what HFU has over MFU, of the time in kernels."""
+    mfu, hfu = result.get("mfu") or 0.0, result.get("hfu") or 0.0
+    if hfu <= mfu or not result.get("step_time_s"):
+        return 0.0
+    busy = float(result.get("compute_s", 0.0)) / float(result["step_time_s"])
+    return (hfu - mfu) / hfu * busy
+
+
+def sort_of_link(name: str) -> str:
+    """A link's name without machine and numbers.
+
+    >>> sort_of_link("node17/nic0 -> leaf3")
+    'nic -> leaf'
+    """
+    return re.sub(r"\d+", "", re.sub(r"node\d+/", "", name))
+
+
+def alternatives(searched: Searched) -> list[Option]:
+    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others."""
+    there = {_family(one) for one in searched.front}
+    best: dict[str, Option] = {}
+    for one in searched.options:
+        family = _family(one)
+        if family in there or one.on_front:
+            continue
+        if family not in best or _rank(one) < _rank(best[family]):
+            best[family] = one
+    return sorted(best.values(), key=_rank)
+
+
+def _rank(option: Option) -> tuple[int, float, int]:
+    order = ("simulated", "bound", "limits", "memory", "error")
+    cost = option.objectives[1] if option.objectives else float("inf")
+    return order.index(option.state), cost, option.candidate.number
+
+
+def _family(option: Option) -> str:
+    """A strategy with its knobs, but for batch, accumulation and checkpointing."""
+    return option.candidate.label.split(", micro-batch")[0]

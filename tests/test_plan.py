@@ -1,0 +1,255 @@
+"""Plans: bounds prune nothing that belongs on the front, limits are kept, and the answer says why."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clustersim
+from clustersim import planner
+from clustersim.cli import cli
+from clustersim.errors import ClusterSimError, ScenarioError
+from clustersim.paths import data_path, shipped
+from clustersim.planner.candidates import base, candidates, expanded, scenario_of
+from clustersim.planner.limits import memory_verdict, step_bound, too_much
+from clustersim.planner.spec import from_table
+from clustersim.planner.trust import trust
+from clustersim.planner.why import alternatives, why_lost, why_on_front
+
+PLAN = {
+    "title": "GPT-2 XL",
+    "model": {"name": "gpt2-xl", "seq_len": 1024, "dtype": "bf16"},
+    "machines": [
+        {"topology": "hgx-a100", "nodes": [1, 2], "usd_per_gpu_hour": 2.0},
+        {"topology": "hgx-h100", "nodes": [1], "usd_per_gpu_hour": 4.0},
+    ],
+    "batch": {"samples": [64, 128]},
+    "try": {
+        "micro_batch_size": [2, 8],
+        "activation_checkpointing": ["none", "full"],
+        "strategies": [{"kind": "ddp"}, {"kind": "fsdp", "param_dtype": "bf16"}],
+    },
+    "run": {"steps": 2},
+}
+
+
+def plan(**changes):
+    return from_table(PLAN | changes)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    read = plan()
+    return read, folder, planner.search(read, "plan.toml", folder, jobs=1)
+
+
+def figures(found):
+    return [(planner.title(one.candidate), one.objectives) for one in found.front]
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------
+
+
+def test_the_pruned_search_finds_exactly_the_exhaustive_front(small, tmp_path):
+    read, _, pruned = small
+    every = planner.search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    assert figures(pruned) == figures(every)
+    assert sum(one.state == "simulated" for one in every.options) > sum(
+        one.state == "simulated" for one in pruned.options
+    )
+
+
+def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
+    read, _, _ = small
+    every = planner.search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    for one in (one for one in every.options if one.state == "simulated"):
+        bound = step_bound(scenario_of(read, "plan.toml", one.candidate).prepare())
+        assert bound.step_s <= one.result["step_time_s"]
+        assert bound.compute_s <= one.result["compute_s"]
+
+
+def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
+    read, folder, before = small
+    monkeypatch.setattr("clustersim.planner.searching.compute", lambda *_: pytest.fail("simulated again"))
+    assert figures(planner.search(read, "plan.toml", folder, jobs=1)) == figures(before)
+
+
+def test_processes_and_one_process_give_the_same_answer(small, tmp_path):
+    read, _, before = small
+    after = planner.search(read, "plan.toml", tmp_path, jobs=2)
+    assert planner.told(read, after) == planner.told(read, before)
+
+
+def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
+    read = plan(machines=[{"topology": "hgx-v100-4gpu-4x100g", "nodes": [1]}], batch={"samples": [1, 4096]},
+                **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
+                           "strategies": [{"kind": "ddp"}]}})  # fmt: skip
+    (one, *_) = candidates(read, {(0, 1): 4})
+    verdict = memory_verdict(scenario_of(read, "plan.toml", one))
+    assert "needs" in too_much(verdict, 0.05)
+    assert too_much(verdict, 0.0).startswith("needs")
+
+
+@pytest.mark.parametrize(
+    ("limits", "word"),
+    [({"tokens": 1e9, "deadline": "1 h"}, "days"), ({"tokens": 1e9, "budget_usd": 1.0}, "USD"), ({"gpus": 8}, "")],
+)
+def test_limits_are_kept_and_what_breaks_one_says_which(limits, word, tmp_path):
+    found = planner.search(plan(limits=limits), "plan.toml", tmp_path, jobs=1)
+    if "gpus" in limits:
+        assert max(one.candidate.gpus for one in found.options) == 8
+        return
+    reasons = [one.reason for one in found.options if one.state in {"limits", "simulated"} and one.reason]
+    assert reasons
+    assert all(word in reason and "allowed" in reason for reason in reasons)
+    assert not any(one.on_front for one in found.options if one.reason)
+
+
+def test_a_step_has_as_many_samples_as_the_plan_says():
+    read = plan()
+    for one in candidates(read, {(0, 1): 8, (0, 2): 16, (1, 1): 8}):
+        strategy = one.changes["strategy"]
+        assert 64 <= one.batch <= 128
+        assert one.batch == one.gpus * strategy["micro_batch_size"] * strategy["gradient_accumulation_steps"]
+
+
+def test_every_list_of_a_strategy_is_a_choice():
+    table = {"kind": "zero", "zero_optimization": {"stage": [1, 2, 3], "overlap_comm": True}, "param_dtype": ["bf16"]}
+    assert [one["zero_optimization"]["stage"] for one in expanded(table)] == [1, 2, 3]
+
+
+# ---- the front -------------------------------------------------------------------------------------------------------
+
+points = st.lists(st.tuples(*[st.integers(0, 4)] * 3), max_size=12)
+
+
+@settings(deadline=None)
+@given(points)
+def test_nothing_on_the_front_is_beaten_and_everything_off_it_is_beaten_or_equal(found):
+    kept = planner.front(found)
+    for i, point in enumerate(found):
+        beaten = any(planner.dominates(other, point) for other in found)
+        equal = any(found[k] == point for k in kept)
+        assert (i in kept) <= (not beaten)
+        assert i in kept or beaten or equal
+
+
+def test_every_option_on_the_front_says_why_and_the_best_of_each_kind_off_it_says_who_beats_it(small):
+    _, _, found = small
+    said = [why_on_front(one, found) for one in found.front]
+    assert any("the fastest" in text for text in said)
+    assert any("the cheapest per token" in text for text in said)
+    for one in alternatives(found):
+        assert why_lost(one, found)
+
+
+# ---- money and power -------------------------------------------------------------------------------------------------
+
+
+def test_cost_and_energy_are_the_closed_form():
+    known = planner.rates("H100-SXM5-80GB", 3.0, {"compute": 1.0, "communication": 0.5, "idle": 0.1,
+                                                   "rest_of_machine": 0.5, "pue": 1.2})  # fmt: skip
+    result = {"step_time_s": 1.0, "compute_s": 0.6, "exposed_communication_s": 0.3}
+    watts = 700 * (0.6 * 1.0 + 0.3 * 0.5 + 0.1 * 0.1 + 0.5) * 1.2
+    assert planner.watts_per_gpu(known, 1.0, 0.6, 0.3) == pytest.approx(watts)
+    spent = planner.costs(known, 16, 1000.0, result)
+    assert spent["usd_per_hour"] == 48.0
+    assert spent["usd_per_sample"] == pytest.approx(48.0 / 3600 / 1000)
+    assert spent["kwh_per_sample"] == pytest.approx(16 * watts / 1000 / 3.6e6)
+
+
+def test_a_machine_of_h100s_in_kernels_all_the_time_draws_what_was_measured():
+    """8.4 kW at most, without the building: arXiv:2412.08602."""
+    known = planner.rates("H100-SXM5-80GB", power={"pue": 1.0})
+    assert 8 * planner.watts_per_gpu(known, 1.0, 1.0, 0.0) == pytest.approx(8400.0)
+
+
+def test_every_figure_of_the_data_has_its_source():
+    data = tomllib.loads((data_path("data") / "economics.toml").read_text())
+    assert all(row["source"] for row in data["price"].values())
+    assert all(f"{name}_source" in data["power"] for name in data["power"] if not name.endswith("_source"))
+
+
+def test_without_a_price_gpu_hours_stand_in_and_no_cost_is_told(tmp_path):
+    read = plan(machines=[{"topology": "dgx-1v", "nodes": [1]}], model={"name": "resnet50"},
+                **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
+                           "strategies": [{"kind": "ddp"}]}}, batch={"samples": 256})  # fmt: skip
+    found = planner.search(read, "plan.toml", tmp_path, jobs=1)
+    said = planner.told(read, found)
+    assert said["unit"] == "samples"
+    assert said["front"][0]["usd_per_1e9"] is None
+    assert any("no price" in line for line in said["assumptions"])
+
+
+def test_validations_error_is_carried_into_every_figure(small):
+    read, _, found = small
+    said = planner.told(read, found)
+    for row in said["front"]:
+        assert row["error"] == trust(row["kind"]).median > 0
+    low, high = trust("ddp").span(1.0)
+    assert low < 1.0 < high
+    assert np.isclose(low * high, 1.0)
+
+
+# ---- files and the command -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in shipped("scenarios") if name.startswith("plan_")])
+def test_shipped_plans_are_read_and_their_options_can_be_said(name):
+    read, path = planner.load(name)
+    gpus = {(m, nodes): 8 * nodes for m, one in enumerate(read.machines) for nodes in one.nodes}
+    found = list(candidates(read, gpus))
+    assert found
+    assert base(read)["model"] == read.model
+    scenario_of(read, path, found[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": {"samples": [8, 4]}}, "at least, at most"),
+        ({"limits": {"deadline": "3 d"}}, "needs tokens"),
+        ({"machine": []}, "unknown field"),
+        ({"try": {"strategies": []}}, "length"),
+        ({"machines": [{"topology": "hgx-a100", "nodes": [0]}]}, "nodes"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_clear_error(changes, words):
+    with pytest.raises(ScenarioError, match=words):
+        plan(**changes)
+
+
+def test_a_batch_that_no_machine_makes_is_an_error(tmp_path):
+    with pytest.raises(ClusterSimError, match=r"\$\.batch\.samples"):
+        planner.search(plan(batch={"samples": 3}), "plan.toml", tmp_path, jobs=1)
+
+
+def test_the_command_prints_the_front_and_writes_the_answer(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'title = "R"\n[model]\nname = "resnet50"\n[[machines]]\ntopology = "dgx-1v"\nnodes = [1, 2]\n'
+        "usd_per_gpu_hour = 2.0\n[batch]\nsamples = [256, 512]\n[limits]\ntokens = 1e9\n"
+        '[try]\nmicro_batch_size = [32]\nactivation_checkpointing = ["none"]\n[[try.strategies]]\nkind = "ddp"\n'
+        "bucket_cap_mb = [1, 25]\n"
+    )
+    done = CliRunner().invoke(cli, ["plan", str(file), "--out", str(tmp_path / "out"), "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    for words in ("why these", "the fastest", "assumed: dgx-1v: 2 USD", "options:"):
+        assert words in done.stdout
+    said = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert said["front"][0]["usd"] > 0
+    again = CliRunner().invoke(cli, ["plan", str(file), "--out", str(tmp_path / "out"), "--jobs", "1", "--json"])
+    assert json.loads(again.stdout) == said
+
+
+def test_from_python_the_answer_is_the_commands(small, tmp_path):
+    read, folder, found = small
+    assert clustersim.plan(read, folder, jobs=1) == planner.told(read, found)
