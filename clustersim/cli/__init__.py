@@ -21,6 +21,7 @@ from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.explain import explain
+from clustersim.cli.lessons import lessons
 from clustersim.cli.memory import memory
 from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
@@ -76,6 +77,7 @@ for _command in (
     validate,
     claims,
     bench,
+    lessons,
 ):
     cli.add_command(_command)
 

@@ -1,0 +1,33 @@
+"""``clustersim lessons``: copy the notebooks out of the package, and say how to open them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from clustersim.cli.common import stdout, working
+
+
+@click.command(short_help="Copy the lessons (notebooks) to a folder.")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("lessons"))
+@click.option("--force", is_flag=True, help="Overwrite copies that were changed.")
+@click.option("--run", "execute", is_flag=True, help="Run them all, and keep what they show.")
+def lessons(folder: Path, force: bool, execute: bool) -> int:
+    """Copy the lessons to FOLDER (lessons) and say how to open them."""
+    from clustersim import lessons as shipped
+
+    copies = shipped.copy(folder, force=force)
+    out = stdout()
+    failures = 0
+    for lesson in copies:
+        failed = ""
+        if execute:
+            with working(f"running {lesson.name}") as told:
+                failed = shipped.run(lesson, told)
+            failures += bool(failed)
+        state = f"  FAILED: {failed}" if failed else "  ran" if execute else ""
+        out.print(f"{folder / lesson.name}  {lesson.title}{state}", markup=False, soft_wrap=True)
+    out.print(f"\nOpen them with:  jupyter lab {copies[0].path}", markup=False, soft_wrap=True)
+    out.print("(pip install 'clustersim\\[notebooks]' brings it; VS Code opens them too)", soft_wrap=True)
+    return 1 if failures else 0
