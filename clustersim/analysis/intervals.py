@@ -8,24 +8,27 @@ exclusion.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.blocks import AT_ONCE, reduced
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 MOST_STREAMS = 4
 """Streams of one role whose union is taken by inclusion and exclusion, which doubles with each."""
 
 
 class Interval(msgspec.Struct, frozen=True, eq=False):
-    """From ``start`` to ``end`` [s], numbers or arrays over ranks; empty where ``end <= start``.
+    """From ``start`` to ``end`` [s], arrays over ranks (one element: all of them); empty where ``end <= start``.
 
     No rank is inside it before ``first`` or after ``last`` [s].
     """
@@ -40,14 +43,23 @@ Intervals: TypeAlias = list[Interval]
 """Disjoint on every rank, in order of ``first``; ``last`` in order too."""
 
 
-def interval(start: Floats, end: Floats) -> Interval:
-    """Arrays over ranks (one element: all of them), with their extremes."""
-    return Interval(start, end, float(start.min()), float(end.max()))
+def _table(columns: Sequence[Floats], n: int) -> Floats:
+    """(len(columns), n): a row for each column."""
+    table = np.empty((len(columns), n))
+    for row, column in zip(table, columns, strict=True):
+        row[:] = column
+    return table
+
+
+def _parts(items: Sequence[T], n: int) -> Iterator[Sequence[T]]:
+    """Items a few at a time, so that a table of their columns of ``n`` stays small."""
+    step = max(1, AT_ONCE // n)
+    return (items[at : at + step] for at in range(0, len(items), step))
 
 
 def overlap(one: Intervals, other: Intervals) -> Intervals:
     """Where both are: disjoint again, empty ones left out."""
-    found: Intervals = []
+    pairs: list[tuple[Interval, Interval]] = []
     begin = 0
     for a in one:
         while begin < len(other) and other[begin].last <= a.first:
@@ -55,9 +67,15 @@ def overlap(one: Intervals, other: Intervals) -> Intervals:
         for b in other[begin:]:
             if b.first >= a.last:
                 break
-            start, end = np.maximum(a.start, b.start), np.minimum(a.end, b.end)
-            if (end > start).any():
-                found.append(Interval(start, end, max(a.first, b.first), min(a.last, b.last)))
+            pairs.append((a, b))
+    n = max((len(column) for pair in pairs for x in pair for column in (x.start, x.end)), default=1)
+    found: Intervals = []
+    for some in _parts(pairs, n):
+        start = np.maximum(_table([a.start for a, _ in some], n), _table([b.start for _, b in some], n))
+        end = np.minimum(_table([a.end for a, _ in some], n), _table([b.end for _, b in some], n))
+        for p in np.flatnonzero((end > start).any(axis=1)).tolist():
+            a, b = some[p]
+            found.append(Interval(start[p], end[p], max(a.first, b.first), min(a.last, b.last)))
     return _in_order(found)
 
 
@@ -73,8 +91,9 @@ def _in_order(intervals: Intervals) -> Intervals:
 def total(intervals: Intervals, n: int) -> Floats:
     """(n,) length of disjoint intervals per rank [s]."""
     length = np.zeros(n)
-    for item in intervals:
-        length += np.maximum(item.end - item.start, 0.0)
+    for some in _parts(intervals, n):
+        each = _table([item.end for item in some], n) - _table([item.start for item in some], n)
+        length += np.maximum(each, 0.0, out=each).sum(axis=0)
     return length
 
 
@@ -122,9 +141,13 @@ def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
         if block.op in ops:
             times = (block.ready if begin == "ready" else block.start), block.end
             parts.setdefault(block.op, []).append((block.ranks, *times))
+    whole = {op: mine[0][1:] for op, mine in parts.items() if len(mine) == 1 and len(mine[0][0]) == n}
+    lowest = reduced([begun for begun, _ in whole.values()], np.minimum).tolist()
+    highest = reduced([over for _, over in whole.values()], np.maximum).tolist()
+    for (op, (begun, over)), low, high in zip(whole.items(), lowest, highest, strict=True):
+        found[op] = Interval(begun, over, low, high)
     for op, mine in parts.items():
-        if len(mine) == 1 and len(mine[0][0]) == n:
-            found[op] = interval(*mine[0][1:])
+        if op in whole:
             continue
         starts, ends = np.zeros(n), np.zeros(n)
         for ranks, first, last in mine:
@@ -134,10 +157,12 @@ def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
 
 
 def _disjoint(intervals: Intervals, n: int) -> bool:
-    busy_until, latest = np.full(n, -np.inf), -np.inf
-    for item in intervals:
-        some = item.end > item.start
-        if item.first < latest and (some & (item.start < busy_until)).any():
+    busy_until = np.full(n, -np.inf)
+    for some in _parts(intervals, n):
+        start, end = _table([item.start for item in some], n), _table([item.end for item in some], n)
+        longer = end > start
+        until = np.maximum.accumulate([busy_until, *np.where(longer, end, -np.inf)], axis=0)
+        if (longer & (start < until[:-1])).any():
             return False
-        busy_until, latest = np.where(some, item.end, busy_until), item.last
+        busy_until = until[-1]
     return True
