@@ -18,6 +18,7 @@ from clustersim import collectives, fabrics
 from clustersim.calibration.score import Row, evaluate, number, read_table, score
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import nearest
+from clustersim.traces.samples import launch_mode
 
 COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us")
 KINDS = {
@@ -56,24 +57,14 @@ def identity(row: Row) -> tuple[object, ...]:
     return (*(row.get(column, "") for column in columns), launch_mode(row.get("notes", "")))
 
 
-def launch_mode(notes: str) -> str:
-    """How nccl-tests was started, as the notes of a row tell it.
-
-    >>> launch_mode("8 threads 1 process"), launch_mode("-g 8 one process"), launch_mode("")
-    ('threads', 'single_process', 'process_per_gpu')
-    """
-    if re.search(r"\bthreads\b", notes):
-        return "threads"
-    return "single_process" if re.search(r"(single|one|1) process|-g \d", notes) else "process_per_gpu"
-
-
 def nccl_version(text: str) -> tuple[int, int]:
     """(major, minor) from ``"2.22.3+cuda12.6"``; the newest known model where the log does not say."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else (2, 28)
 
 
-def _pin(env: str, variable: str) -> str | None:
+def pin(env: str, variable: str) -> str | None:
+    """What a setting of the environment pins, ``"RING"`` in ``"NCCL_ALGO=RING"``; None where it does not."""
     found = re.search(rf"\b{variable}=(\w+)", env)
     return found.group(1) if found else None
 
@@ -107,8 +98,8 @@ def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
         kind,
         number(row, "size_bytes"),
         dtype=DTYPES.get(row.get("dtype", ""), "fp32"),
-        algorithm=_pin(env, "NCCL_ALGO"),
-        protocol=_pin(env, "NCCL_PROTO"),
+        algorithm=pin(env, "NCCL_ALGO"),
+        protocol=pin(env, "NCCL_PROTO"),
     )
     return seconds, request, group
 

@@ -9,41 +9,81 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.cli.common import json_option, print_json, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
-    from clustersim.calibration.fit.of_capture import Calibrated
+    from clustersim.calibration.fit.calibrated import Calibrated
 
 
 @click.command(short_help="Fit a machine's constants to its measurements.")
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--topology", required=True, help="What the machine is built like: a shipped topology, or a file.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The topology file to write.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), default=None, help="Of runs whose log does not say; else as ranks need."
+)
+@click.option("--plots", type=click.Path(path_type=Path), default=None, help="A folder for a picture of the errors.")
 @json_option
-def calibrate(data: tuple[Path, ...], topology: str, out: Path, as_json: bool) -> None:
-    """Fit the constants of the time models to DATA, folders that clustersim capture wrote on one machine, and write a
-    topology file that carries them."""
+def calibrate(
+    data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, as_json: bool
+) -> None:
+    """Fit the constants of the time models to DATA of one machine, and write a topology file that carries them. DATA
+    are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
     from datetime import UTC, datetime
 
-    from clustersim.calibration.fit.of_capture import calibrate_captures, topology_text
+    from clustersim.calibration.fit.calibrated import topology_text
     from clustersim.paths import fresh
 
     if out.suffix != ".toml":
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
     with working(f"fitting {', '.join(map(str, data))}"):
-        found = calibrate_captures(data, topology, datetime.now(UTC).date().isoformat())
+        found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes)
     base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
     try:
         with fresh(out) as file:
             file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
     except OSError as error:
         raise ClusterSimError(f"{out}: cannot be written: {error.strerror}") from None
+    if plots is not None:
+        _draw(found, plots)
     if as_json:
         print_json(_plain(found))
     else:
         _print(found)
         click.echo(str(out))
+
+
+def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None) -> Calibrated:
+    """From captures, or from logs."""
+    from clustersim.calibration.fit.of_capture import calibrate_captures
+    from clustersim.calibration.fit.of_logs import calibrate_logs
+    from clustersim.traces import FORMATS, files, sniff
+
+    captured = [all(sniff(file) is FORMATS["capture"] for file in files.files_of(path)) for path in data]
+    if all(captured):
+        return calibrate_captures(data, topology, date)
+    if any(captured):
+        raise ClusterSimError(f"{data[captured.index(True)]} is a capture, {data[captured.index(False)]} is none; "
+                              "calibrate one kind at a time")  # fmt: skip
+    return calibrate_logs(data, topology, date, nodes)
+
+
+def _draw(found: Calibrated, folder: Path) -> None:
+    """One picture for each part: predicted against measured, and errors by size before and after."""
+    import numpy as np
+
+    from clustersim import plots
+    from clustersim.calibration.validate_nccl import size_class
+    from clustersim.paths import output_folder
+
+    with output_folder(folder):
+        for fit in found.fits:
+            classes = [size_class(s) for s in found.sizes] if fit.part == "nccl" else [fit.part] * len(fit.measured)
+            parts = [f"{word}: {name}" for word in ("before", "after") for name in classes]
+            times = np.concatenate([fit.before, fit.after])
+            figure = plots.accuracy(np.tile(fit.measured, 2), times, parts, part_name="size")
+            click.echo(write_picture(figure, folder / f"{fit.part}.png"), err=True)
 
 
 def _plain(found: Calibrated) -> dict[str, Any]:
@@ -56,7 +96,32 @@ def _plain(found: Calibrated) -> dict[str, Any]:
     ]  # fmt: skip
     held_out = float(np.median(found.held_out)) if len(found.held_out) else None
     errors = {fit.part: {"rows": len(fit.measured), **_errors(fit)} for fit in found.fits}
-    return {"constants": constants, "errors": errors, "gloo_held_out": held_out, "noise": found.noise}
+    return {
+        "constants": constants,
+        "errors": errors,
+        "by_size": _by_size(found),
+        "held_out_of": found.fits[0].part,
+        "held_out": held_out,
+        "noise": found.noise,
+        "skipped": dict(found.skipped),
+    }
+
+
+def _by_size(found: Calibrated) -> dict[str, dict[str, float]]:
+    """Of NCCL's rows: how many, and the median error before and after, by size."""
+    import numpy as np
+
+    from clustersim.calibration.validate_nccl import size_class
+
+    out: dict[str, dict[str, float]] = {}
+    for fit in found.fits:
+        of = np.array([size_class(size) for size in found.sizes]) if fit.part == "nccl" else np.empty(0)
+        for name in sorted(set(of.tolist()), key=lambda name: float(found.sizes[of == name].min())):
+            mine = of == name
+            told = {"before": fit.before, "after": fit.after}
+            error = {k: float(np.median(np.abs(t[mine] / fit.measured[mine] - 1.0))) for k, t in told.items()}
+            out[name] = {"rows": int(mine.sum()), **error}
+    return out
 
 
 def _errors(fit: Any) -> dict[str, float]:
@@ -70,15 +135,23 @@ def _print(found: Calibrated) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from clustersim.calibration.fit.solve import UNUSED
+
     said = _plain(found)
     table = Table(title="constants", title_justify="left")
     for heading in ("part", "constant", "default", "fitted", "95 % interval", "kept, because"):
         table.add_column(heading, justify="right" if heading in {"default", "fitted", "95 % interval"} else "left")
+    unused = [one["name"] for one in said["constants"] if one["refused"] == UNUSED]
     for one in said["constants"]:
-        table.add_row(*map(escape, _cells(one)))
+        if one["refused"] != UNUSED:
+            table.add_row(*map(escape, _cells(one)))
     stdout().print(table)
+    if unused:
+        click.echo(f"{len(unused)} constants keep their defaults, as {UNUSED.removesuffix('it')}them")
     for line in _lines(said):
         click.echo(line)
+    for reason, count in found.skipped.items():
+        click.echo(f"skipped {count}: {reason}")
 
 
 def _cells(one: dict[str, Any]) -> Iterator[str]:
@@ -98,8 +171,10 @@ def _lines(said: dict[str, Any]) -> Iterator[str]:
     for part, error in said["errors"].items():
         before, after = error["before"], error["after"]
         yield f"{part}: {error['rows']} rows, median |error| {before:.1%} before and {after:.1%} after"
-    if said["gloo_held_out"] is not None:
+    for name, error in said["by_size"].items():
+        yield f"  {name}: {error['rows']} rows, {error['before']:.1%} before and {error['after']:.1%} after"
+    if said["held_out"] is not None:
         noise = said["noise"]
         beside = f"; repeats of a row differ by {noise:.1%}" if noise == noise else ""
-        held_out = f"median |error| {said['gloo_held_out']:.1%}{beside}"
-        yield f"gloo, half of the sizes fitted and the rest predicted: {held_out}"
+        held_out = f"median |error| {said['held_out']:.1%}{beside}"
+        yield f"{said['held_out_of']}, half of the sizes fitted and the rest predicted: {held_out}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.check import Report, check
 from clustersim.fabrics.fitted import calibration_text
-from clustersim.fabrics.load import files, load, mesh, node
+from clustersim.fabrics.load import files, load, mesh, node, uncalibrated
 from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
 from clustersim.fabrics.node import Node
 
@@ -30,4 +30,5 @@ __all__ = [
     "node",
     "one_switch",
     "rail_optimised",
+    "uncalibrated",
 ]

@@ -89,6 +89,11 @@ def files(name_or_path: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def uncalibrated(topology: Topology) -> Topology:
+    """The topology without constants fitted to its measurements."""
+    return replace(topology, calibration=None)
+
+
 def node(name_or_path: str) -> Node:
     """The build of one machine of a topology file, for the builders of this package.
 

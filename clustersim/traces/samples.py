@@ -6,6 +6,7 @@ factor`` (nccl-tests doc/PERFORMANCE.md), S being the full tensor.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -87,6 +88,17 @@ def dtype_of(name: str) -> str | None:
     return DTYPES.get(name.strip().lower())
 
 
+def launch_mode(notes: str) -> str:
+    """How nccl-tests was started, as the notes of a row tell it.
+
+    >>> launch_mode("8 threads 1 process"), launch_mode("-g 8 one process"), launch_mode("")
+    ('threads', 'single_process', 'process_per_gpu')
+    """
+    if re.search(r"\bthreads\b", notes):
+        return "threads"
+    return "single_process" if re.search(r"(single|one|1) process|-g \d", notes) else "process_per_gpu"
+
+
 @dataclass(frozen=True)
 class Sample:
     """One measured collective.
@@ -105,6 +117,7 @@ class Sample:
     count : how many repeats ``seconds`` is the mean of; 0 where not said.
     device, platform : the GPU, and the machine in words.
     source : the file and line, or the address, of the row. case : rows with one case belong together.
+    topology : the machine as topology files name it; empty where the source does not say.
     """
 
     kind: str
@@ -126,6 +139,7 @@ class Sample:
     platform: str = ""
     source: str = ""
     case: str = ""
+    topology: str = ""
 
     @property
     def algbw(self) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from clustersim.errors import TraceError
 from clustersim.program import DTYPE_BYTES
 from clustersim.traces import files
-from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
+from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of, launch_mode
 
 Row = dict[str, str]
 
@@ -74,7 +74,8 @@ def _nccl_tests_row(row: Row, sieve: Sieve, source: str, path: Path) -> None:
         ranks=int(row["ranks"]), dtype=dtype, nodes=int(row.get("nodes") or 0),
         seconds_in_place=float(row.get("time_us_inplace") or "nan") * 1e-6, version=row.get("nccl_version", ""),
         env=row.get("env", ""), device=row.get("gpu", ""), platform=row.get("platform", ""),
-        launch=row.get("launch", ""), skew=float(row.get("skew_us") or "nan") * 1e-6,
+        launch=row.get("launch") or launch_mode(row.get("notes", "")), topology=row.get("topology", ""),
+        skew=float(row.get("skew_us") or "nan") * 1e-6,
         source=row.get("source") or source, case=row.get("case_id") or f"{path} {kind}",
     )  # fmt: skip
     return sieve.add(sample, float(row.get("busbw_GBps") or "nan") * 1e9)

@@ -72,13 +72,13 @@ class Measured:
     Parameters
     ----------
     seconds : float, measured. choice : what NCCL picks. case : rows of one case are one table of one run.
-    source : the row's file and line.
+    version : of NCCL, as the row says it.
     """
 
     seconds: float
     choice: Choice
     case: str
-    source: str = ""
+    version: str = ""
 
     @property
     def nbytes(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +11,14 @@ import numpy as np
 from clustersim import fabrics
 from clustersim.calibrated import Calibration, Constant, Provenance
 from clustersim.calibration.captured import Capture, noise, read_capture
+from clustersim.calibration.fit.calibrated import Calibrated
 from clustersim.calibration.fit.device import DeviceTimes, device_times
 from clustersim.calibration.fit.gloo import GlooTimes, gloo_times, halves
 from clustersim.calibration.fit.knobs import Floats
-from clustersim.calibration.fit.solve import Fit, fit
+from clustersim.calibration.fit.solve import fit
 from clustersim.device import device
 from clustersim.errors import TraceError
 from clustersim.topology import Topology
-
-
-@dataclass(frozen=True, eq=False)
-class Calibrated:
-    """What captures say of their machine.
-
-    Parameters
-    ----------
-    fits : by part. cores : of a node, where ranks ran on them, else 0. calibration : the fitted constants.
-    held_out : (n,) |relative error| of Gloo's rows, each predicted from the other half of the sizes. noise : see
-        :func:`clustersim.calibration.captured.noise`.
-    """
-
-    fits: tuple[Fit, ...]
-    cores: int
-    calibration: Calibration
-    held_out: Floats
-    noise: float
 
 
 def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "") -> Calibrated:
@@ -93,7 +76,7 @@ def _cores(captures: Sequence[Capture]) -> int:
 
 def _machine(captures: Sequence[Capture], topology: str, cores: int) -> Topology:
     """The topology with the captures' nodes and cores, as shipped: without constants fitted before."""
-    machine = replace(fabrics.load(topology, nodes=max(c.nodes for c in captures)), calibration=None)
+    machine = fabrics.uncalibrated(fabrics.load(topology, nodes=max(c.nodes for c in captures)))
     if cores and not len(machine.gpus):
         machine = replace(machine, node_types=tuple(replace(t, cores=cores) for t in machine.node_types))
     return machine
@@ -110,16 +93,3 @@ def _device_times(captures: Sequence[Capture], machine: Topology) -> list[Device
         fitting = [c for c in fitting if c.threads == min(threads)]
     rows = [row for c in fitting for row in c.compute]
     return [device_times(rows, named, 0.0 if fitting[0].on_gpu else float(fitting[0].threads))]
-
-
-def topology_text(found: Calibrated, name: str, extends: str) -> str:
-    """The topology file of the calibrated machine."""
-    lines = [
-        f'name = "{name}"',
-        f'title = "{extends}, calibrated on its own measurements"',
-        f'extends = "{extends}"',
-        "",
-    ]
-    if found.cores:
-        lines += ["[node]", f"cores = {found.cores}", ""]
-    return "\n".join(lines) + "\n" + fabrics.calibration_text(found.calibration)

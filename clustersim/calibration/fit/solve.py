@@ -39,6 +39,9 @@ TWINS = 0.95
 CERTAIN = 1.96
 """Standard deviations of a 95 % interval."""
 
+UNUSED = "no row uses it"
+"""Why a constant is refused that has nothing to do with the rows."""
+
 STEPS = 3
 """Single steps tried before the search proper."""
 
@@ -182,7 +185,7 @@ class _Problem:
         """Why a constant cannot be fitted even with all others known; empty where it can."""
         rows = self.feels[knob.name]
         if not len(rows):
-            return "no row uses it"
+            return UNUSED
         # A bandwidth that is not the narrowest at its default may be at its true value: look both ways.
         moved = [np.log(self.model.predict({knob.name: knob.at(z)}, rows) / self.before[rows]) for z in (-2.0, 2.0)]
         slope = np.maximum(*np.abs(moved)) / 2.0

@@ -1,0 +1,140 @@
+"""Constants of a machine from what others' benchmarks measured on it: nccl-tests logs, tables, captures over NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clustersim import fabrics, traces
+from clustersim.calibrated import Calibration, Constant, Provenance
+from clustersim.calibration.fit.calibrated import Calibrated
+from clustersim.calibration.fit.knobs import Floats
+from clustersim.calibration.fit.nccl import Measured, NcclTimes
+from clustersim.calibration.fit.solve import UNUSED, fit
+from clustersim.calibration.validate_nccl import nccl_version, pin
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_backend import choice
+from clustersim.errors import ClusterSimError, TraceError
+from clustersim.traces.samples import Sample, Samples, joined
+
+FEWEST = 5
+"""Rows that say anything of a machine: fewer are a point or two, which any constant can be bent through."""
+
+
+def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", nodes: int | None = None) -> Calibrated:
+    """Fit NCCL's constants to benchmarks of a machine.
+
+    Parameters
+    ----------
+    paths : nccl-tests logs (text or JSON), tables in the columns of ``nccl_tests.csv``.
+    topology : what the machine is built like: a shipped name or a file. date : to be written with the constants.
+    nodes : int, of a run whose log does not say; None: as many as its ranks need.
+
+    Raises
+    ------
+    TraceError : a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted, with the reasons.
+    """
+    samples = joined([_samples(path) for path in paths])
+    times, skipped = nccl_times(samples, topology, nodes)
+    if len(times.rows) < FEWEST:
+        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
+        raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
+    found = fit(times)
+    told = Provenance(
+        date=date,
+        data=tuple(str(path) for path in paths),
+        versions=tuple(sorted({f"NCCL {row.version}" for row in times.rows if row.version})),
+        rows=len(times.rows),
+        refused={c.knob.name: c.refused for c in found.constants if c.refused and c.refused != UNUSED},
+    )
+    constants = {c.knob.name: Constant(c.value, c.low, c.high) for c in found.constants if not c.refused}
+    return Calibrated(
+        fits=(found,),
+        cores=0,
+        calibration=Calibration(nccl=constants, provenance=told),
+        held_out=held_out(times),
+        noise=float("nan"),
+        sizes=np.array([row.nbytes for row in times.rows]),
+        skipped=skipped,
+    )
+
+
+def held_out(times: NcclTimes) -> Floats:
+    """(n,) |relative error| of every row, predicted with constants fitted to the other half of its case's sizes."""
+    place: Counter[str] = Counter()
+    parts: tuple[list[Measured], list[Measured]] = ([], [])
+    for row in sorted(times.rows, key=lambda row: (row.case, row.nbytes)):
+        parts[place[row.case] % 2].append(row)
+        place[row.case] += 1
+    errors = []
+    for known, unknown in (parts, parts[::-1]):
+        if known and unknown:
+            rest = NcclTimes(tuple(unknown))
+            errors.append(np.abs(rest.predict(fit(NcclTimes(tuple(known))).values) / rest.measured - 1.0))
+    return np.concatenate(errors) if errors else np.empty(0)
+
+
+def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tuple[NcclTimes, dict[str, int]]:
+    """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason."""
+    skipped = Counter(samples.skipped)
+    rows, groups = [], _Groups(topology)
+    for sample in samples.rows:
+        try:
+            rows.append(_measured(sample, groups, nodes))
+        except ClusterSimError as error:
+            skipped[str(error)] += 1
+    return NcclTimes(tuple(rows)), dict(skipped)
+
+
+def _samples(path: str | Path) -> Samples:
+    found = traces.read(path)
+    if not isinstance(found, Samples):
+        raise TraceError(f"{path}: a trace of a program, not a benchmark's table; calibrate reads measured collectives")
+    return found
+
+
+class _Groups:
+    """Communicators on the machine, one object each; a topology is laid out once for each number of nodes."""
+
+    def __init__(self, topology: str) -> None:
+        self.topology = topology
+        self.gpus_per_node = len(fabrics.load(topology).node_gpus(0))
+        self._known: dict[tuple[int, int, str, tuple[int, int]], Group] = {}
+
+    def of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
+        """Raises :class:`TraceError` for ranks that do not fit."""
+        key = ranks, nodes, launch, version
+        if key not in self._known:
+            if ranks % nodes or ranks // nodes > self.gpus_per_node:
+                raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
+            # As shipped: constants fitted before have no say in a new fit.
+            machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+            mesh = fabrics.mesh(machine, nodes, ranks // nodes)
+            self._known[key] = Group(machine, mesh.gpus, launch, version)
+        return self._known[key]
+
+
+def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:
+    """A sample on the machine. Raises :class:`ClusterSimError` with the reason why it is none."""
+    if sample.topology and sample.topology != Path(groups.topology).stem:
+        raise TraceError(f"a row of a machine other than {Path(groups.topology).stem}")
+    if sample.kind in {"barrier", "recv"}:
+        raise TraceError(f"{sample.kind} is not timed by bytes")
+    if sample.ranks < 2:
+        raise TraceError("a row that does not say how many ranks, or has one")
+    if sample.at_once > 1:
+        raise TraceError("a row of several groups at once")
+    count = sample.nodes or nodes or math.ceil(sample.ranks / groups.gpus_per_node)
+    group = groups.of(sample.ranks, count, sample.launch or "process_per_gpu", nccl_version(sample.version))
+    request = Request(
+        sample.kind,
+        sample.nbytes,
+        dtype=sample.dtype,
+        algorithm=pin(sample.env, "NCCL_ALGO"),
+        protocol=pin(sample.env, "NCCL_PROTO"),
+    )
+    return Measured(sample.seconds, choice(request, group), sample.case, sample.version)

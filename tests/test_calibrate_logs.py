@@ -1,0 +1,124 @@
+"""A user's own log becomes a topology file that predicts the log; what cannot be fitted is refused with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim import fabrics
+from clustersim.cli import main
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl_backend import choice, seconds
+from clustersim.costs import overlaid
+
+PLANTED = {"host_floor.intel": 48e-6, "share.nvlink/Simple": 0.72}
+
+
+def log(folder: Path, planted: dict[str, float], powers: range = range(3, 33)) -> Path:
+    """A log as nccl-tests prints it, of a machine with other constants than the model's."""
+    machine = fabrics.load("dgx-a100")
+    group = Group(machine, machine.gpus)
+    costs, rng = overlaid(costs_of(group), planted), np.random.default_rng(0)
+    lines = [
+        "$ mpirun -np 8 all_gather_perf -b 8 -e 4G -f 2 -g 1",
+        "# nThread 1 nGpus 1 minBytes 8 maxBytes 4294967296 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1",
+        *(f"#  Rank  {i} Group  0 Pid   100{i} on    host0 device  {i} [0x07] NVIDIA A100-SXM4-40GB" for i in range(8)),
+        "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong",
+        "#   (B)  (elements)               (us) (GB/s) (GB/s)         (us) (GB/s) (GB/s)",
+    ]
+    for size in (2**power for power in powers):
+        time = seconds(choice(Request("all_gather", float(size)), group), costs) * np.exp(0.01 * rng.standard_normal())
+        rate = size / time / 1e9
+        cells = f"{time * 1e6:.2f} {rate:.2f} {rate * 7 / 8:.2f} 0"
+        lines.append(f"{size} {max(1, size // 32)} float none -1 {cells} {cells}")
+    path = folder / "all_gather.log"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(a) for a in arguments])
+    return int(done.value.code or 0)
+
+
+def test_a_log_becomes_a_topology_that_predicts_it(tmp_path, capsys):
+    data, out = log(tmp_path, PLANTED), tmp_path / "mine.toml"
+    assert run("calibrate", data, "--topology", "dgx-a100", "-o", out, "--plots", tmp_path / "pictures", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    fitted = {c["name"]: c for c in said["constants"]}
+    # dgx-a100's hosts are AMD's: the planted floor is another CPU's, so nothing of it may be found.
+    assert "host_floor.intel" not in fitted
+    assert fitted["share.nvlink/Simple"]["value"] == pytest.approx(0.72, rel=0.04)
+    assert said["errors"]["nccl"]["after"] < 0.02
+    assert said["held_out"] < 0.03
+    assert (tmp_path / "pictures" / "nccl.png").stat().st_size > 10_000
+    loaded = fabrics.load(str(out))
+    assert loaded.calibration is not None
+    assert loaded.calibration.provenance.data == (str(data),)
+    assert loaded.calibration.provenance.rows == 30
+    assert run("collective", "all_gather", "--topology", out, "--size", "4G", "--json") == 0
+    mine = json.loads(capsys.readouterr().out)["rows"][0]["time_us"]
+    measured = float(data.read_text().splitlines()[-1].split()[5])
+    assert mine == pytest.approx(measured, rel=0.04)
+
+
+def test_a_hosts_floor_is_found_and_printed(tmp_path, capsys):
+    data, out = log(tmp_path, {"host_floor.amd": 48e-6}), tmp_path / "mine.toml"
+    assert run("calibrate", data, "--topology", "dgx-a100", "-o", out) == 0
+    printed = capsys.readouterr().out
+    assert "host_floor.amd" in printed
+    assert "constants keep their defaults, as no row uses them" in printed
+    assert "<=64 KiB: 14 rows" in printed
+    found = fabrics.load(str(out)).calibration
+    assert found is not None
+    assert found.nccl["host_floor.amd"].value == pytest.approx(48e-6, rel=0.03)
+    assert found.nccl["host_floor.amd"].low < 48e-6 < found.nccl["host_floor.amd"].high
+
+
+def test_too_few_rows_are_refused(tmp_path, capsys):
+    data = log(tmp_path, {}, range(10, 13))
+    assert run("calibrate", data, "--topology", "dgx-a100", "-o", tmp_path / "x.toml") == 2
+    assert "3 row(s) to fit, at least 5 are needed" in capsys.readouterr().err
+    assert not (tmp_path / "x.toml").exists()
+
+
+def test_rows_that_cannot_be_true_and_rows_of_others_are_counted(tmp_path, capsys):
+    path, out = tmp_path / "table.csv", tmp_path / "mine.toml"
+    lines = ["case_id,topology,nodes,ranks,collective,size_bytes,time_us,busbw_GBps"]
+    lines += [f"a,dgx-a100,1,8,all_gather,{2**k},{30 + 2**k / 2.2e5:.3f},0" for k in range(10, 30)]
+    lines += ["a,dgx-a100,1,8,all_gather,1073741824,1.0,0", "b,dgx-2,1,16,all_gather,1024,60,0"]
+    lines += ["a,dgx-a100,1,9,all_gather,1024,60,0"]
+    path.write_text("\n".join(lines) + "\n")
+    assert run("calibrate", path, "--topology", "dgx-a100", "-o", out) == 0
+    printed = capsys.readouterr().out
+    assert "nccl: 20 rows" in printed
+    assert "skipped 1: an impossible bus bandwidth" in printed
+    assert "skipped 1: a row of a machine other than dgx-a100" in printed
+    assert "skipped 1: 9 ranks on 1 node(s) of 8 GPUs" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--topology", "dgx-a10"), "did you mean 'dgx-a100'"),
+        (("--topology", "dgx-a100", "--nodes", "3"), None),
+    ],
+)
+def test_a_wrong_machine_is_told(arguments, says, tmp_path, capsys):
+    data = log(tmp_path, {}, range(10, 20))
+    code = run("calibrate", data, *arguments, "-o", tmp_path / "x.toml")
+    # The log itself says one node, whatever --nodes says.
+    assert code == (0 if says is None else 2)
+    assert says is None or says in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_benchmark_is_told(tmp_path, capsys):
+    path = tmp_path / "x.log"
+    path.write_text("hello\n")
+    assert run("calibrate", path, "--topology", "dgx-a100", "-o", tmp_path / "x.toml") == 2
+    assert "no format that is known by its content" in capsys.readouterr().err
