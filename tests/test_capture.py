@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from clustersim import traces
-from clustersim.calibration.capture import collectives
+from clustersim.calibration.capture import collectives, steps, world
 from clustersim.calibration.capture.parts import Budget, Part, write_whole
 from clustersim.calibration.capture.world import repeats_for
-from clustersim.errors import TraceError
+from clustersim.errors import ClusterSimError, TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces import Samples, captured
 from clustersim.traces.digest import digest
@@ -159,6 +159,26 @@ def test_a_rank_that_dies_leaves_what_was_measured_readable(tmp_path):
     assert any("before this part was finished" in note for note in found.notes)
 
 
+@torch
+def test_an_interrupted_run_leaves_what_was_measured_readable(tmp_path):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "clustersim", "capture", "--out", str(folder), "--nproc-per-node", "2", "--device",
+               "cpu", "--budget", "5min", "--largest", "1M", "--parts", "collectives"]  # fmt: skip
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    partial = folder / "collectives.jsonl.partial"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (partial.exists() and len(partial.read_text().splitlines()) > 5):
+        time.sleep(0.2)
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert f"interrupted; what was measured before is in {folder}" in said
+    found = traces.read(folder)
+    assert isinstance(found, Samples)
+    assert len(found) >= 4
+    assert any("before this part was finished" in note for note in found.notes)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_clear_error_that_says_what_remains(tmp_path):
     (tmp_path / "p.jsonl.partial").symlink_to("/dev/full")
@@ -237,3 +257,108 @@ def test_a_budget_shares_what_is_left():
     budget = Budget(10.0)
     assert 2.4 < budget.share(4) <= 2.5
     assert Budget(0.0).left == 0.0
+
+
+# ---- GPUs, as far as they can be faked ------------------------------------------------------------------------------
+
+
+class FakeTorch(SimpleNamespace):
+    """As much of torch as joining a world touches: so many cards, and what was asked of torch.distributed."""
+
+    def __init__(self, cards: int) -> None:
+        self.asked: dict[str, Any] = {}
+        cuda = SimpleNamespace(device_count=lambda: cards, is_available=lambda: cards > 0,
+                               set_device=lambda i: self.asked.update(card=i))  # fmt: skip
+        dist = SimpleNamespace(
+            init_process_group=lambda backend, timeout: self.asked.update(
+                backend=backend, timeout=timeout, env={k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
+            ),
+            new_group=lambda backend, timeout: self.asked.update(control=backend, patience=timeout) or "control",
+        )
+        super().__init__(
+            cuda=cuda, distributed=dist, device=lambda kind, index=0: SimpleNamespace(type=kind, index=index)
+        )
+
+
+def join(monkeypatch: pytest.MonkeyPatch, cards: int, local: int, *, share: bool) -> tuple[world.World, FakeTorch]:
+    fake = FakeTorch(cards)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    for name, value in {"RANK": local, "LOCAL_RANK": local, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("NCCL_HOSTID", *world.SHARED_CARD):
+        monkeypatch.setenv(name, "")  # restored after the test
+    return world.join_world("nccl", "cuda", share, patience=600.0), fake
+
+
+def test_ranks_that_share_a_card_look_like_two_hosts_to_nccl(monkeypatch):
+    names = set()
+    for local in (0, 1):
+        joined, fake = join(monkeypatch, 1, local, share=True)
+        assert (joined.device.index, fake.asked["card"], fake.asked["backend"]) == (0, 0, "nccl")
+        assert {k: fake.asked["env"][k] for k in world.SHARED_CARD} == world.SHARED_CARD
+        names.add(fake.asked["env"]["NCCL_HOSTID"])
+    assert len(names) == 2
+    with pytest.raises(ClusterSimError, match=r"2 ranks on 1 GPU\(s\).*--share-gpu"):
+        join(monkeypatch, 1, 1, share=False)
+    with pytest.raises(ClusterSimError, match="sees no GPU"):
+        join(monkeypatch, 0, 0, share=False)
+
+
+def test_ranks_with_a_card_each_wait_as_long_as_the_budget_for_the_one_that_measures_alone(monkeypatch):
+    joined, fake = join(monkeypatch, 2, 1, share=False)
+    assert joined.device.index == 1
+    assert not fake.asked["env"]["NCCL_HOSTID"]
+    assert fake.asked["patience"].total_seconds() >= 600 + fake.asked["timeout"].total_seconds()
+
+
+def alone(rank: int = 0, others: str = "") -> Any:
+    """A world of two on GPUs, whose other rank has this to say wherever ranks agree."""
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(device_count=lambda: 2),
+        nn=SimpleNamespace(DataParallel=lambda model: model),
+    )
+    return SimpleNamespace(torch=torch, rank=rank, size=2, on_gpu=True, device=None, sync=lambda: None,
+                           gather=lambda mine: [mine, others], told=lambda value: value)  # fmt: skip
+
+
+def test_data_parallel_is_one_process_with_every_card(monkeypatch):
+    fed: list[Any] = []
+    tokens = SimpleNamespace(repeat=lambda *times: times)
+    monkeypatch.setattr(steps.gpt, "build", lambda *_: "model")
+    monkeypatch.setattr(steps, "_optimizer", lambda *_: "optimizer")
+    monkeypatch.setattr(steps, "_plain", lambda torch, model, optimizer, batch: lambda: fed.append((model, batch)))
+    steps.data_parallel(alone(0), steps.gpt.ON_GPU, tokens)()
+    assert fed == [("model", (2, 1))]  # a micro-batch for each card
+    assert steps.data_parallel(alone(1), steps.gpt.ON_GPU, tokens)() is None
+    assert len(fed) == 1
+
+
+@pytest.mark.parametrize(("mine", "others"), [("out of memory", ""), ("", "out of memory")])
+def test_a_mode_that_fails_on_one_rank_is_skipped_on_all(mine, others, tmp_path):
+    def build(*_: Any) -> Any:
+        if mine:
+            raise RuntimeError(f"{mine}\nat a long stack")
+        return lambda: None
+
+    row = steps._mode(alone(others=others), build, steps.gpt.ON_CPU, None, tmp_path, 1.0)
+    assert row == {"skipped": "out of memory"}
+
+
+def test_a_trace_that_cannot_be_written_costs_the_trace_alone():
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    made, problem = steps._agreed(alone(), full)
+    assert made is None
+    assert "No space left" in problem
+
+
+@pytest.mark.parametrize("others", ["", "not there either"])
+def test_a_collective_that_a_backend_does_not_have_is_skipped_with_its_words(others):
+    def call() -> None:
+        raise RuntimeError("ProcessGroupGloo does not support alltoall on CUDA\nsecond line")
+
+    assert collectives._first(alone(others=others), (call, lambda: None)) == (
+        "ProcessGroupGloo does not support alltoall on CUDA"
+    )
+    assert collectives._first(alone(others=others), (lambda: None, lambda: None)) == others

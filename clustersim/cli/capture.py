@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -36,7 +38,23 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     words = [word for name, value in options.items() if value for word in (f"--{name}", value)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
     command = [sys.executable, *launcher, "-m", "clustersim.calibration.capture", "--out", str(out), *words]
-    done = subprocess.run([*command, *(["--share-gpu"] if share_gpu else [])], check=False)
-    if done.returncode:
-        raise ClusterSimError(f"the capture ended with {done.returncode}; what was measured before is in {out}")
+    code = _launched([*command, *(["--share-gpu"] if share_gpu else [])], out)
+    if code:
+        raise ClusterSimError(f"the capture ended with {code}; what was measured before is in {out}")
     click.echo(str(out))
+
+
+def _launched(command: list[str], out: Path) -> int:
+    """Run the launcher. Ctrl-C reaches it and the ranks as well: wait until they have stopped."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with subprocess.Popen(command) as launcher:
+            try:
+                return launcher.wait()
+            except KeyboardInterrupt:
+                click.echo(f"interrupted; what was measured before is in {out}", err=True)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.wait(timeout=30)
+                raise
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -84,6 +84,8 @@ def main() -> None:
         print(f"error: rank {os.environ.get('RANK', '0')}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         # A collective that others still wait in must not keep this process: leave at once, they follow.
         os._exit(2)
+    except KeyboardInterrupt:  # every rank gets it; what is on disk stays
+        os._exit(130)
 
 
 if __name__ == "__main__":
