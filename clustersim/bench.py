@@ -12,7 +12,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,8 +113,8 @@ ROWS = (
         "ps-async-256",
         "parameter server, asynchronous, 256 workers, 100 steps",
         5.0,
-        _run("ps_async_1x8", "cluster.nodes=32", "run.steps=100"),
-        peer="-",
+        _run("ps_async_32x8_v100"),
+        peer="none has parameter servers",
     ),
     Row(
         "thousand-64",
@@ -176,27 +175,37 @@ class Cost:
     error: str = ""
 
 
+_PARENT = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=float(sys.argv[1]))
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+print(used.ru_utime + used.ru_stime, used.ru_maxrss, done.returncode, *said)
+"""
+"""A process that does nothing but start another: a child's peak memory counts from what its parent had, and a bare
+interpreter has less than any run."""
+
+
 def measure(arguments: Sequence[str]) -> Cost:
     """Run a process to its end. Raises :class:`OSError` where it cannot be started."""
-    child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    late = threading.Timer(PATIENCE, child.kill)
-    late.start()
+    wrapped = [sys.executable, "-S", "-c", _PARENT, str(PATIENCE), *arguments]
+    # A session of its own: a run that is given up takes whatever it started with it.
+    parent = subprocess.Popen(
+        wrapped, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        said = child.stderr.read() if child.stderr else ""
-        _, status, used = os.wait4(child.pid, 0)
+        told, said = parent.communicate()
     except BaseException:
-        child.kill()
+        os.killpg(parent.pid, signal.SIGKILL)
         raise
-    finally:
-        late.cancel()
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.stderr:
-        child.stderr.close()
+    if "TimeoutExpired" in said:
+        return Cost(0.0, 0.0, f"killed after {PATIENCE:g} s")
+    if parent.returncode:
+        return Cost(0.0, 0.0, (said.strip().splitlines() or ["it could not be started"])[-1])
+    seconds, peak, code, *words = told.split(maxsplit=3)
     unit = 1 if sys.platform == "darwin" else 1024
-    error = (said.strip().splitlines() or [f"exit code {child.returncode}"])[-1] if child.returncode else ""
-    if child.returncode == -signal.SIGKILL:
-        error = f"killed, after {PATIENCE:.0f} s at the latest"
-    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * unit, error)
+    error = (words[0].strip() if words else f"exit code {code}") if int(code) else ""
+    return Cost(float(seconds), float(peak) * unit, error)
 
 
 def play(row: Row, repeats: int = 5) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class Rows:
         self._first = np.cumsum([0, *sizes]).tolist()
         self._book, self._pool = RankSets(program.world_size), Pool()
         self._parts: list[Columns] = []
-        self._agreed: list[tuple[int, float, float, float]] = []
+        self._agreed: list[tuple[int, int, float, float, float]] = []
+        self._sets: dict[int, int] = {}
         self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
@@ -47,22 +48,33 @@ class Rows:
 
     def add(self, task: Task) -> None:
         """Keep what the ranks of a finished op did; its columns are not written to any more."""
+        if task.n == 1:
+            if isinstance(task.op, Compute) or task.meets:
+                times = float(task.ready[0]), float(task.start[0]), float(task.end[0])
+                self._agreed.append((self.row_of(task.key), self._whole_role(task.key[0]), *times))
+            return
         who = task.taking_part()
         ranks = self.program.roles[task.key[0]].ranks
         ranks = ranks if isinstance(who, slice) else ranks[who]
         if not len(ranks):
             return
-        times = (self._pool.keep(column[who]) for column in (task.ready, task.start, task.end))
-        block = Block(self.row_of(task.key), ranks, *times)
+        kept = (self._pool.keep(column[who]) for column in (task.ready, task.start, task.end))
+        block = Block(self.row_of(task.key), ranks, *kept)
         if len(ranks) < WIDE or all(len(column) == 1 for column in block.times):
             self._parts.append(self._book.rows(block))
         else:
             self.blocks.append(block)
 
+    def _whole_role(self, role: int) -> int:
+        """Id of the set of all ranks of a role."""
+        if role not in self._sets:
+            self._sets[role] = self._book.id(self.program.roles[role].ranks)
+        return self._sets[role]
+
     def add_all(self, op: int, ready: Floats | float, start: Floats | float, end: Floats | float) -> None:
         """Keep what all ranks did, of a program of one role: columns, or one time where all agree [s]."""
         if isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
-            self._agreed.append((op, ready, start, end))
+            self._agreed.append((op, self._whole_role(0), ready, start, end))
             return
         times = (np.array([column]) if isinstance(column, float) else column for column in (ready, start, end))
         block = Block(op, self.program.roles[0].ranks, *times)
@@ -74,10 +86,9 @@ class Rows:
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
         if self._agreed:
-            op, *times = zip(*self._agreed, strict=True)
-            everyone = np.full(len(op), self._book.id(self.program.roles[0].ranks), dtype=np.int64)
+            op, ranks, *times = zip(*self._agreed, strict=True)
             ready, start, end = (np.array(column) for column in times)
-            self._parts.append((np.array(op, dtype=np.int64), everyone, ready, start, end))
+            self._parts.append((np.array(op, dtype=np.int64), np.array(ranks, dtype=np.int64), ready, start, end))
             self._agreed = []
         return tuple(self._book.sets), joined(self._parts)
 

@@ -87,6 +87,24 @@ def test_an_asynchronous_server_is_a_transfer_for_every_push_and_pull(benchmark)
     assert timeline.stats["events"] <= 10 * timeline.stats["transfers"]
 
 
+def test_an_asynchronous_server_of_many_workers_is_five_events_a_message_at_most(benchmark):
+    prepared = scenario.load("ps_async_32x8_v100", {"cluster.nodes": 8, "run.steps": 3}).prepare()
+    timeline = counted(benchmark, benchmark.pedantic(lambda: prepared.run().timeline, rounds=1))
+    # A request, a pull and a push of every worker and step.
+    assert timeline.stats["transfers"] == 3 * 64 * 3
+    assert timeline.stats["events"] <= 5 * timeline.stats["transfers"]
+
+
+@pytest.mark.parametrize("row", bench.ROWS, ids=lambda row: row.name)
+def test_a_row_as_a_whole_process(benchmark, row):
+    if benchmark.disabled:
+        pytest.skip("seconds to minutes each: --benchmark-enable")
+    cost = benchmark.pedantic(lambda: bench.measure(bench.command(row)), rounds=1)
+    benchmark.extra_info.update(cpu_seconds=cost.seconds, peak_rss=cost.memory)
+    assert not cost.error
+    assert row.memory is None or cost.memory < row.memory
+
+
 def test_scenarios_one_after_another_through_the_python_api(benchmark):
     sizes = iter(range(1, 1000))
 
