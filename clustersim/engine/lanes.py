@@ -47,7 +47,7 @@ class Lanes:
         self.now = 0.0
         self.n_flows = self.n_solves = 0
         self._flows: list[_Flow] = []
-        self._changed = False
+        self._changed, self._due = False, np.inf
         self._rates: dict[tuple[tuple[int, float], ...], tuple[list[float], bool]] = {}
         self._moved: list[tuple[int, float, float, float]] = []
 
@@ -68,7 +68,8 @@ class Lanes:
         if self._changed:
             self._changed = False
             self._share()
-        return min((flow.end for flow in self._flows), default=np.inf)
+            self._due = min((flow.end for flow in self._flows), default=np.inf)
+        return self._due
 
     def pass_to(self, moment: float) -> list[int]:
         """Let time pass; returns the transfers that have ended by ``moment`` [s]."""
@@ -76,7 +77,7 @@ class Lanes:
         over = [flow for flow in self._flows if flow.end <= moment * (1 + INSTANT)]
         if over:
             self._flows = [flow for flow in self._flows if flow not in over]
-            self._changed = bool(self._flows)
+            self._changed = True
             for flow in over:
                 self._note(flow)
         return [flow.transfer for flow in over]
@@ -93,6 +94,8 @@ class Lanes:
 
     def _share(self) -> None:
         """New rates; those that stay as they were are not touched."""
+        if not self._flows:
+            return
         key = tuple((flow.load, flow.ceiling) for flow in self._flows)
         if key not in self._rates:
             self._rates[key] = self._solved(key)

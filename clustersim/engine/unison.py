@@ -146,7 +146,7 @@ class Unison:
             i = network.sites[transfer].sides[0].key[1]
             arrivals, start = self._begun.pop(i)
             if self._bill:
-                self._bill.due.append(_Due(start, moment))
+                self._bill.due.append((start, moment))
             self._over(i, arrivals, start, moment, moment)
 
     def _over(self, i: int, ready: Column, start: Column, end: Column, high: float) -> None:
@@ -176,23 +176,15 @@ def _order(ops: tuple[Op, ...]) -> tuple[list[list[int]], list[list[int]]]:
     following: list[list[int]] = [[] for _ in ops]
     last: dict[str, int] = {}
     for i, op in enumerate(ops):
-        before = (last[op.stream],) if op.stream in last else ()
+        before = last.get(op.stream)
         last[op.stream] = i
-        mine = sorted({*op.after, *before})
+        mine = (
+            [*dict.fromkeys(op.after)] if before is None or before in op.after else [*dict.fromkeys(op.after), before]
+        )
         needs.append(mine)
         for need in mine:
             following[need].append(i)
     return needs, following
-
-
-class _Due:
-    """A transfer that is over, from ``start`` to ``end`` [s], and which ranks have paid for it; None for nobody."""
-
-    __slots__ = ("end", "paid", "start")
-
-    def __init__(self, start: float, end: float) -> None:
-        self.start, self.end = start, end
-        self.paid: npt.NDArray[np.bool_] | None = None
 
 
 class _Bill:
@@ -200,12 +192,14 @@ class _Bill:
 
     Parameters
     ----------
-    n : ranks, 1 where all keep the same time. due : transfers some rank has not paid for, in order of their ends.
+    n : ranks, 1 where all keep the same time. due : start and end [s] of transfers that some rank has not paid for, in
+        order of their ends.
     """
 
     def __init__(self, slowdown: float, n: int) -> None:
         self.slowdown = slowdown
-        self.due: list[_Due] = []
+        self.due: list[tuple[float, float]] = []
+        self._before: Column = -np.inf  # when each rank began its latest run
         # Runs of the compute stream that a transfer may still have been beside, in order: rows of two tables.
         self._from, self._to = np.empty((_ROOM, n)), np.empty((_ROOM, n))
         self._last: list[float] = []
@@ -213,7 +207,8 @@ class _Bill:
     def ran(self, start: Column, end: Column, last: float, since: float) -> None:
         """Note a run and its ``last`` end; no transfer that is not over began before ``since`` [s]."""
         if len(self._last) == len(self._to):
-            self._make_room(min([since, *(due.start for due in self.due)]))
+            self._make_room(min([since, *(start for start, _ in self.due)]))
+        self._before = start
         at = len(self._last)
         self._from[at], self._to[at] = start, end
         self._last.append(last)
@@ -231,33 +226,22 @@ class _Bill:
 
     def owed(self, ready: Column, high: float) -> Column | None:
         """Seconds by which each rank's kernel is longer that begins at ``ready``, the last at ``high`` [s]; None: 0."""
-        if not self.due or self.due[0].end > high:
+        if not self.due or self.due[0][1] > high:
             return None
+        begun, over = np.array(self.due).T[:, :, None]
+        # Who reached an end with the kernel before has paid with that one.
+        paying = (ready >= over) & (self._before < over)
         low = ready if isinstance(ready, float) else ready.min()
-        owed: Floats | None = None
-        left: list[_Due] = []
-        for due in self.due:
-            paying = None if due.paid is None else ~due.paid
-            if low < due.end:
-                left.append(due)
-                reached = np.asarray(ready >= due.end)
-                paying = reached if paying is None else reached & paying
-                due.paid = reached  # who had paid has: no rank's kernels begin earlier than the ones before
-                if not paying.any():
-                    continue
-            cost = self.slowdown * self._busy(due.start, due.end)
-            cost = cost if paying is None else np.where(paying, cost, 0.0)
-            owed = cost if owed is None else owed + cost
-        self.due = left
-        return float(owed[0]) if owed is not None and len(owed) == 1 else owed
-
-    def _busy(self, start: float, end: float) -> Floats:
-        """Seconds each rank's compute stream was busy between two times [s], the latest run first."""
-        runs = slice(bisect_right(self._last, start), len(self._last))
-        both = np.minimum(self._to[runs][::-1], end)
-        both -= np.maximum(self._from[runs][::-1], start)
-        busy: Floats = np.add.reduce(np.maximum(both, 0.0, out=both), axis=0)
-        return busy
+        due, self.due = self.due, [one for one in self.due if one[1] > low]
+        if not paying.any():
+            return None
+        runs = slice(bisect_right(self._last, min(start for start, _ in due)), len(self._last))
+        # Transfers x runs x ranks, the latest run first: seconds that a run was beside a transfer.
+        beside = np.minimum(self._to[runs][::-1], over[:, None])
+        beside -= np.maximum(self._from[runs][::-1], begun[:, None])
+        busy = np.maximum(beside, 0.0, out=beside).sum(axis=1)
+        owed: Floats = np.where(paying, self.slowdown * busy, 0.0).sum(axis=0)
+        return float(owed[0]) if len(owed) == 1 else owed
 
 
 _ROOM = 64
