@@ -3,6 +3,19 @@
 The software is read from the row: Composer (llm-foundry), torchtitan, IBM's and Lightning's FSDP scripts, DeepSpeed. It
 decides which prefetch, attention kernel, optimizer and element types were used, as :class:`Recipe` says; nothing here
 belongs to a GPU, a model or a case.
+
+Far off, for reasons the rows show but no constant here could carry:
+
+* DeepSpeed's tutorials on several DGX-2s, 50-80 % too fast: their network is not stated, and it bounds them. Forward of
+  the 18B model takes 3.36 s, and 1.79 s once ZeRO++ halves the bytes of its all_gathers; that is 8 GB/s a machine.
+* SmolLM3 "without flash-attn", 41-44 % too slow as eager attention, which would need 130 GiB of an 80 GiB card. With
+  PyTorch's own fused attention and checkpointing, which the row does not state, memory agrees (22-27 GiB) and time is
+  25 % too short.
+* Lightning's minGPT, 35-70 % too fast below 16 sequences: a step takes 0.75 s at any batch, 1.02 s with recomputation,
+  so the host paces it (FSDP of PyTorch 1.11, some 6 ms a block and forward). One source cannot say which part.
+* MI300X, 20-30 % too fast: the best matmul rate is measured, attention and fp8 are estimates.
+* llm-foundry's 13B on eight 40 GB cards and 70B on 64, 10-26 % too fast: gathered units churn in what little memory the
+  model states leave. Peak bytes alone do not tell it: small models fill the same cards with activations and are met.
 """
 
 from __future__ import annotations

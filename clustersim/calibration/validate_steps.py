@@ -4,9 +4,16 @@ Each row is played: model and device priced by :mod:`clustersim.compute`, the st
 the row's machine. ``anchor="single"`` scales compute so that the *measured* one-GPU row of the same source, model,
 batch and precision is met, which leaves only what data parallelism adds to be predicted.
 
-Known to be off, and not understood: BERT fine-tuning on several GPUs in Lambda's tables (half the measured time on
-8 A100, where Transformer-XL on the same machine, anchored, is within 5 %); steps of MXNet, TensorFlow 2 and
-PaddlePaddle that double from one GPU to several; ResNet-50 in half precision on two and four nodes (20-30 % too fast).
+Known to be off, and not understood:
+
+* BERT fine-tuning on several GPUs in Lambda's tables, half the measured time on 8 A100, where ResNet-50 and
+  Transformer-XL on the same machine are within 10 %. What two GPUs add is as large as what four do, and proportional to
+  gradient bytes (3.7 GB/s), so it is no ring's time.
+* Steps of MXNet, TensorFlow 2 and PaddlePaddle that double from one GPU to several, and ResNet-50 in half precision on
+  two and four nodes (15-30 % too fast): thousands of images a second, which the input pipeline may not give.
+* BERT with one all_reduce after backward (Apex) on two nodes with one NIC each: measured as a ring would take (64-71 ms
+  more than on one node, for 440 MB in fp32), predicted with the tree that NCCL's tuner model picks (32 ms).
+* TensorFlow on Pascal at 32 images per GPU, 8 % worse than at 64: some 20 us a kernel that V100s do not show.
 """
 
 from __future__ import annotations
