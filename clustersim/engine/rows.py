@@ -175,14 +175,15 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
                     "ceiling": plan.ceiling,
                     "n_islands": _islands(topology, mesh, site.ranks[0]) if plan.algorithm == "nvls_tree" else 1,
                 },
-            )["n_groups"] += len(side.meetings)
+            )["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
             groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
-            met = site.sides[:1] if side.lone else site.sides
-            partners.setdefault(side.key, {rows.row_of(side.key)}).update(rows.row_of(other.key) for other in met)
+            if len(site.sides) > 1:
+                met = site.sides[:1] if side.lone else site.sides
+                partners.setdefault(side.key, {rows.row_of(side.key)}).update(rows.row_of(other.key) for other in met)
     for key, detail in details.items():
         mine = groups[key]
         detail["groups"] = mine[0] if len(mine) == 1 else np.concatenate(mine)
-        if len(partners[key]) > 1:
+        if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
     return tuple(
         _info(op, role, rows.row_of((r, 0)), details.get((r, i), {}))
