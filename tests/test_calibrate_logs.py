@@ -122,3 +122,37 @@ def test_a_file_that_is_no_benchmark_is_told(tmp_path, capsys):
     path.write_text("hello\n")
     assert run("calibrate", path, "--topology", "dgx-a100", "-o", tmp_path / "x.toml") == 2
     assert "no format that is known by its content" in capsys.readouterr().err
+
+
+def capture(folder: Path, planted: dict[str, float], **about: object) -> Path:
+    """A capture over NCCL of eight ranks, as its folder holds it."""
+    path = log(folder, planted)
+    folder.mkdir(exist_ok=True)
+    rows: list[dict[str, object]] = [{"clustersim_capture": 1, "part": "collectives", "backend": "nccl"}]
+    for line in path.read_text().splitlines():
+        cells = line.split()
+        if cells[0].isdigit():
+            rows.append({"kind": "all_gather", "size": int(cells[0]), "time": float(cells[5]), "ranks": 8, "nodes": 1,
+                         "time_min": float(cells[5]), "type": "float", "redop": "none", "layout": "world",
+                         "groups_at_once": 1, "iterations": 20})  # fmt: skip
+    (folder / "run").mkdir()
+    (folder / "run" / "collectives.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {"clustersim_capture": 1, "backend": "nccl", "device": "cuda", "ranks": 8, "nodes": 1, **about}
+    told["machines"] = [{"versions": {"nccl": "2.28.3", "torch": "2.13"}, "cores": 64, "gpus": ["A100"]}]
+    (folder / "run" / "provenance.json").write_text(json.dumps(told))
+    return folder / "run"
+
+
+def test_a_capture_over_nccl_is_fitted_like_a_log(tmp_path, capsys):
+    folder, out = capture(tmp_path, {"host_floor.amd": 48e-6}), tmp_path / "mine.toml"
+    assert run("calibrate", folder, "--topology", "dgx-a100", "-o", out) == 0
+    assert "nccl: 30 rows" in capsys.readouterr().out
+    found = fabrics.load(str(out)).calibration
+    assert found is not None
+    assert found.nccl["host_floor.amd"].value == pytest.approx(48e-6, rel=0.03)
+
+
+def test_ranks_that_shared_a_card_say_nothing_of_a_machine(tmp_path, capsys):
+    folder = capture(tmp_path, {}, share_gpu=True)
+    assert run("calibrate", folder, "--topology", "dgx-a100", "-o", tmp_path / "x.toml") == 2
+    assert "no collective and no compute row to fit" in capsys.readouterr().err

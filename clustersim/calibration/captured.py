@@ -25,6 +25,7 @@ class Capture:
     Parameters
     ----------
     path : its folder. backend : ``"gloo"`` or ``"nccl"``. on_gpu : whether ranks drove GPUs.
+    shares_gpu : whether several ranks shared a card, so that they talked as no machine's do.
     ranks, nodes, cores : of the world; cores of a node. threads : of one rank.
     samples : its collectives. compute, steps : rows of those parts, without the header. versions : by program.
     """
@@ -40,6 +41,7 @@ class Capture:
     compute: tuple[Row, ...]
     steps: tuple[Row, ...]
     versions: Mapping[str, str]
+    shares_gpu: bool = False
 
 
 def read_capture(path: str | Path) -> Capture:
@@ -66,6 +68,7 @@ def read_capture(path: str | Path) -> Capture:
         compute=rows["compute"],
         steps=rows["steps"],
         versions=machine.get("versions", {}),
+        shares_gpu=bool(about.get("share_gpu", False)),
     )
 
 

@@ -15,10 +15,13 @@ from clustersim.calibration.fit.calibrated import Calibrated
 from clustersim.calibration.fit.device import DeviceTimes, device_times
 from clustersim.calibration.fit.gloo import GlooTimes, gloo_times, halves
 from clustersim.calibration.fit.knobs import Floats
+from clustersim.calibration.fit.nccl import NcclTimes
+from clustersim.calibration.fit.of_logs import nccl_times
 from clustersim.calibration.fit.solve import fit
 from clustersim.device import device
 from clustersim.errors import TraceError
 from clustersim.topology import Topology
+from clustersim.traces.samples import Samples
 
 
 def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "") -> Calibrated:
@@ -39,10 +42,11 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     samples = [sample for c in captures if not c.on_gpu for sample in c.samples]
     times = gloo_times(samples, machine)
     of_device = _device_times(captures, machine)
-    models: list[GlooTimes | DeviceTimes] = [times, *of_device]
+    of_nccl, skipped = _nccl_times(captures, topology)
+    models: list[GlooTimes | NcclTimes | DeviceTimes] = [times, of_nccl, *of_device]
     fits = tuple(fit(model) for model in models if model.rows)
     if not fits:
-        raise TraceError(f"{captures[0].path}: no collective over Gloo and no compute row to fit")
+        raise TraceError(f"{captures[0].path}: no collective and no compute row to fit")
     told = Provenance(
         date=date,
         data=tuple(str(c.path) for c in captures),
@@ -52,7 +56,14 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     )
     parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
              for one in fits}  # fmt: skip
-    return Calibrated(fits, cores, Calibration(**parts, provenance=told), held_out(times), noise(samples))
+    return Calibrated(fits, cores, Calibration(**parts, provenance=told), held_out(times), noise(samples),
+                      np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
+
+
+def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, dict[str, int]]:
+    """Collectives over NCCL by ranks with a card each, and how many were left out, by reason."""
+    rows = [s for c in captures if c.on_gpu and c.backend == "nccl" and not c.shares_gpu for s in c.samples]
+    return nccl_times(Samples(tuple(rows), "captures"), topology)
 
 
 def held_out(times: GlooTimes) -> Floats:
