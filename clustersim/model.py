@@ -164,7 +164,7 @@ class StepCost:
     optimizer : float [s] for all parameters of one rank without sharding. optimizer_floor : float [s], its launches,
         which do not shrink with a shard.
     grad_copy_bandwidth : float [bytes/s], for gradient copies into buckets and casts (read plus write counted).
-    per_tensor : float [s], host and launch cost of touching one parameter tensor (DDP's hooks and copies).
+    per_tensor : float [s], host and launch cost of touching one parameter tensor (a copy into DDP's bucket, or back).
     step_overhead : float [s] per step outside the layers: data loader hand-over, loss read, zero_grad.
     overlap_slowdown : float, extra fraction of an overlapped collective's duration that compute loses (SM and HBM
         contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.

@@ -113,14 +113,14 @@ def _changed(run: Graph, rates: _Rates, knob: str, factor: float, peak: float | 
     transfers = {
         node.ops[0]: _shortest(rates, node.ops, knob, factor, node.seconds) for node in run.nodes if len(node.first)
     }
-    # What hidden communication costs kernels shrinks no faster than the communication does; with other kernels, or
-    # other buckets, nothing may be hidden any more.
-    shares = [
-        float(np.min(transfers[node.ops[0]] / np.maximum(node.seconds, 1e-30), initial=1.0))
+    # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden communication
+    # may run beside none: what one kernel lost can shrink by more than any transfer does.
+    shortened = any(
+        float(np.min(transfers[node.ops[0]] / np.maximum(node.seconds, 1e-30), initial=1.0)) < 1.0
         for node in run.nodes
         if len(node.first)
-    ]
-    kept = 0.0 if knob in _UNHIDES else min(shares, default=1.0)
+    )
+    kept = 0.0 if shortened or knob in _UNHIDES else 1.0
     compute = {}
     for i, seconds in run.seconds.items():
         column = seconds / _faster(ops[i], knob, factor)

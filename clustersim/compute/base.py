@@ -43,9 +43,11 @@ class Constants:
         boards (Lambda): each of the six asks for 0.45 to 0.52, but AMP on 40 GB for 0.7. A lower share of bandwidth
         would explain the same rows, but transformers show none since Ampere.
     flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
-    per_tensor : float [s], DDP's cost per parameter tensor (ptddp). step_overhead : float [s] per step.
-    jitter_volta, jitter : relative standard deviation of a rank's step: ptddp's V100s, and since Ampere (llm-foundry:
-        what is left of 8 to 128 GPUs of A100 and H100).
+    per_tensor : float [s], DDP's cost of one copy of one parameter's gradient, into its bucket or back (ptddp).
+        step_overhead : float [s] per step.
+    jitter_volta, jitter : relative standard deviation of a rank's step: before Ampere, from what 2 to 16 V100s add to
+        one (ptddp: 1.0 % median error given the one-GPU time, 1.7 % with 0.015), seen in P100s and K80s too (tfps: 4.6
+        to 3.7 %); and since Ampere (llm-foundry: what is left of 8 to 128 GPUs of A100 and H100).
     overlap_slowdown_volta, overlap_slowdown : see :class:`clustersim.model.StepCost`; ptddp, and llm-foundry.
     """
 
@@ -71,7 +73,7 @@ class Constants:
     flash_backward: float = 0.94
     per_tensor: float = 10e-6
     step_overhead: float = 1e-3
-    jitter_volta: float = 0.015
+    jitter_volta: float = 0.025
     jitter: float = 0.005
     overlap_slowdown_volta: float = 0.3
     overlap_slowdown: float = 0.16

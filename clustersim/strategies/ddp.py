@@ -290,7 +290,7 @@ class _Reducer:
                 name = f"uncast bucket {b}"
                 reduced = self.ops.compute(name, uncast, "gradient", stream=HOOK_STREAM, after=(reduced,))
             if not config.gradient_as_bucket_view:
-                back = base.gradient_pass(2.0 * bucket.nbytes, self.cost)
+                back = base.gradient_pass(2.0 * bucket.nbytes, self.cost) + self.cost.per_tensor * len(bucket.names)
                 self.ops.compute(
                     f"copy back bucket {b}", back, "gradient", after=(reduced,), nbytes=2.0 * bucket.nbytes
                 )
