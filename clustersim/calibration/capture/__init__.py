@@ -7,7 +7,10 @@ A folder holds a run: ``provenance.json``, a file of JSON lines per part (``coll
 ``traces/MODE/rankR.json.gz``. torch is imported when a capture runs, never before. ``clustersim.traces.read(DIR)``
 gives the collectives as Samples.
 
+Everything is measured in short loops; collectives in several rounds, whose spread is the noise. Rows of ``compute`` and
+``steps`` on CPUs carry CPU time as well (``time_cpu``), which other work on the machine does not lengthen.
+
 What has run where: everything on Gloo, with 2 and 4 CPU ranks, runs in the tests. The CUDA and NCCL paths are the same
 code with CUDA events and device memory; they, DataParallel, several nodes (rails) and ``--share-gpu`` are written after
-the libraries' documentation and have not run on a GPU yet.
+the libraries' documentation, are tried with fakes where that can be, and have not run on a GPU yet.
 """
