@@ -113,8 +113,8 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     """Each with the bytes it must read and write, for achieved bandwidth."""
     f = torch.nn.functional
     ops: dict[str, tuple[Callable[[Any], Any], int]] = {
-        "layer_norm": (lambda x: f.layer_norm(x, x.shape[-1:]), 2), "add": (lambda x: x + x, 2), "copy": (lambda x: x.clone(), 2), "gelu": (f.gelu, 2),
-        "softmax": (lambda x: x.softmax(-1), 2),
+        "layer_norm": (lambda x: f.layer_norm(x, x.shape[-1:]), 2), "add": (lambda x: x + x, 2),
+        "copy": (lambda x: x.clone(), 2), "gelu": (f.gelu, 2), "softmax": (lambda x: x.softmax(-1), 2),
         "sum": (lambda x: x.sum(), 1), "dropout": (lambda x: f.dropout(x, 0.1, True), 2),
         "zero": (lambda x: x.zero_(), 1),
     }  # fmt: skip
