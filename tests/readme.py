@@ -3,6 +3,9 @@
 A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``, where
 TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew, draws the
 pictures that ``--plot`` names, and dates the README; ``tests/test_readme.py`` says when a part is stale.
+
+A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
+``python tests/readme.py --measured`` writes those alone, and the test looks at their rows only.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ TABLES = ROOT.parent / "shared" / "measurements"
 ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
 DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+MEASURED = re.compile(r"(<!-- measured: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
 def parts(text: str | None = None) -> Iterator[tuple[str, str]]:
@@ -61,8 +65,18 @@ def accuracy(text: str) -> str:
     return "\n".join(said) + "\n"
 
 
+def measured(arguments: str) -> str:
+    """What ``clustersim ARGUMENTS`` measures now, and where and when that is."""
+    return f"{printed(arguments)}\nOne machine with {os.cpu_count()} cores, {date.today().isoformat()}.\n"
+
+
 def main() -> None:
-    """Rewrite every generated part of the README."""
+    """Rewrite every generated part of the README, or the measured ones."""
+    if sys.argv[1:] == ["--measured"]:
+        README.write_text(
+            MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], README.read_text())
+        )
+        return
     text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], README.read_text())
     text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
     README.write_text(text)

@@ -8,11 +8,25 @@ from pathlib import Path
 import pytest
 import readme
 
+from clustersim import bench
+
 
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in readme.parts()])
 def test_a_generated_part_is_what_its_command_prints(arguments: str, shared: Path) -> None:
     assert shared.is_dir()
     assert dict(readme.parts())[arguments] == readme.printed(arguments), "run: python tests/readme.py"
+
+
+def test_the_table_of_costs_has_every_row_and_target_whatever_the_times() -> None:
+    (found,) = readme.MEASURED.finditer(readme.README.read_text())
+    assert found["arguments"].startswith("bench")
+    lines = found["body"].splitlines()
+    for row in bench.ROWS:
+        (line,) = (line for line in lines if f" {row.what} " in line)
+        cells = [cell.strip() for cell in line.split("│")]
+        assert float(cells[3]) == pytest.approx(row.target), row.name
+    assert any(line.startswith("cost = ") for line in lines), "the fit"
+    assert "One machine with" in lines[-1]
 
 
 def test_every_shipped_scenario_and_command_the_readme_names_exists() -> None:

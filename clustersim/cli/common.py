@@ -89,7 +89,8 @@ class Progress:
         self.done, self.total = done, total
 
     def show(self) -> None:
-        """Wait :data:`QUIET_SECONDS`, then say what is going on: a bar on a terminal, one line elsewhere."""
+        """Wait :data:`QUIET_SECONDS`, then say on a terminal what is going on, how far it is and how long it may take;
+        nothing elsewhere, where nobody looks at it."""
         if self.over.wait(QUIET_SECONDS):
             return
         from rich import progress
@@ -97,13 +98,15 @@ class Progress:
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            click.echo(f"{self.what} ...", err=True)
             return
         columns = (
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
             progress.TimeElapsedColumn(),
+            progress.TextColumn("so far,"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
         )
         with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=None)
