@@ -1,6 +1,38 @@
-"""``python -m clustersim``."""
+"""``python -m clustersim``, and the ``clustersim`` command."""
 
-from clustersim.cli import main
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C: leave at once with 130, and leave no temporary file, worker process or hidden cursor behind.
+
+    Not by an exception: one that comes up inside a C++ library that calls Python (matplotlib's fonts) aborts.
+    """
+    from clustersim.paths import UNFINISHED
+
+    for path in list(UNFINISHED):
+        path.unlink(missing_ok=True)
+    if "multiprocessing" in sys.modules:
+        from multiprocessing import active_children
+
+        for child in active_children():
+            child.terminate()
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")
+    os._exit(130)
+
+
+def main() -> None:
+    """The command line."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise, as nohup does
+        signal.signal(signal.SIGINT, interrupted)
+    from clustersim.cli import main as command
+
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -42,6 +42,8 @@ class Block(msgspec.Struct, frozen=True, eq=False):
 
     def of_ranks(self, kept: npt.NDArray[np.bool_]) -> Block:
         """The block without the ranks that ``kept`` (k,) leaves out."""
+        if kept.all():
+            return self
         times = (column[kept] if len(column) > 1 else column for column in self.times)
         return Block(self.op, self.ranks[kept], *times)
 

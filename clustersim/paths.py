@@ -28,16 +28,22 @@ def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     return sorted(path.stem for path in data_path(kind).glob(f"*{suffix}"))
 
 
+UNFINISHED: set[Path] = set()
+"""Temporary files of this process that are being written: what is left to remove where a process ends at once."""
+
+
 @contextmanager
 def fresh(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
     # The suffix stays last: writers choose gzip or PNG by it.
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    UNFINISHED.add(temporary)
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        UNFINISHED.discard(temporary)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 import toy
 
 from clustersim import fabrics
-from clustersim.engine import replay, simulate
+from clustersim.engine import need, replay, simulate
 from clustersim.engine.planning import PlanBook
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Compute, Recv, Send
@@ -121,16 +121,22 @@ def test_an_algorithm_inside_the_switch_cannot_be_replayed(node):
         collective(node, "all_reduce", MIB, "nvls")
 
 
-def test_too_many_transfers_are_refused_with_their_number(node, monkeypatch):
-    monkeypatch.setattr(replay, "MOST_TRANSFERS", 100)
-    with pytest.raises(ProgramError, match=r"would play 112 transfers one by one, more than 100; use fidelity 'flow'"):
+def test_a_replay_that_does_not_fit_is_refused_with_its_bytes(node, monkeypatch):
+    monkeypatch.setattr(need, "SMALL", 0)
+    monkeypatch.setattr(need, "free_memory", lambda: 2e7)
+    monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
+    collective(node, "all_reduce", MIB, "ring")
+    monkeypatch.setattr(need, "free_memory", lambda: 2e4)
+    with pytest.raises(ProgramError, match=r"needs about .* KiB at chunk fidelity, for 112 .* are free; use fidelity"):
         collective(node, "all_reduce", MIB, "ring")
 
 
-def test_the_number_is_of_the_whole_run(node, monkeypatch):
-    monkeypatch.setattr(replay, "MOST_TRANSFERS", 200)
+def test_the_bytes_are_of_the_whole_run(node, monkeypatch):
+    monkeypatch.setattr(need, "SMALL", 0)
+    monkeypatch.setattr(need, "free_memory", lambda: 1.5 * need.replay(112))
+    monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
     op = Collective("c", "all_reduce", MIB, np.arange(8)[None], algorithm="ring")
-    with pytest.raises(ProgramError, match="would play 224 transfers"):
+    with pytest.raises(ProgramError, match="for 224 transfers"):
         simulate(toy.program([op, op], ranks=8), node, fabrics.mesh(node), backend="ideal", fidelity="chunk")
 
 

@@ -18,6 +18,7 @@ from clustersim import routing
 from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.engine import need
 from clustersim.engine.clock import Clock
 from clustersim.engine.fairshare import TIE
 from clustersim.engine.meetings import Site
@@ -29,9 +30,6 @@ from clustersim.topology import route_latency
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-
-MOST_TRANSFERS = 3_000_000
-"""Beyond this a replay takes gigabytes, and minutes where links are shared, and shows nothing a smaller does not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +68,7 @@ class _Playing:
 class Replay:
     """The player of ``fidelity="chunk"``.
 
-    Raises :class:`ProgramError` when made, if the sites would need more than :data:`MOST_TRANSFERS` transfers.
+    Raises :class:`ProgramError` when made, where the transfers of all sites would not fit in memory.
     """
 
     def __init__(self, clock: Clock, loads: Loads, book: PlanBook, sites: tuple[Site, ...]) -> None:
@@ -89,15 +87,15 @@ class Replay:
         total = 0
         for site in sites:
             for plan, ranks in zip(site.plans.each, site.ranks, strict=True):
-                total += len(self._steps_of(site, plan, ranks, total).nbytes)
+                total += len(self._steps_of(site, plan, ranks).nbytes)
+                _must_fit(total)
 
-    def _steps_of(self, site: Site, plan: Plan, ranks: Ints, before: int = 0) -> Steps:
+    def _steps_of(self, site: Site, plan: Plan, ranks: Ints) -> Steps:
         key = site.plans.request, ranks.tobytes()
         if key not in self._steps:
             group = self.book.group(ranks)
-            schedule = schedule_of(site.plans.request, group, plan, MOST_TRANSFERS - before)
+            schedule = schedule_of(site.plans.request, group, plan)
             self._steps[key] = steps(schedule, site.plans.request.nbytes, group, self.loads)
-        _refuse_above(before + len(self._steps[key].nbytes), MOST_TRANSFERS)
         return self._steps[key]
 
     def play(self, site: Site, meetings: Ints) -> None:
@@ -193,8 +191,8 @@ class Replay:
         return np.concatenate([*self._meetings, none]), np.concatenate([*self._loads, none])
 
 
-def schedule_of(request: Request, group: Group, plan: Plan, most: int) -> Schedule:
-    """The schedule a plan's algorithm follows. Raises :class:`ProgramError` above ``most`` transfers."""
+def schedule_of(request: Request, group: Group, plan: Plan) -> Schedule:
+    """The schedule a plan's algorithm follows. Raises :class:`ProgramError` where it would not fit in memory."""
     if group.size == 1 or request.kind == "send":
         return _one_send(group.size - 1)
     chosen = ALGORITHMS.get(plan.algorithm)
@@ -207,16 +205,13 @@ def schedule_of(request: Request, group: Group, plan: Plan, most: int) -> Schedu
     laid = channels(group, plan.n_channels, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
     # Every edge of the traffic sends about once per step: near enough to refuse before building a billion of them.
-    _refuse_above(len(traffic.src) * traffic.steps, 4 * most)
+    _must_fit(len(traffic.src) * traffic.steps)
     return chosen.schedule(request, group, laid)
 
 
-def _refuse_above(count: int, most: int) -> None:
-    if count > most:
-        raise ProgramError(
-            f"fidelity 'chunk' would play {count:,} transfers one by one, more than {MOST_TRANSFERS:,}; "
-            "use fidelity 'flow', fewer ranks or fewer channels"
-        )
+def _must_fit(transfers: int) -> None:
+    what = f"at chunk fidelity, for {transfers:,} transfers one by one"
+    need.check(need.replay(transfers), what, "use fidelity 'flow', fewer ranks or fewer channels")
 
 
 def _one_send(n: int) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clustersim.engine import need
 from clustersim.engine.clock import Clock
 from clustersim.engine.crowd import Crowd
 from clustersim.engine.executor import Executor
@@ -60,13 +61,14 @@ def simulate(
     Raises
     ------
     ProgramError : a Program that does not fit the mesh, members that disagree on a collective, ranks that wait for each
-        other forever, or too many transfers for chunk fidelity.
+        other forever, or a run that needs more memory than is free (:mod:`clustersim.engine.need`).
     """
     if fidelity not in FIDELITIES:
         raise ProgramError(f"no fidelity {fidelity!r}; {nearest(fidelity, FIDELITIES)}")
     if mesh.world_size != program.world_size:
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
     program.check()
+    need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
     clock, loads = Clock(), Loads(topology)
     ask = planner or _backend_planner(backend)
     options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None}

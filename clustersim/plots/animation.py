@@ -66,7 +66,7 @@ def ring_run(n: int = 4, nbytes: float = 64 * 2**20, topology: str = "hgx-a100")
     """Play one all-reduce of ``nbytes`` on a ring of ``n`` GPUs of one machine, transfer by transfer."""
     from clustersim import collectives, engine, fabrics
     from clustersim.collectives.base import Group, Request
-    from clustersim.engine.replay import MOST_TRANSFERS, schedule_of
+    from clustersim.engine.replay import schedule_of
     from clustersim.program import Collective, Program, Role
 
     machine = fabrics.load(topology, nodes=1)
@@ -78,7 +78,7 @@ def ring_run(n: int = 4, nbytes: float = 64 * 2**20, topology: str = "hgx-a100")
     op = Collective("all_reduce", "all_reduce", nbytes, ranks, algorithm="ring")
     program = Program(n, (Role("worker", ranks[0], (op,)),))
     timeline = engine.simulate(program, machine, mesh, planner=lambda *_: plan, fidelity="chunk")
-    return film(schedule_of(request, group, plan, MOST_TRANSFERS), timeline)
+    return film(schedule_of(request, group, plan), timeline)
 
 
 def film(schedule: Schedule, timeline: Timeline) -> Film:

@@ -5,7 +5,6 @@ Everything printed is escaped by Jinja2 or the SVG writers, and the page's own p
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from clustersim.errors import ClusterSimError
@@ -36,10 +35,10 @@ def _arrows(value: object) -> object:
 def write_report(run: SavedRun, path: str | Path, title: str | None = None) -> None:
     """Write the report, whole or not at all. Raises :class:`ClusterSimError` where it cannot be written."""
     path = Path(path)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    from clustersim.paths import fresh
+
     try:
-        temporary.write_text(html(run, title), encoding="utf-8")
-        os.replace(temporary, path)
+        with fresh(path) as temporary:
+            temporary.write_text(html(run, title), encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None

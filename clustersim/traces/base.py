@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
+from clustersim.paths import fresh
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
@@ -41,12 +41,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises :class:`TraceError` where the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        with fresh(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise TraceError(f"{path}: cannot write the trace: {error.strerror}") from None
 
 

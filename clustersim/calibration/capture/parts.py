@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from clustersim.errors import TraceError
+from clustersim.paths import fresh
 
 VERSION = 1
 """Of the lines' layout; every file begins with a line that says it."""
@@ -65,14 +65,11 @@ def _cannot(path: Path, error: OSError) -> TraceError:
 
 def write_whole(path: Path, data: bytes) -> None:
     """A file that appears whole or not at all. Raises :class:`TraceError`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        with fresh(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise _cannot(path, error) from None
 
 
