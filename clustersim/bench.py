@@ -100,13 +100,7 @@ ROWS = (
         "hsdp-16384",
         "the same as HSDP, shards of 256 x 64 replicas, one step",
         6.0,
-        _run(
-            _SCENARIO,
-            "run.jitter=0.02",
-            "run.steps=1",
-            "strategy.data_parallel_shard_degree=256",
-            "strategy.data_parallel_replicate_degree=64",
-        ),
+        _run("hsdp_llama3_405b_2048x8_h100"),
         peer="none",
     ),
     Row(

@@ -51,6 +51,7 @@ class Placement:
     age: str
     net: str
     loads: dict[tuple[str, str, int, int], PathLoads] = field(default_factory=dict)
+    routed: dict[tuple[object, ...], PathLoads] = field(default_factory=dict)
 
 
 @kept_with_topology(maxsize=1024)
@@ -67,7 +68,12 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
     if key not in where.loads:
         row = ALGORITHMS[algorithm]
         traffic = row.traffic(request, group, _channels(group, algorithm, count, row.layout))
-        where.loads[key] = _route(traffic, group)
+        # Gathering and reducing round a ring move the same bytes over the same edges.
+        columns = (column.tobytes() for column in (traffic.src, traffic.dst, traffic.fraction, traffic.rail))
+        moved = (traffic.steps, traffic.net_steps, *columns)
+        if moved not in where.routed:
+            where.routed[moved] = _route(traffic, group)
+        where.loads[key] = where.routed[moved]
     return where.loads[key]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 BALANCED_TREE, SPLIT_TREE, TREE, RING, NVLS, COLLNET_DIRECT = range(1, 7)
 """Patterns by NCCL's numbers. Balanced: a node's traffic enters at one GPU and leaves at two; TREE: all at one GPU."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Channels of one algorithm on one node: what an attempt asks for, and what it found.
 
     Parameters

@@ -8,8 +8,10 @@ knows a machine: the result follows from the :class:`~clustersim.collectives.ncc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from clustersim.collectives.nccl import bounds
 from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Layout

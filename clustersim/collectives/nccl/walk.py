@@ -8,7 +8,9 @@ the order in which neighbours are tried is part of the answer because the budget
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from clustersim.collectives.nccl.layout import (
     BALANCED_TREE,
