@@ -110,7 +110,10 @@ def _route(traffic: Traffic, group: Group) -> PathLoads:
             if mine.any()
             else (np.array([], dtype=np.int64), np.array([]))
         )
-    links = np.unique(np.concatenate([p[0] for p in parts]))
+    crossed = np.zeros(group.topology.n_links, dtype=np.bool_)
+    for where, _ in parts:
+        crossed[where] = True
+    links = np.flatnonzero(crossed)
     by_class = np.zeros((len(EDGE_CLASSES), len(links)))
     for index, (where, amount) in enumerate(parts):
         by_class[index, np.searchsorted(links, where)] = amount
