@@ -26,6 +26,7 @@ from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
 from clustersim.plots.tracks import last_step, representatives, worth_a_trace
+from clustersim.plots.tradeoff import tradeoff
 
 __all__ = [
     "PICTURES",
@@ -58,5 +59,6 @@ __all__ = [
     "storyboard",
     "sweep_curves",
     "table",
+    "tradeoff",
     "worth_a_trace",
 ]

@@ -1,0 +1,83 @@
+"""A plan's options: what each costs against how long it takes, and the front that no other option beats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from clustersim.errors import ProgramError
+from clustersim.plots.lines import MARKERS
+from clustersim.plots.style import FAINT, INK, QUIET, new_figure, palette, plain_axes, series, titled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def tradeoff(
+    said: Mapping[str, Any], *, deadline: float | None = None, budget: float | None = None, title: str | None = None
+) -> Figure:
+    """Money against days for every option that was simulated; those on the front are full, and say how many GPUs.
+
+    Parameters
+    ----------
+    said : a plan's answer, as :func:`clustersim.planner.plan` returns it, of a plan with tokens and prices.
+    deadline : [days]. budget : [USD]. Both are drawn as limits.
+
+    Raises :class:`ProgramError` where no option has both a time and a price.
+    """
+    rows = [row for row in said["options"] if row["days"] is not None and row["usd"] is not None]
+    if not rows:
+        raise ProgramError("nothing to draw: no option has both days and a price; give the plan tokens and prices")
+    front = {row["option"] for row in said["front"]}
+    figure = new_figure(4.3)
+    axes = figure.add_subplot()
+    for i, machine in enumerate(dict.fromkeys(row["machine"] for row in rows)):
+        style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": series[i % len(series)]}
+        mine = [row for row in rows if row["machine"] == machine]
+        best = [row for row in mine if row["option"] in front]
+        rest = [row for row in mine if row["option"] not in front]
+        axes.scatter([r["days"] for r in rest], [r["usd"] for r in rest], s=34, alpha=0.35, lw=0, **style)
+        axes.scatter(
+            [r["days"] for r in best], [r["usd"] for r in best], s=95, ec=INK, lw=0.9, zorder=3, label=machine, **style
+        )
+        for row in best:
+            axes.annotate(
+                f"{row['gpus']}", (row["days"], row["usd"]), xytext=(0, -15), textcoords="offset points", ha="center",
+                fontsize=9.5, color=INK,
+            )  # fmt: skip
+    _limits(axes, deadline, budget)
+    plain_axes(axes, ("bottom", "left"))
+    axes.tick_params(labelsize=10)
+    axes.grid(axis="y", color=FAINT, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    axes.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+    axes.set_ylim(0.0, 1.12 * max(row["usd"] for row in rows))
+    axes.set_xlabel("days", fontsize=10.5)
+    axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=10)
+    return titled(figure, title, _alt(said["front"], len(rows)))
+
+
+def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
+    style: dict[str, Any] = {"color": palette["stall"], "lw": 1.5, "ls": (0, (4, 2)), "zorder": 1}
+    if deadline is not None:
+        axes.axvline(deadline, **style)
+        axes.text(
+            deadline, 0.99, " deadline", transform=axes.get_xaxis_transform(), va="top", fontsize=9.5, color=QUIET
+        )
+    if budget is not None:
+        axes.axhline(budget, **style)
+        axes.text(
+            0.99, budget, "budget", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=9.5,
+            color=QUIET,
+        )  # fmt: skip
+
+
+def _alt(front: list[Mapping[str, Any]], n: int) -> str:
+    said = [
+        f"{row['option']}: {row['days']:.2f} days, {row['usd']:,.0f} USD" for row in front if row["days"] and row["usd"]
+    ]
+    return f"Cost against days of {n} options. On the front, fastest first: {'; '.join(said)}."
