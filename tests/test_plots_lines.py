@@ -32,6 +32,8 @@ def test_units_are_those_people_use():
     assert axes.get_xlabel() == "message"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1 MiB", "1 GiB"]
     assert axes.texts[0].get_text() == "a  250 GB/s"
+    share = plots.lines({"a": ([1, 2], [10, 12.5])}, y="error [%]").axes[0]
+    assert (share.get_title(loc="left"), share.texts[0].get_text()) == ("error [%]", "a  12.5 %")
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

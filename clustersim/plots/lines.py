@@ -40,8 +40,8 @@ def lines(
     Parameters
     ----------
     curves : by name (x, y), each (n,). laws : the same, of formulas: thin and dashed.
-    x, y : what the axes hold. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end is turned into a unit people use, and
-        ``[%]`` writes shares as percent. log : ``"x"``, ``"y"`` or ``"xy"``, axes that are logarithmic.
+    x, y : what the axes hold. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end is turned into a unit people use;
+        ``[%]`` stays. log : ``"x"``, ``"y"`` or ``"xy"``, axes that are logarithmic.
 
     Raises :class:`ProgramError` for no curves, points that do not pair, and values a logarithmic axis cannot show.
     """
@@ -155,7 +155,7 @@ def _label(words: str, top: float) -> str:
         return f"{words[:-3]}[{time_unit(top)[1]}]"
     if words.endswith("[bytes/s]"):
         return f"{words[:-9]}[GB/s]"
-    return words.removesuffix("[bytes]").removesuffix("[%]").strip()
+    return words.removesuffix("[bytes]").strip()
 
 
 def _written(value: float, words: str, top: float, *, unit: bool = False) -> str:
