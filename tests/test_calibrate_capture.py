@@ -14,9 +14,10 @@ import pytest
 from clustersim import fabrics
 from clustersim.calibration.captured import noise, read_capture
 from clustersim.calibration.fit import fit
+from clustersim.calibration.fit.calibrated import topology_text
 from clustersim.calibration.fit.device import device_times
 from clustersim.calibration.fit.gloo import GlooTimes, Row, gloo_times, halves
-from clustersim.calibration.fit.of_capture import calibrate_captures, topology_text
+from clustersim.calibration.fit.of_capture import calibrate_captures
 from clustersim.calibration.validate_capture import validate_capture
 from clustersim.costs import GLOO_COSTS, flat
 from clustersim.device import device, of_cores, with_efficiencies
@@ -197,7 +198,7 @@ def test_three_commands_from_a_machine_to_its_calibrated_topology(tmp_path, clus
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["errors"]["gloo"]["rows"] > 40
-    assert said["gloo_held_out"] < 0.15 + said["noise"]
+    assert said["held_out"] < 0.15 + said["noise"]
     assert said["errors"]["gloo"]["after"] <= said["errors"]["gloo"]["before"] + 0.02
     done = clustersim("validate", "capture", run, "--topology", out, "--json")
     assert done.returncode == 0, done.stderr
