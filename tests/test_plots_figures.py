@@ -13,7 +13,7 @@ from player import link_use
 import clustersim
 from clustersim import plots
 from clustersim.errors import ClusterSimError, ProgramError
-from clustersim.plots.animation import FRAMES_A_STEP, HOLD, film, ring_frame
+from clustersim.plots.animation import _HEIGHT, _WIDTH, FRAMES_A_STEP, HOLD, _Ring, film, ring_frame
 from clustersim.plots.heat import binned
 from clustersim.plots.intervals import packed
 from clustersim.plots.of_run import PICTURES
@@ -223,3 +223,22 @@ def test_a_zoom_is_a_second_panel_of_the_same_rows(run):
     first, second = figure.axes
     assert second.get_xlim() == pytest.approx((begin * 1e3, end * 1e3))
     assert [t.get_text() for t in first.get_yticklabels()] == [t.get_text() for t in second.get_yticklabels()]
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 16])
+def test_every_gpu_of_a_ring_is_inside_the_picture_and_clear_of_its_neighbours(n):
+    ring = _Ring.of(n, n)
+    half = np.array([1.2 * ring.wide, ring.height / 2])
+    low, high = ring.spots - half, ring.spots + half
+    assert (np.abs([low, high]) + 0.06 < [_WIDTH, _HEIGHT]).all()
+    for a in range(n):
+        b = (a + 1) % n
+        apart = (low[b] > high[a] + 0.12) | (low[a] > high[b] + 0.12)
+        assert apart.any(), (a, b)
+
+
+def test_a_ring_says_which_half_it_is_in_between_its_steps_too(ring):
+    ends = np.unique(ring.end)[:-1]
+    said = [ring_frame(ring, float(t)).axes[0].texts[-2].get_text().split("\n")[0] for t in ends]
+    assert said[:2] == ["reduce-scatter"] * 2  # the third step's end is the beginning of the other half
+    assert said[3:] == ["all-gather"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
+from clustersim.paths import fresh
 from clustersim.plots.style import FAINT, INK, QUIET, series, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -25,7 +27,42 @@ Bools = npt.NDArray[np.bool_]
 
 FPS, FRAMES_A_STEP, HOLD = 12, 9, 14
 """Frames a second, frames for one ring step, frames that the result stands still."""
-_RADIUS, _CELL = 1.0, 0.15
+_CELL = 0.15
+"""Half a piece's width, and its height, where there is room for it."""
+_WIDTH, _HEIGHT = 1.75, 1.66
+"""Half the size of the picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Ring:
+    """Where GPUs stand and how large they are: boxes of many GPUs, or of many pieces, are smaller.
+
+    Parameters
+    ----------
+    spots : (GPUs, 2) float, middles of boxes. wide : half a piece's width. high : a piece's height with its gap.
+    pieces : rows of a box.
+    """
+
+    spots: Floats
+    wide: float
+    high: float
+    pieces: int
+
+    @classmethod
+    def of(cls, n: int, pieces: int) -> _Ring:
+        """GPUs on an ellipse, the first at the top left, clockwise."""
+        angle = 3 * np.pi / 4 - 2 * np.pi * np.arange(n) / n
+        apart = 2 * np.sin(np.pi / n)  # neighbours on a circle of radius 1
+        high = min(1.12 * _CELL, 0.55 * apart / (pieces + 0.5))
+        room = _HEIGHT - 0.28 - (pieces + 0.5) * high / 2  # outside of a box stands its name
+        tall = min(1.36, room / float(np.abs(np.sin(angle)).max()))
+        spots = np.column_stack([1.45 * np.cos(angle), tall * np.sin(angle)])
+        return cls(spots, min(_CELL, 0.2 * apart), high, pieces)
+
+    @property
+    def height(self) -> float:
+        """Of the rows of a box."""
+        return (self.pieces + 0.5) * self.high
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +156,7 @@ def ring_animation(shown: Film, path: str | Path, title: str | None = None) -> P
     steps = 2 * (shown.n - 1)
     times = np.concatenate([np.linspace(0.0, last, steps * FRAMES_A_STEP + 1), np.full(HOLD, last)])
     writer = PillowWriter(fps=FPS)
-    with writer.saving(figure, str(path), dpi=100):
+    with fresh(Path(path)) as temporary, writer.saving(figure, str(temporary), dpi=100):
         for time in times.tolist():
             for axes in list(figure.axes):
                 axes.remove()
@@ -131,86 +168,96 @@ def ring_animation(shown: Film, path: str | Path, title: str | None = None) -> P
 def _draw(figure: Figure, shown: Film, time: float) -> None:
     axes = figure.add_subplot()
     axes.set_aspect("equal")
-    axes.set_xlim(-1.75, 1.75)
-    axes.set_ylim(-1.66, 1.66)
+    axes.set_xlim(-_WIDTH, _WIDTH)
+    axes.set_ylim(-_HEIGHT, _HEIGHT)
     axes.set_axis_off()
-    spots = _spots(shown.n)
+    ring = _Ring.of(shown.n, shown.schedule.n_chunks)
     state = shown.held(time)
     flying = np.flatnonzero((shown.start <= time) & (time < shown.end))
-    for gpu, spot in enumerate(spots):
-        _gpu(axes, spot, gpu, state[gpu])
+    for gpu in range(shown.n):
+        _gpu(axes, ring, gpu, state[gpu])
     for a, b in {(int(a), int(b)) for a, b in zip(shown.schedule.src, shown.schedule.dst, strict=True)}:
-        _arrow(axes, spots[a], spots[b], shown.schedule.n_chunks)
+        _arrow(axes, ring, a, b)
     for t in flying.tolist():
         a, b = int(shown.schedule.src[t]), int(shown.schedule.dst[t])
         done = (time - shown.start[t]) / (shown.end[t] - shown.start[t])
-        clear = _clear(spots[a], spots[b], shown.schedule.n_chunks)
-        x, y = _between(spots[a], spots[b], clear + (1 - 2 * clear) * done)
-        _piece(axes, x - _CELL, y - _CELL / 2, state[a, int(shown.schedule.chunk[t])], 2 * _CELL, on_the_way=True)
-    _caption(axes, shown, time, flying, state)
+        clear = _clear(ring, a, b)
+        x, y = _between(ring, a, b, clear + (1 - 2 * clear) * done)
+        held = state[a, int(shown.schedule.chunk[t])]
+        _piece(axes, ring, (x - ring.wide, y - ring.high / 2), held, on_the_way=True)
+    _caption(axes, shown, time, state)
 
 
-def _spots(n: int) -> Floats:
-    """GPUs on a circle, the first at the top left, clockwise."""
-    angle = 3 * np.pi / 4 - 2 * np.pi * np.arange(n) / n
-    return np.column_stack([np.cos(angle) * 1.45 * _RADIUS, np.sin(angle) * 1.36 * _RADIUS])
-
-
-def _gpu(axes: Axes, spot: Floats, gpu: int, pieces: Bools) -> None:
+def _gpu(axes: Axes, ring: _Ring, gpu: int, pieces: Bools) -> None:
     """A GPU: its name, and a row for each piece of its tensor."""
     from matplotlib.patches import FancyBboxPatch
 
-    width, height = 2.4 * _CELL, (len(pieces) + 0.5) * _CELL * 1.12
+    width, (x, y) = 2.4 * ring.wide, ring.spots[gpu].tolist()
     box = "round,pad=0.06,rounding_size=0.08"
-    low = spot[1] - height / 2
+    low = y - ring.height / 2
     edge = series[gpu % len(series)]
-    axes.add_patch(FancyBboxPatch((spot[0] - width / 2, low), width, height, boxstyle=box, fc="white", ec=edge, lw=2.2))
-    above = spot[1] >= 0  # names stand outside of the ring
-    at, align = (low + height + 0.1, "bottom") if above else (low - 0.1, "top")
-    axes.text(spot[0], at, f"GPU {gpu}", ha="center", va=align, fontsize=10, color=INK)
+    axes.add_patch(FancyBboxPatch((x - width / 2, low), width, ring.height, boxstyle=box, fc="white", ec=edge, lw=2.2))
+    _name(axes, ring, gpu)
     for k, held in enumerate(pieces):
-        _piece(axes, spot[0] - _CELL, low + height - (k + 1.12) * _CELL * 1.12, held, 2 * _CELL)
+        _piece(axes, ring, (x - ring.wide, low + ring.height - (k + 1.12) * ring.high), held)
 
 
-def _piece(axes: Axes, x: float, y: float, held: Bools, width: float, on_the_way: bool = False) -> None:
-    """A piece: a stripe in each GPU's colour whose values are in the sum."""
+def _name(axes: Axes, ring: _Ring, gpu: int) -> None:
+    """Above GPUs of the upper half, below those of the lower; beside those at the sides, where pieces pass."""
+    x, y = ring.spots[gpu].tolist()
+    style: dict[str, Any] = {"fontsize": 10, "color": INK}
+    if abs(y) < 0.4:
+        aside = math.copysign(1.2 * ring.wide + 0.1, -x)
+        axes.text(x + aside, y, f"GPU {gpu}", ha="left" if x < 0 else "right", va="center", **style)
+    else:
+        up = math.copysign(ring.height / 2 + 0.1, y)
+        axes.text(x, y + up, f"GPU {gpu}", ha="center", va="bottom" if up > 0 else "top", **style)
+
+
+def _piece(axes: Axes, ring: _Ring, at: tuple[float, float], held: Bools, on_the_way: bool = False) -> None:
+    """A piece with its lower left corner: a stripe in each GPU's colour whose values are in the sum."""
     from matplotlib.patches import Rectangle
 
-    n = len(held)
+    n, (x, y) = len(held), at
+    width, height = 2 * ring.wide, 0.84 * ring.high
     for k, inside in enumerate(held.tolist()):
         face = series[k % len(series)] if inside else "#F1F3F5"
-        axes.add_patch(Rectangle((x + k * width / n, y), width / n, _CELL * 0.94, fc=face, lw=0, zorder=4 + on_the_way))
+        axes.add_patch(Rectangle((x + k * width / n, y), width / n, height, fc=face, lw=0, zorder=4 + on_the_way))
     complete = bool(held.all())
     edge: dict[str, Any] = {"ec": INK, "lw": 1.3} if complete or on_the_way else {"ec": QUIET, "lw": 0.5}
-    axes.add_patch(Rectangle((x, y), width, _CELL * 0.94, fill=False, zorder=6, **edge))
+    axes.add_patch(Rectangle((x, y), width, height, fill=False, zorder=6, **edge))
 
 
-def _arrow(axes: Axes, a: Floats, b: Floats, n_chunks: int) -> None:
+def _arrow(axes: Axes, ring: _Ring, a: int, b: int) -> None:
     from matplotlib.patches import FancyArrowPatch
 
-    clear = _clear(a, b, n_chunks) * 0.86
-    start, end = _between(a, b, clear), _between(a, b, 1 - clear)
+    clear = _clear(ring, a, b) * 0.86
+    start, end = _between(ring, a, b, clear), _between(ring, a, b, 1 - clear)
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=FAINT, lw=2.4, zorder=1))
 
 
-def _clear(a: Floats, b: Floats, n_chunks: int) -> float:
+def _clear(ring: _Ring, a: int, b: int) -> float:
     """Share of the way from one GPU to another that its box takes, with room for a piece."""
-    dx, dy = np.abs(b - a)
-    half_width, half_height = 2.3 * _CELL + 0.16, (n_chunks + 0.5) * _CELL * 0.56 + 0.22
+    dx, dy = np.abs(ring.spots[b] - ring.spots[a])
+    half_width, half_height = 2.3 * ring.wide + 0.16, ring.height / 2 + 0.22
     return float(min(half_width / max(dx, 1e-9), half_height / max(dy, 1e-9), 0.45))
 
 
-def _between(a: Floats, b: Floats, share: float) -> tuple[float, float]:
-    x, y = a + (b - a) * share
+def _between(ring: _Ring, a: int, b: int, share: float) -> tuple[float, float]:
+    x, y = ring.spots[a] + (ring.spots[b] - ring.spots[a]) * share
     return float(x), float(y)
 
 
-def _caption(axes: Axes, shown: Film, time: float, flying: npt.NDArray[np.int64], state: Bools) -> None:
+def _caption(axes: Axes, shown: Film, time: float, state: Bools) -> None:
     """What is going on, in the middle of the ring."""
-    if len(flying):
-        reducing = bool(shown.schedule.reduce[flying[0]])
-        words = "reduce-scatter\nadd what arrives" if reducing else "all-gather\npass complete sums on"
+    begun = np.flatnonzero(shown.start <= time)
+    if state.all():
+        words = "every GPU has\nevery sum"
+    elif not len(begun):
+        words = "start: each GPU has\nits own gradients"
+    elif shown.schedule.reduce[begun[np.argmax(shown.start[begun])]]:
+        words = "reduce-scatter\nadd what arrives"
     else:
-        words = "every GPU has\nevery sum" if state.all() else "start: each GPU has\nits own gradients"
+        words = "all-gather\npass complete sums on"
     axes.text(0, 0.14, words, ha="center", va="center", fontsize=11, color=INK, linespacing=1.5)
     axes.text(0, -0.28, format_time(max(time, 0.0)), ha="center", va="center", fontsize=10, color=QUIET)

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 LABELS = {
     "forward": "forward",
     "backward": "backward",
-    "gradient": "gradient copy or cast",
+    "gradient": "gradient copy, cast or sum",
     "optimizer": "optimizer",
     "input": "input, host",
     "memcpy": "memory copy",
@@ -159,9 +159,14 @@ def draw_row(canvas: Canvas, timeline: Timeline, spans: Spans, row: Row) -> None
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """What could be written on a bar, longest first: ``all_reduce bucket 3``, ``bucket 3``, ``3``."""
+    """What could be written on a bar, longest first; a number says nothing without its noun.
+
+    >>> _words("all_reduce bucket 3"), _words("optimizer")
+    (('all_reduce bucket 3', 'bucket 3'), ('optimizer',))
+    """
     parts = name.split(" ")
-    return tuple(" ".join(parts[i:]) for i in range(len(parts)) if i == 0 or len(parts) - i < 3)
+    tails = [" ".join(parts[i:]) for i in range(len(parts)) if i == 0 or len(parts) - i < 3]
+    return tuple(dict.fromkeys([name, *(words for words in tails if not words[:1].isdigit())]))
 
 
 def legend(figure: Figure, canvases: list[Canvas]) -> None:

@@ -97,7 +97,7 @@ def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[
         more = len(order) - len(shown)
         found[rank] = [(name, name) for name in shown]
         if more:
-            found[rank][-1] = (shown[-1], f"{shown[-1]} (and {more} more)")
+            found[rank][-1] = (shown[-1], f"{shown[-1]} (+{more} not shown)")
     return found
 
 
