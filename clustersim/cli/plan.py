@@ -44,6 +44,7 @@ def _print(title: str, said: dict[str, Any], found: Searched, out: Path) -> None
     from rich.table import Table
 
     console = stdout()
+    console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
     table = Table(title=escape(title), title_justify="left")
     columns = ("GPUs", f"{said['unit']}/s", "+-", f"USD/1e9 {said['unit']}", f"kWh/1e9 {said['unit']}", "days", "USD")
     table.add_column("option", style="bold", overflow="fold")

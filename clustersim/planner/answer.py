@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from clustersim.paths import fresh, plain
+from clustersim.planner.candidates import base
 from clustersim.planner.searching import Option, Searched, title
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.trust import alike, as_of, trust
+from clustersim.planner.trust import as_of, trust
+from clustersim.planner.verdict import kind_of, too_close, verdict
 from clustersim.planner.why import alternatives, why_lost, why_on_front
+from clustersim.scenario.reading import Table, override
 
 STATES = {
     "simulated": "simulated",
@@ -26,20 +28,21 @@ STATES = {
 def told(plan: PlanFile, found: Searched) -> dict[str, Any]:
     """The whole answer.
 
-    Returns a dict: ``unit`` ("tokens" or "samples"); ``front`` and ``alternatives``, rows as of :func:`row` with
-    ``why``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with
+    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front`` and ``alternatives``, rows as of :func:`row` with
+    ``why``, on the front also the whole ``scenario``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with
     ``state`` and ``reason``.
     """
     unit = "tokens" if found.tokens else "samples"
-    front = [row(one) | {"why": why_on_front(one, found)} for one in found.front]
+    front = [row(one) | {"why": why_on_front(one, found), "scenario": _tables(plan, one)} for one in found.front]
     others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
     states = Counter(one.state for one in found.options)
     return {
         "title": plan.title,
+        "verdict": verdict(plan, found),
         "unit": unit,
         "front": front,
         "alternatives": others,
-        "warnings": list(_close(found)),
+        "warnings": list(too_close(found)),
         "counts": {words: states[state] for state, words in STATES.items()},
         "assumptions": list(assumptions(plan, found)),
         "options": [row(one) | {"state": one.state, "reason": one.reason} for one in found.options],
@@ -52,6 +55,7 @@ def row(option: Option) -> dict[str, Any]:
     usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
     return {
         "option": title(option.candidate),
+        "family": option.candidate.family,
         "machine": option.candidate.machine.label,
         "nodes": option.candidate.nodes,
         "gpus": option.candidate.gpus,
@@ -66,29 +70,9 @@ def row(option: Option) -> dict[str, Any]:
     }
 
 
-def kind_of(option: Option) -> str:
-    """The ``kind`` of its strategy."""
-    strategy = option.candidate.changes["strategy"]
-    return str(strategy["kind"]) if isinstance(strategy, Mapping) else ""
-
-
-def _close(found: Searched) -> Iterator[str]:
-    """Pairs on as many GPUs that differ by less than the error of their prediction."""
-    counted = [one for one in found.options if one.counts]
-    best: dict[tuple[int, str], Option] = {}
-    for one in counted:
-        key = one.candidate.gpus, one.candidate.label.split(", micro-batch")[0]
-        if key not in best or one.rate > best[key].rate:
-            best[key] = one
-    for a, b in combinations(best.values(), 2):
-        if a.candidate.gpus != b.candidate.gpus or not (a.on_front or b.on_front):
-            continue
-        if alike(kind_of(a), a.rate, kind_of(b), b.rate):
-            more = max(a.rate, b.rate) / min(a.rate, b.rate) - 1
-            yield (
-                f"{title(a.candidate)} and {title(b.candidate)} differ by {more:.1%}, less than predictions of "
-                "published steps are off: measure both, or choose by something else"
-            )
+def _tables(plan: PlanFile, option: Option) -> Table:
+    """An option as the tables of a scenario."""
+    return override(base(plan), option.candidate.changes)
 
 
 def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:

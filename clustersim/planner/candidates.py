@@ -25,13 +25,15 @@ class Candidate:
     Parameters
     ----------
     number : its place among all, which settles ties. machine, nodes, gpus : where it runs.
-    label : in words, without the machine. batch : samples of a step. changes : field -> value, on the plan's base.
+    family : its strategy in words, with the knobs that vary among those of its kind. label : that, and how it is
+        played: micro-batch, accumulation, checkpointing, as far as they vary. batch : samples of a step. changes : field -> value, on the plan's base.
     """
 
     number: int
     machine: Machine
     nodes: int
     gpus: int
+    family: str
     label: str
     batch: int
     changes: Mapping[str, Any] = field(repr=False)
@@ -118,10 +120,18 @@ def _candidate(
         "strategy": knobs,
         "model.activation_checkpointing": kept,
     }
-    said = [words, f"micro-batch {micro}", *([f"x {passes} passes"] if passes > 1 else [])]
-    said += [f"{kept} checkpointing"] if kept != "none" else []
-    label = ", ".join(said).replace(", x ", " x ")
-    return Candidate(number, plan.machines[m], nodes, gpus, label, gpus * micro * passes, changes)
+    said = [words, _played(plan, micro, passes)]
+    said += [f"{kept} checkpointing"] if len(plan.tried.activation_checkpointing) > 1 else []
+    label = ", ".join(part for part in said if part)
+    return Candidate(number, plan.machines[m], nodes, gpus, words, label, gpus * micro * passes, changes)
+
+
+def _played(plan: PlanFile, micro: int, passes: int) -> str:
+    """Micro-batch and passes in words; a micro-batch that all have is left out."""
+    said = f"micro-batch {micro}" if len(plan.tried.micro_batch_size) > 1 else ""
+    if passes == 1:
+        return said
+    return f"{said} x {passes} passes" if said else f"{passes} passes"
 
 
 def _words(strategy: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> str:

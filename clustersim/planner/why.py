@@ -95,10 +95,10 @@ def sort_of_link(name: str) -> str:
 
 def alternatives(searched: Searched) -> list[Option]:
     """The best option of each strategy that is not on the front, cheapest first; simulated ones before others."""
-    there = {_family(one) for one in searched.front}
+    there = {one.candidate.family for one in searched.front}
     best: dict[str, Option] = {}
     for one in searched.options:
-        family = _family(one)
+        family = one.candidate.family
         if family in there or one.on_front:
             continue
         if family not in best or _rank(one) < _rank(best[family]):
@@ -111,7 +111,3 @@ def _rank(option: Option) -> tuple[int, float, int]:
     cost = option.objectives[1] if option.objectives else float("inf")
     return order.index(option.state), cost, option.candidate.number
 
-
-def _family(option: Option) -> str:
-    """A strategy with its knobs, but for batch, accumulation and checkpointing."""
-    return option.candidate.label.split(", micro-batch")[0]

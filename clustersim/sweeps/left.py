@@ -111,6 +111,7 @@ def _about(plan: Sweep, folder: Path) -> None:
         "title": plan.title,
         "base": plan.base_path.stem,
         "axes": list(plan.columns),
+        "question": plan.question,
         "cases": len(plan),
         "version": version(),
     }

@@ -47,6 +47,26 @@ PREFIX = "sweep_"
 """What the names of shipped sweeps begin with."""
 
 
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[question]``: what the sweep is to decide.
+
+    Parameters
+    ----------
+    axis : the column whose values are the choices; the other axes are the cases in which one is chosen.
+    value, against : is ``value`` worth having instead of ``against``? Without them: which is the best?
+    choice : ``value`` in words, such as "2:1 oversubscription".
+    """
+
+    axis: str
+    value: str | int | float | None = None
+    against: str | int | float | None = None
+    choice: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.against is None):
+            raise ValueError("value and against go together: the choice, and what it is compared with")
+
+
 class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole file.
 
@@ -55,13 +75,14 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     base : a scenario, by name or by path; a path starts at the sweep's own folder.
     title : of tables and pictures. set : fields that every scenario of the sweep has.
     axes : see :class:`~clustersim.sweeps.axes.AxisTable`; the grid is every combination, the last axis fastest.
-    sample : only so many scenarios of the grid, drawn with ``seed``.
+    question : what its report answers. sample : only so many scenarios of the grid, drawn with ``seed``.
     """
 
     base: str
     title: str = ""
     set: dict[str, Any] = {}
     axes: list[AxisTable] = []
+    question: Question | None = None
     sample: Annotated[int, Meta(ge=1)] | None = None
     seed: int = 0
 
@@ -82,7 +103,7 @@ class Sweep:
     ----------
     name, title : of the sweep. path : its file, which errors name.
     base : the tables of the base scenario, ``base_path`` its file.
-    fixed : field -> value, for every case. axes : the dimensions of the grid.
+    fixed : field -> value, for every case. axes : the dimensions of the grid. question : what is to be decided.
     sample, seed : only so many cases of the grid; None means all.
     """
 
@@ -95,6 +116,7 @@ class Sweep:
     axes: tuple[Axis, ...]
     sample: int | None = None
     seed: int = 0
+    question: Question | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -160,9 +182,10 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
         raise ScenarioError(f"{path}: {error} (at $.base)") from None
     axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
     title = file.title or path.stem.removeprefix(PREFIX).replace("_", " ")
-    sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed)
+    sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
     check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
     _check_columns(sweep)
+    _check_question(sweep)
     return sweep
 
 
@@ -202,6 +225,22 @@ def _check_columns(sweep: Sweep) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ScenarioError(f"{sweep.path}: two axes have the column {name!r}; give one a name (at $.axes)")
+
+
+def _check_question(sweep: Sweep) -> None:
+    asked = sweep.question
+    if asked is None:
+        return
+    if asked.axis not in sweep.columns:
+        raise ScenarioError(
+            f"{sweep.path}: no axis {asked.axis!r}; {nearest(asked.axis, sweep.columns)} (at $.question.axis)"
+        )
+    values = {point.shown.get(asked.axis): None for one in sweep.axes for point in one.points}
+    for name in ("value", "against"):
+        given = getattr(asked, name)
+        if given is not None and given not in values:
+            known = nearest(str(given), [str(value) for value in values if value is not None])
+            raise ScenarioError(f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})")
 
 
 def _find(path: str | Path) -> Path:

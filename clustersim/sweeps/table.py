@@ -43,7 +43,8 @@ SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_com
 
 
 def about(folder: str | Path) -> dict[str, Any]:
-    """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns), ``cases``, ``version``.
+    """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns),
+    ``question`` (None where the file asks none), ``cases``, ``version``.
 
     Raises :class:`ClusterSimError` where there is none.
     """

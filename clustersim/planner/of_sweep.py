@@ -1,0 +1,286 @@
+"""What a sweep answers: the best choice in every case, or what a choice costs, and what is worth having at what price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import sweeps
+from clustersim.errors import ClusterSimError
+from clustersim.planner.economics import costs, rates
+from clustersim.planner.pareto import front
+from clustersim.planner.trust import alike, as_of, trust
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of the axes that are not in question.
+
+    Parameters
+    ----------
+    words : of it. rows : value in question -> number of its row in the table, those that have a result.
+    """
+
+    words: str
+    rows: Mapping[Any, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """A sweep's rows with a result. axes : columns that vary. question : as in the file, None where it asks none."""
+
+    title: str
+    table: Columns
+    axes: tuple[str, ...]
+    question: Mapping[str, Any] | None
+    failed: int
+
+    @cached_property
+    def axis(self) -> str | None:
+        """The column in question; without a question the first whose values are words."""
+        if self.question is not None:
+            return str(self.question["axis"])
+        return next((name for name in self.axes if self.table[name].dtype.kind == "U"), None)
+
+    @cached_property
+    def unit(self) -> str:
+        """``"tokens"``, or ``"samples"`` where a model has no tokens."""
+        return "samples" if np.isnan(self.table["tokens_per_s"]).any() else "tokens"
+
+    @cached_property
+    def rate(self) -> npt.NDArray[np.float64]:
+        """(rows,) tokens/s or samples/s of the whole machine."""
+        return np.asarray(self.table[f"{self.unit}_per_s"], dtype=np.float64)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """In the order of the grid."""
+        found: dict[str, dict[Any, int]] = {}
+        for i in range(len(self.rate)):
+            words = self.said(i, [name for name in self.axes if name != self.axis])
+            value = None if self.axis is None else self.table[self.axis][i].item()
+            found.setdefault(words, {})[value] = i
+        return [Case(words, rows) for words, rows in found.items()]
+
+    def said(self, i: int, names: Sequence[str] | None = None) -> str:
+        """A row by its axes."""
+        return ", ".join(worded(name, self.table[name][i].item()) for name in names or ()) or "all"
+
+    def kind(self, i: int) -> str:
+        """Of a row's strategy."""
+        return str(self.table["strategy"][i])
+
+    def alike(self, i: int, j: int) -> bool:
+        """Whether two rows differ by less than their predictions are off."""
+        return alike(self.kind(i), float(self.rate[i]), self.kind(j), float(self.rate[j]))
+
+
+def worded(name: str, value: Any) -> str:
+    """A value of an axis for people.
+
+    >>> worded("cluster.nodes", 4), worded("NIC", "25 Gb/s"), worded("strategy.micro_batch_size", 2)
+    ('4 nodes', 'NIC 25 Gb/s', 'micro batch size 2')
+    """
+    last = name.rsplit(".", 1)[-1].replace("_", " ")
+    if last in {"nodes", "gpus", "steps"}:
+        return f"{value:,} {last}"
+    return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
+
+
+def load(folder: str | Path) -> Swept:
+    """The sweep in a folder. Raises :class:`ClusterSimError` where there is none, or no row has a result."""
+    about, table = sweeps.about(folder), sweeps.read(folder)
+    good = table["error"] == "" if "error" in table else np.zeros(0, dtype=bool)
+    if not good.any():
+        raise ClusterSimError(f"{folder}: no row of this sweep has a result")
+    kept = {name: column[good] for name, column in table.items()}
+    varied = tuple(name for name in about["axes"] if len(np.unique(kept[name])) > 1)
+    return Swept(about["title"], kept, varied, about.get("question"), int((~good).sum()))
+
+
+def answer(swept: Swept) -> dict[str, Any]:
+    """The whole answer.
+
+    Returns a dict: ``verdict``, a sentence; ``title``, ``unit``; ``head`` and ``cases``, the table behind the verdict;
+    ``front``, rows with ``option``, ``gpus``, ``rate``, ``error``, ``usd_per_1e9`` (None without a price),
+    ``kwh_per_1e9`` and ``best``; ``warnings``; ``assumptions``.
+    """
+    asked = swept.question or {}
+    if asked.get("value") is not None:
+        verdict, head, cases = _worth(swept, asked["value"], asked["against"], str(asked.get("choice") or asked["value"]))
+    elif swept.axis is not None:
+        verdict, head, cases = _which(swept)
+    else:
+        verdict, head, cases = _fastest(swept), [], []
+    return {
+        "title": swept.title,
+        "verdict": verdict,
+        "unit": swept.unit,
+        "head": head,
+        "cases": cases,
+        "front": list(_front(swept)),
+        "warnings": list(_warnings(swept)),
+        "assumptions": list(_assumptions(swept)),
+    }
+
+
+Told = tuple[str, list[str], list[list[str]]]
+
+
+def _which(swept: Swept) -> Told:
+    """The best choice of each case."""
+    rows, won, leads, close = [], Counter[str](), [], 0
+    seconds = Counter[str]()
+    for case in swept.cases:
+        order = sorted(case.rows, key=lambda value: -swept.rate[case.rows[value]])
+        best, others = order[0], order[1:]
+        won[str(best)] += 1
+        lead = swept.rate[case.rows[best]] / swept.rate[case.rows[others[0]]] - 1 if others else 0.0
+        near = bool(others) and swept.alike(case.rows[best], case.rows[others[0]])
+        close += near
+        leads.append(lead)
+        seconds[str(others[0]) if others else ""] += 1
+        told = "too close to call" if near else ""
+        second = str(others[0]) if others else "-"
+        rows.append([case.words, str(best), f"{swept.rate[case.rows[best]]:,.0f}", second, f"{lead:.1%}", told])
+    (first, times), *rest = won.most_common()
+    whole = len(swept.cases)
+    where = f"in all {whole} cases" if times == whole else f"in {times} of {whole} cases"
+    others = "".join(f", {name} in {count}" for name, count in rest)
+    words = f"{first} is the fastest {where}{others}; its lead over the next best" if not rest else (
+        f"{first} is the fastest {where}{others}; the lead over the next best")
+    words += f" ({seconds.most_common(1)[0][0]} mostly) is {min(leads):.0%} to {max(leads):.0%}"
+    if close:
+        words += f", in {close} of them less than predictions are off"
+    head = ["case", "fastest", f"{swept.unit}/s", "next", "lead", ""]
+    return f"{words[0].upper()}{words[1:]}.", head, rows
+
+
+def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
+    """What a choice costs of the throughput in each case, and all other choices beside it."""
+    values = sorted({one for case in swept.cases for one in case.rows if one != against}, key=str)
+    lost = {one: _losses(swept, one, against) for one in values}
+    mine = lost.get(value) or {}
+    if not mine:
+        raise ClusterSimError(f"no case has a result for both {value!r} and {against!r} of {swept.axis}")
+    worst = max(mine, key=lambda words: mine[words])
+    error = max(trust(kind).median for kind in set(swept.table["strategy"].tolist()))
+    cheap = [words for words in mine if mine[words] <= error]
+    most = max(mine[worst], 0.0)
+    if len(cheap) == len(mine):
+        said = f"Yes, if it saves more than {most:.1%} of the machine's price: {choice} costs at most that much throughput"
+        said += f" ({worst}), less than predictions are off (+-{error:.1%})"
+    elif cheap:
+        said = f"In {len(cheap)} of {len(mine)} cases, where {choice} costs less throughput than predictions are off"
+        said += f" (+-{error:.1%}); in the others it must save up to {most:.1%} of the machine's price ({worst})"
+    else:
+        least = min(mine.values())
+        said = f"Only if it saves more than {least:.1%} to {most:.1%} of the machine's price, which is the throughput"
+        said += f" that {choice} costs (most: {worst})"
+    head = ["case", *(f"{worded(str(swept.axis), one)}" for one in values)]
+    rows = [
+        [case.words, *(_change(lost[one].get(case.words)) for one in values)]
+        for case in swept.cases
+        if any(case.words in lost[one] for one in values)
+    ]
+    return f"{said}{_in_money(swept, most)}.", head, rows
+
+
+def _losses(swept: Swept, value: Any, against: Any) -> dict[str, float]:
+    """Share of the throughput that a value loses, by case that has both."""
+    return {
+        case.words: 1.0 - float(swept.rate[case.rows[value]] / swept.rate[case.rows[against]])
+        for case in swept.cases
+        if value in case.rows and against in case.rows
+    }
+
+
+def _change(lost: float | None) -> str:
+    return "" if lost is None else f"{-lost:+.1%}"
+
+
+def _in_money(swept: Swept, share: float) -> str:
+    """A share of the price of the largest machine, in money an hour."""
+    i = int(np.argmax(swept.table["gpus"]))
+    price = rates(str(swept.table["device"][i])).usd_per_gpu_hour
+    if price is None or share <= 0:
+        return ""
+    hour = price * float(swept.table["gpus"][i])
+    return f"; of {hour:,.0f} USD an hour for {swept.table['gpus'][i]:,.0f} GPUs, {share * hour:,.0f} USD"
+
+
+def _fastest(swept: Swept) -> str:
+    """Without a question: the best and the worst row."""
+    best, worst = int(np.argmax(swept.rate)), int(np.argmin(swept.rate))
+    error = trust(swept.kind(best)).median
+    return (
+        f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
+        f"{swept.unit}/s +-{error:.0%}, {swept.rate[best] / swept.rate[worst]:.2f} times the slowest "
+        f"({swept.said(worst, swept.axes)})."
+    )
+
+
+def _front(swept: Swept) -> Iterator[dict[str, Any]]:
+    """Rows that no other beats in speed, cost and GPUs at once, fastest first; none where models differ."""
+    table = swept.table
+    if len(np.unique(table["model"])) > 1:
+        return
+    spent = [_costs(swept, i) for i in range(len(swept.rate))]
+    points = [
+        (-float(swept.rate[i]), one["usd_per_sample"] or float(table["gpus"][i]) / float(swept.rate[i]), int(table["gpus"][i]))
+        for i, one in enumerate(spent)
+    ]
+    fits = [i for i in range(len(points)) if bool(table["fits"][i])]
+    kept = {fits[k] for k in front([points[i] for i in fits])}
+    for i in sorted(range(len(points)), key=lambda i: -swept.rate[i]):
+        usd, kwh = spent[i]["usd_per_sample"], spent[i]["kwh_per_sample"]
+        yield {
+            "option": swept.said(i, swept.axes),
+            "family": swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
+            "gpus": int(table["gpus"][i]),
+            "rate": float(swept.rate[i]),
+            "error": trust(swept.kind(i)).median,
+            "usd_per_1e9": None if usd is None else usd * 1e9,
+            "kwh_per_1e9": None if kwh is None else kwh * 1e9,
+            "best": i in kept,
+        }
+
+
+def _costs(swept: Swept, i: int) -> dict[str, float | None]:
+    result = {name: float(swept.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s")}
+    return costs(rates(str(swept.table["device"][i])), int(swept.table["gpus"][i]), float(swept.rate[i]), result)
+
+
+def _warnings(swept: Swept) -> Iterator[str]:
+    if swept.failed:
+        yield f"{swept.failed:,} scenarios have no result; the table says why"
+    full = int((~swept.table["fits"]).sum())
+    if full:
+        yield f"{full:,} scenarios do not fit in memory; they are timed as if they did"
+    for kind in sorted(set(swept.table["strategy"].tolist())):
+        known = trust(kind)
+        if known.median > 0.10:
+            yield f"half of {known.cases} published {kind} steps were off by more than {known.median:.0%}"
+
+
+def _assumptions(swept: Swept) -> Iterator[str]:
+    for name in dict.fromkeys(swept.table["device"].tolist()):
+        known = rates(str(name))
+        if known.usd_per_gpu_hour is None:
+            yield f"{name}: no price known, so GPU-hours stand in for cost"
+        else:
+            yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
+    everything = trust("all")
+    yield (
+        f"+-: half of {everything.cases} published steps lay within it, by kind of strategy (validated {as_of()}); the "
+        "input pipeline, failures and checkpoints are not counted"
+    )

@@ -1,0 +1,103 @@
+"""The answer to a plan in one sentence, and what is too close to call in a few."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from clustersim.planner.searching import Option, Searched
+from clustersim.planner.spec import PlanFile
+from clustersim.planner.trust import alike, trust
+
+VAGUE = 0.10
+"""Error of a kind of strategy from which it is said that it cannot be ranked."""
+MOST_NAMED = 3
+"""Alternatives that are named; of more, their number is told."""
+
+
+def verdict(plan: PlanFile, found: Searched) -> str:
+    """Which option, and how many GPUs: the fastest, the cheapest per token, and what lies between them."""
+    if not found.front:
+        return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
+    unit = "token" if found.tokens else "sample"
+    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.objectives[1])
+    if fastest is cheapest:
+        return f"{_place(fastest, plan)}: the fastest and the cheapest per {unit}{_spend(fastest, unit)}."
+    saving = 1 - cheapest.objectives[1] / fastest.objectives[1]
+    slower = fastest.rate / cheapest.rate
+    words = (
+        f"{_place(fastest, plan)} for speed{_spend(fastest, unit)}; {_place(cheapest, plan, other=fastest)} for cost"
+        f"{_spend(cheapest, unit)}: {saving:.1%} cheaper per {unit}, {slower:.1f} times slower"
+    )
+    return words + ("." if saving > trust(kind_of(cheapest)).median else ", which predictions are too coarse to promise.")
+
+
+def _place(option: Option, plan: PlanFile, other: Option | None = None) -> str:
+    """An option in words; what it has in common with ``other`` is not said again."""
+    one = option.candidate
+    label = "the same strategy" if other is not None and one.label == other.candidate.label else one.label
+    machine = f" ({one.machine.label})" if len(plan.machines) > 1 else ""
+    return f"{one.gpus:,} GPUs{machine} with {label}"
+
+
+def _spend(option: Option, unit: str) -> str:
+    """Speed, and days and money for the plan's tokens, in parentheses."""
+    error = trust(kind_of(option)).median
+    said = [f"{option.rate:,.0f} {unit}s/s +-{error:.0%}"]
+    if option.days is not None:
+        said.append(f"{option.days:,.1f} days")
+    if option.usd is not None:
+        said.append(f"{option.usd / 1e6:,.2f} million USD" if option.usd >= 1e6 else f"{option.usd:,.0f} USD")
+    return f" ({', '.join(said)})"
+
+
+def _fates(found: Searched) -> str:
+    words = {"memory": "do not fit in memory", "limits": "break a limit", "error": "cannot be run"}
+    states = Counter(one.state if one.state != "simulated" else "limits" for one in found.options)
+    return ", ".join(f"{states[state]:,} {said}" for state, said in words.items() if states[state])
+
+
+def too_close(found: Searched) -> Iterator[str]:
+    """What the error of predictions leaves open: a sentence for each number of GPUs whose best is not alone, and one
+    for each kind of strategy that is predicted too coarsely to be ranked."""
+    best: dict[tuple[int, str, str], Option] = {}
+    for one in (one for one in found.options if one.counts):
+        key = one.candidate.gpus, one.candidate.machine.label, one.candidate.family
+        if key not in best or one.rate > best[key].rate:
+            best[key] = one
+    places: defaultdict[tuple[int, str], list[Option]] = defaultdict(list)
+    for (gpus, machine, _), one in best.items():
+        places[gpus, machine].append(one)
+    vague = {kind for one in best.values() if trust(kind := kind_of(one)).median > VAGUE}
+    for (gpus, _), there in sorted(places.items()):
+        first = max(there, key=lambda one: one.rate)
+        near = [one for one in there if one is not first and _alike(one, first) and not {kind_of(one)} & vague]
+        if near and kind_of(first) not in vague:
+            most = max(first.rate / one.rate - 1 for one in near)
+            yield (
+                f"on {gpus:,} GPUs {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
+                f"{first.candidate.family}, less than predictions are off: choose by something else, or measure"
+            )
+    for kind in sorted(vague):
+        known = trust(kind)
+        yield (
+            f"half of {known.cases} published {kind} steps were off by more than {known.median:.0%}: a {kind} option "
+            "that looks a little better or worse than another may not be"
+        )
+
+
+def _alike(a: Option, b: Option) -> bool:
+    return alike(kind_of(a), a.rate, kind_of(b), b.rate)
+
+
+def _named(options: list[Option]) -> str:
+    names = [one.candidate.family for one in sorted(options, key=lambda one: -one.rate)]
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def kind_of(option: Option) -> str:
+    """The ``kind`` of its strategy."""
+    strategy = option.candidate.changes["strategy"]
+    return str(strategy["kind"]) if isinstance(strategy, dict) else ""
