@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import html as escaping
-import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import msgspec
 import numpy as np
 import pytest
+from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
 from player import play, toy_cost, toy_model
 
 import clustersim
@@ -22,9 +19,6 @@ from clustersim.report import html, write_report
 from clustersim.report.verdict import CAUSE_WORDS, verdict
 from clustersim.strategies.ddp import DDPConfig, build
 from clustersim.traces.saved import SavedRun, load_run
-
-HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & $\\frac{1}{2}$ \"'"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -50,37 +44,6 @@ def hostile(run):
     topology = replace(run.topology, name=HOSTILE)
     facts = run.facts | {"title": HOSTILE, "model": HOSTILE, "notes": [HOSTILE], "inputs": {HOSTILE: HOSTILE}}
     return SavedRun(replace(timeline, ops=ops, links=links), topology, facts)
-
-
-class Page(HTMLParser):
-    """Tags and attributes of a page, and whether elements close in order."""
-
-    VOID = frozenset({"meta", "link", "img", "br", "use", "path", "rect", "image", "input"})
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.ids, self.open, self.words = [], [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        self.ids += [value for name, value in attrs if name == "id"]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not self.open or self.open[-1] not in {"script", "style"}:
-            self.words.append(data)
 
 
 def test_every_part_is_there_in_the_order_a_reader_needs(page):
@@ -188,25 +151,6 @@ def test_a_missing_run_says_how_to_make_one(tmp_path):
         load_run(tmp_path / "nowhere" / "run.npz")
 
 
-# What opens the page, with nothing that asks the network.
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
-    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
-    "--virtual-time-budget=3000",
-]  # fmt: skip
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium to open the report with")
-
-
-def opened(text, tmp_path, script=""):
-    """(document after its scripts ran, what the console said)."""
-    path = tmp_path / "report.html"
-    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
-    environment = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
 HOVER = """
 var bar = Array.from(document.querySelectorAll('.gantt rect')).find(function (r) { return r.querySelector('title'); });
 var said = bar.querySelector('title').textContent;
@@ -231,10 +175,4 @@ def test_it_opens_without_a_word_on_the_console_and_bars_tell_what_they_are(whic
 
 @needs_browser
 def test_a_phone_scrolls_figures_and_never_the_page(page, tmp_path):
-    inside = escaping.escape(
-        page.replace("</body>", "<script>parent.postMessage(document.documentElement.scrollWidth, '*')</script></body>")
-    )
-    frame = f"<body><iframe width=390 height=800 sandbox='allow-scripts' srcdoc=\"{inside}\"></iframe></body>"
-    tell = "window.onmessage = function (e) { document.body.dataset.wide = e.data; };"
-    document, _ = opened(f"<script>{tell}</script>{frame}", tmp_path)
-    assert int(re.search(r'data-wide="(\d+)"', document).group(1)) <= 390
+    assert width_on_a_phone(page, tmp_path) <= 390

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl and plan.json.")
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
 @click.option("--exhaustive", is_flag=True, help="Simulate also what bounds rule out.")
+@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
 @json_option
-def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, as_json: bool) -> None:
+def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | None, as_json: bool) -> None:
     """Search the options of a plan: FILE is a .toml file, or the name of a shipped one.
 
     What does not fit in memory or breaks a limit is ruled out, what cannot win by its bounds need not run, and the
@@ -33,10 +34,16 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, as_json: bool
         found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
     said = planner.told(read, found)
     planner.write(said, out)
+    if page is not None:
+        from clustersim.report import write_study
+
+        write_study(out, page)
     if as_json:
         print_json(said)
     else:
         _print(read.title or path.stem, said, found, out)
+        if page is not None:
+            stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
 
 
 def _print(title: str, said: dict[str, Any], found: Searched, out: Path) -> None:

@@ -32,9 +32,17 @@ EVERY = 10.0
 @click.option("--executor", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
 @click.option("--address", default=None, help="Of the Dask scheduler, such as tcp://host:8786.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Keep the rows that are there.")
+@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
 @json_option
 def sweep(
-    file: str, out: Path, jobs: int | None, executor: str, address: str | None, resume: bool, as_json: bool
+    file: str,
+    out: Path,
+    jobs: int | None,
+    executor: str,
+    address: str | None,
+    resume: bool,
+    page: Path | None,
+    as_json: bool,
 ) -> int | None:
     """Simulate every scenario of a sweep: FILE is a .toml file, or the name of a shipped one.
 
@@ -50,12 +58,18 @@ def sweep(
         )
     table = sweeps.read(out)
     wrote = _write(table, list(plan.columns), plan.title, out)
+    if page is not None:
+        from clustersim.report import write_study
+
+        write_study(out, page)
     if as_json:
         names = list(table)
         lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
         print_json(_said(outcome) | {"rows": lines})
     else:
         _print(table, list(plan.columns), plan.title, outcome, wrote)
+        if page is not None:
+            stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
     return 1 if outcome.lost else None
 
 
@@ -100,6 +114,11 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
     from rich.markup import escape
 
     console = stdout()
+    if "" in table.get("error", ()):
+        from clustersim.planner import of_sweep
+
+        answer = of_sweep.answer(of_sweep.load(outcome.folder))["verdict"]
+        console.print(escape(answer), soft_wrap=True, highlight=False)
     if table:
         console.print(_table(table, axes, title))
     if len(table.get("key", ())) > SHOWN:

@@ -28,9 +28,10 @@ STATES = {
 def told(plan: PlanFile, found: Searched) -> dict[str, Any]:
     """The whole answer.
 
-    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front`` and ``alternatives``, rows as of :func:`row` with
-    ``why``, on the front also the whole ``scenario``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with
-    ``state`` and ``reason``.
+    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front`` and
+    ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario``; ``warnings``;
+    ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with ``state`` and
+    ``reason``.
     """
     unit = "tokens" if found.tokens else "samples"
     front = [row(one) | {"why": why_on_front(one, found), "scenario": _tables(plan, one)} for one in found.front]

@@ -26,7 +26,8 @@ class Candidate:
     ----------
     number : its place among all, which settles ties. machine, nodes, gpus : where it runs.
     family : its strategy in words, with the knobs that vary among those of its kind. label : that, and how it is
-        played: micro-batch, accumulation, checkpointing, as far as they vary. batch : samples of a step. changes : field -> value, on the plan's base.
+        played: micro-batch, accumulation, checkpointing, as far as they vary.
+    batch : samples of a step. changes : field -> value, on the plan's base.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What a sweep answers: the best choice in every case, or what a choice costs, and what is worth having at what price."""
+"""What a sweep answers: the best choice in every case, or what a choice costs; and what is worth having."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Swept:
 
     def said(self, i: int, names: Sequence[str] | None = None) -> str:
         """A row by its axes."""
-        return ", ".join(worded(name, self.table[name][i].item()) for name in names or ()) or "all"
+        shown = ((name, self.table[name][i].item()) for name in names or ())
+        return ", ".join(str(v) if name == self.axis and isinstance(v, str) else worded(name, v) for name, v in shown)
 
     def kind(self, i: int) -> str:
         """Of a row's strategy."""
@@ -92,7 +93,7 @@ def worded(name: str, value: Any) -> str:
     """
     last = name.rsplit(".", 1)[-1].replace("_", " ")
     if last in {"nodes", "gpus", "steps"}:
-        return f"{value:,} {last}"
+        return f"{value:,} {last if value != 1 else last[:-1]}"
     return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
 
 
@@ -116,7 +117,9 @@ def answer(swept: Swept) -> dict[str, Any]:
     """
     asked = swept.question or {}
     if asked.get("value") is not None:
-        verdict, head, cases = _worth(swept, asked["value"], asked["against"], str(asked.get("choice") or asked["value"]))
+        verdict, head, cases = _worth(
+            swept, asked["value"], asked["against"], str(asked.get("choice") or asked["value"])
+        )
     elif swept.axis is not None:
         verdict, head, cases = _which(swept)
     else:
@@ -137,32 +140,47 @@ Told = tuple[str, list[str], list[list[str]]]
 
 
 def _which(swept: Swept) -> Told:
-    """The best choice of each case."""
-    rows, won, leads, close = [], Counter[str](), [], 0
-    seconds = Counter[str]()
+    """The best choice: those that no case knows a better one than, within what predictions are off."""
+    choices = list(dict.fromkeys(one for case in swept.cases for one in case.rows))
+    fastest = {case.words: max(case.rows, key=lambda value: swept.rate[case.rows[value]]) for case in swept.cases}
+    near = [
+        one
+        for one in choices
+        if all(one in case.rows and swept.alike(case.rows[one], case.rows[fastest[case.words]]) for case in swept.cases)
+    ]
+    where = f"in all {len(swept.cases)} cases" if len(swept.cases) > 1 else "here"
+    if len(near) == 1:
+        said = f"{near[0]} is the fastest, or as fast as can be told, {where}"
+    elif near:
+        said = f"{_either(near)}: {where} they differ by less than predictions are off"
+    else:
+        won = Counter(str(value) for value in fastest.values()).most_common()
+        said = "No choice is best everywhere: " + ", ".join(f"{name} is the fastest in {n} cases" for name, n in won)
+    rest = "".join(f"; {_how_slow(swept, one, fastest)}" for one in choices if one not in near)
+    head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
+    rows = []
     for case in swept.cases:
-        order = sorted(case.rows, key=lambda value: -swept.rate[case.rows[value]])
-        best, others = order[0], order[1:]
-        won[str(best)] += 1
-        lead = swept.rate[case.rows[best]] / swept.rate[case.rows[others[0]]] - 1 if others else 0.0
-        near = bool(others) and swept.alike(case.rows[best], case.rows[others[0]])
-        close += near
-        leads.append(lead)
-        seconds[str(others[0]) if others else ""] += 1
-        told = "too close to call" if near else ""
-        second = str(others[0]) if others else "-"
-        rows.append([case.words, str(best), f"{swept.rate[case.rows[best]]:,.0f}", second, f"{lead:.1%}", told])
-    (first, times), *rest = won.most_common()
-    whole = len(swept.cases)
-    where = f"in all {whole} cases" if times == whole else f"in {times} of {whole} cases"
-    others = "".join(f", {name} in {count}" for name, count in rest)
-    words = f"{first} is the fastest {where}{others}; its lead over the next best" if not rest else (
-        f"{first} is the fastest {where}{others}; the lead over the next best")
-    words += f" ({seconds.most_common(1)[0][0]} mostly) is {min(leads):.0%} to {max(leads):.0%}"
-    if close:
-        words += f", in {close} of them less than predictions are off"
-    head = ["case", "fastest", f"{swept.unit}/s", "next", "lead", ""]
-    return f"{words[0].upper()}{words[1:]}.", head, rows
+        best = float(swept.rate[case.rows[fastest[case.words]]])
+        losses = [
+            _change(1 - float(swept.rate[case.rows[one]]) / best if one in case.rows else None) for one in choices
+        ]
+        rows.append([case.words, str(fastest[case.words]), f"{best:,.0f}", *losses])
+    return f"{said[0].upper()}{said[1:]}{rest}.", head, rows
+
+
+def _either(names: Sequence[Any]) -> str:
+    return f"{', '.join(map(str, names[:-1]))} or {names[-1]}"
+
+
+def _how_slow(swept: Swept, choice: Any, fastest: Mapping[str, Any]) -> str:
+    """How much slower than the fastest a choice is at worst, and where."""
+    times = {
+        case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])
+        for case in swept.cases
+        if choice in case.rows
+    }
+    worst = max(times, key=lambda words: times[words])
+    return f"{choice} is up to {times[worst]:.1f} times slower ({worst})" if worst else f"{choice} is slower"
 
 
 def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
@@ -176,16 +194,18 @@ def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
     error = max(trust(kind).median for kind in set(swept.table["strategy"].tolist()))
     cheap = [words for words in mine if mine[words] <= error]
     most = max(mine[worst], 0.0)
+    least = max(min(mine.values()), 0.0)
+    costs_it = f"{choice} costs {least:.1%} to {most:.1%} of the throughput (most: {worst})"
     if len(cheap) == len(mine):
-        said = f"Yes, if it saves more than {most:.1%} of the machine's price: {choice} costs at most that much throughput"
-        said += f" ({worst}), less than predictions are off (+-{error:.1%})"
+        said = f"Yes, once it saves more than {most:.1%} of the machine's price: {costs_it}, less than predictions are "
+        said += f"off (+-{error:.1%})"
     elif cheap:
-        said = f"In {len(cheap)} of {len(mine)} cases, where {choice} costs less throughput than predictions are off"
-        said += f" (+-{error:.1%}); in the others it must save up to {most:.1%} of the machine's price ({worst})"
+        said = (
+            f"Yes in {len(cheap)} of {len(mine)} cases, where it costs less than predictions are off (+-{error:.1%}); "
+        )
+        said += f"in the others once it saves more of the machine's price than it costs: {costs_it}"
     else:
-        least = min(mine.values())
-        said = f"Only if it saves more than {least:.1%} to {most:.1%} of the machine's price, which is the throughput"
-        said += f" that {choice} costs (most: {worst})"
+        said = f"Only where it saves more of the machine's price than it costs: {costs_it}"
     head = ["case", *(f"{worded(str(swept.axis), one)}" for one in values)]
     rows = [
         [case.words, *(_change(lost[one].get(case.words)) for one in values)]
@@ -205,7 +225,7 @@ def _losses(swept: Swept, value: Any, against: Any) -> dict[str, float]:
 
 
 def _change(lost: float | None) -> str:
-    return "" if lost is None else f"{-lost:+.1%}"
+    return "" if lost is None else "0.0%" if abs(lost) < 5e-4 else f"{-lost:+.1%}"
 
 
 def _in_money(swept: Swept, share: float) -> str:
@@ -215,7 +235,8 @@ def _in_money(swept: Swept, share: float) -> str:
     if price is None or share <= 0:
         return ""
     hour = price * float(swept.table["gpus"][i])
-    return f"; of {hour:,.0f} USD an hour for {swept.table['gpus'][i]:,.0f} GPUs, {share * hour:,.0f} USD"
+    gpus = f"{swept.table['gpus'][i]:,.0f} GPUs"
+    return f"; {share:.1%} is {share * hour:,.0f} of the {hour:,.0f} USD an hour that {gpus} cost"
 
 
 def _fastest(swept: Swept) -> str:
@@ -230,18 +251,23 @@ def _fastest(swept: Swept) -> str:
 
 
 def _front(swept: Swept) -> Iterator[dict[str, Any]]:
-    """Rows that no other beats in speed, cost and GPUs at once, fastest first; none where models differ."""
+    """Rows that fit, fastest first, and whether no other beats them in speed, cost and GPUs at once; none where models
+    differ, or all have as many GPUs."""
     table = swept.table
-    if len(np.unique(table["model"])) > 1:
+    if len(np.unique(table["model"])) > 1 or len(np.unique(table["gpus"])) < 2:
         return
     spent = [_costs(swept, i) for i in range(len(swept.rate))]
     points = [
-        (-float(swept.rate[i]), one["usd_per_sample"] or float(table["gpus"][i]) / float(swept.rate[i]), int(table["gpus"][i]))
+        (
+            -float(swept.rate[i]),
+            one["usd_per_sample"] or float(table["gpus"][i]) / float(swept.rate[i]),
+            int(table["gpus"][i]),
+        )
         for i, one in enumerate(spent)
     ]
     fits = [i for i in range(len(points)) if bool(table["fits"][i])]
     kept = {fits[k] for k in front([points[i] for i in fits])}
-    for i in sorted(range(len(points)), key=lambda i: -swept.rate[i]):
+    for i in sorted(fits, key=lambda i: -swept.rate[i]):
         usd, kwh = spent[i]["usd_per_sample"], spent[i]["kwh_per_sample"]
         yield {
             "option": swept.said(i, swept.axes),

@@ -16,20 +16,21 @@ MOST_NAMED = 3
 
 
 def verdict(plan: PlanFile, found: Searched) -> str:
-    """Which option, and how many GPUs: the fastest, the cheapest per token, and what lies between them."""
+    """Which option, and how many GPUs: the fastest, and what fewer GPUs would save."""
     if not found.front:
         return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
     unit = "token" if found.tokens else "sample"
     fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.objectives[1])
+    text = f"Take {_place(fastest, plan)}{_spend(fastest, unit)}"
     if fastest is cheapest:
-        return f"{_place(fastest, plan)}: the fastest and the cheapest per {unit}{_spend(fastest, unit)}."
+        return f"{text}: the fastest and the cheapest per {unit}."
     saving = 1 - cheapest.objectives[1] / fastest.objectives[1]
-    slower = fastest.rate / cheapest.rate
-    words = (
-        f"{_place(fastest, plan)} for speed{_spend(fastest, unit)}; {_place(cheapest, plan, other=fastest)} for cost"
-        f"{_spend(cheapest, unit)}: {saving:.1%} cheaper per {unit}, {slower:.1f} times slower"
+    error = max(trust(kind_of(one)).median for one in (fastest, cheapest))
+    doubt = "" if saving > error else f", a saving smaller than predictions are off (+-{error:.0%})"
+    return (
+        f"{text}, the fastest; the cheapest per {unit}, by {saving:.1%}{doubt}, is {_place(cheapest, plan, fastest)}, "
+        f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}."
     )
-    return words + ("." if saving > trust(kind_of(cheapest)).median else ", which predictions are too coarse to promise.")
 
 
 def _place(option: Option, plan: PlanFile, other: Option | None = None) -> str:

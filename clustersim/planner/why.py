@@ -110,4 +110,3 @@ def _rank(option: Option) -> tuple[int, float, int]:
     order = ("simulated", "bound", "limits", "memory", "error")
     cost = option.objectives[1] if option.objectives else float("inf")
     return order.index(option.state), cost, option.candidate.number
-

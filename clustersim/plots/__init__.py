@@ -12,6 +12,7 @@ from clustersim.plots.curves import scaling
 from clustersim.plots.exchange import exchange_times
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.footprints import footprints
+from clustersim.plots.front import Dot, front
 from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
@@ -30,6 +31,7 @@ from clustersim.plots.tradeoff import tradeoff
 
 __all__ = [
     "PICTURES",
+    "Dot",
     "Movie",
     "Table",
     "View",
@@ -40,6 +42,7 @@ __all__ = [
     "exchange_times",
     "footprint",
     "footprints",
+    "front",
     "gantt",
     "gantt_pair",
     "last_step",

@@ -75,7 +75,7 @@ def _points(name: str, n: npt.ArrayLike, rate: npt.ArrayLike) -> tuple[Any, Any]
 
 
 def _axes(axes: Axes, label: str, *, logarithmic: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
 
     plain_axes(axes, ("bottom", "left"))
     axes.set_xscale("log", base=2)
@@ -85,6 +85,7 @@ def _axes(axes: Axes, label: str, *, logarithmic: bool) -> None:
     axes.set_axisbelow(True)
     if logarithmic:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
     else:
         axes.set_ylim(0.0, max(1.05, axes.get_ylim()[1]))

@@ -1,44 +1,85 @@
-"""One self-contained HTML file that says what a run came to and why. It opens by mail, offline, on a phone, in print.
+"""One self-contained HTML file that says what a run, a sweep or a plan came to and why. It opens by mail, offline, on a
+phone, in print.
 
 Everything printed is escaped by Jinja2 or the SVG writers, and the page's own policy forbids it to load anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from clustersim.errors import ClusterSimError
 from clustersim.traces.saved import SavedRun
 
-__all__ = ["html", "write_report"]
+__all__ = ["holds_study", "html", "study_html", "write_report", "write_study"]
 
 
 def html(run: SavedRun, title: str | None = None) -> str:
     """The report of a run as one HTML document; ``title`` None takes the run's own name."""
-    from jinja2 import Environment, StrictUndefined
-
-    from clustersim.paths import data_path
     from clustersim.report.content import content
 
+    return _rendered("report.html.j2", content(run, title))
+
+
+def study_html(folder: str | Path, title: str | None = None) -> str:
+    """The report of the sweep or plan in a folder as one HTML document; ``title`` None takes its own.
+
+    Raises :class:`ClusterSimError` where the folder holds neither, or nothing in it has a result.
+    """
+    from dataclasses import replace
+
+    from clustersim.report.study import page_of
+
+    page = page_of(Path(folder))
+    page = page if title is None else replace(page, title=title)
+    return _rendered("study.html.j2", {name: getattr(page, name) for name in page.__dataclass_fields__})
+
+
+def holds_study(folder: str | Path) -> bool:
+    """Whether a folder holds a sweep or a plan."""
+    from clustersim.report.study import holds_study
+
+    return holds_study(Path(folder))
+
+
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from clustersim.paths import data_path
+
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_arrows
+        loader=FileSystemLoader(data_path("data")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_arrows,
     )
-    source = data_path("data") / "report.html.j2"
-    return environment.from_string(source.read_text(encoding="utf-8")).render(content(run, title))
+    return environment.get_template(template).render(values)
 
 
 def _arrows(value: object) -> object:
-    """Names of links with an arrow that no line ends inside of."""
-    return value.replace("->", "→") if type(value) is str else value
+    """Names of links with an arrow that no line ends inside of, and a sign for both ways."""
+    return value.replace("->", "→").replace("+-", "±") if type(value) is str else value
 
 
 def write_report(run: SavedRun, path: str | Path, title: str | None = None) -> None:
-    """Write the report, whole or not at all. Raises :class:`ClusterSimError` where it cannot be written."""
-    path = Path(path)
+    """Write the report of a run, whole or not at all. Raises :class:`ClusterSimError` where it cannot be written."""
+    _write(html(run, title), Path(path))
+
+
+def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:
+    """Write the report of a sweep or a plan, as :func:`write_report` does."""
+    _write(study_html(folder, title), Path(path))
+
+
+def _write(text: str, path: Path) -> None:
     from clustersim.paths import fresh
 
     try:
         with fresh(path) as temporary:
-            temporary.write_text(html(run, title), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None

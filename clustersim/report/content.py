@@ -13,7 +13,7 @@ from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
-from clustersim.report.figures import inline_svg
+from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.report.verdict import verdict
 from clustersim.timeline import Timeline
@@ -53,12 +53,6 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
     }
 
 
-def _markup(svg: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(svg)  # made by the SVG writers, which escape what they print
-
-
 def _figures(facts: Facts, table: Facts) -> Iterator[tuple[str, str]]:
     """The figures that say most, (name, value)."""
     yield "step time", format_time(float(table["step_time_s"]))
@@ -88,7 +82,7 @@ def _breakdown(table: Facts) -> dict[str, Any]:
             rows.append((colour, state, f"{float(table['mean'][k]):.1%}", format_time(seconds[:, k].mean()), spread))
     hidden = float(np.mean(table["hidden_communication_s"]))
     return {
-        "svg": _markup(inline_svg(plots.breakdown(table), "shares")),
+        "svg": markup(plots.breakdown(table), "shares"),
         "rows": rows,
         "hidden": format_time(hidden),
         "hidden_share": f"{hidden / (float(table['step_time_s']) or 1.0):.1%}",
@@ -111,7 +105,7 @@ def _gantts(run: SavedRun) -> list[dict[str, Any]]:
     if begin > 0.01 * end:
         windows.append(("The whole run", 0.0, timeline.makespan))
     return [
-        {"name": name, "svg": _markup(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))}
+        {"name": name, "svg": trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))}
         for name, a, b in windows
     ]
 
@@ -151,9 +145,9 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> dict[str, Any] | No
     svgs = []
     if run.topology is not None:
         loads = np.asarray(spots["all_utilisation"], dtype=np.float64)
-        svgs.append(_markup(inline_svg(plots.loaded_topology(run.topology, loads), "machine")))
+        svgs.append(markup(plots.loaded_topology(run.topology, loads), "machine"))
     if rows:
-        svgs.append(_markup(inline_svg(plots.link_heat(use, window, n_links=16), "heat")))
+        svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
     return {"rows": rows, "svgs": svgs}
 
 
@@ -185,7 +179,7 @@ def _memory(facts: Facts) -> dict[str, Any] | None:
     else:
         figure = plots.footprint(parts, capacity)
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
-    return {"svg": _markup(inline_svg(figure, "memory")), "rows": rows, "message": str(memory.get("message", ""))}
+    return {"svg": markup(figure, "memory"), "rows": rows, "message": str(memory.get("message", ""))}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import io
 import re
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clustersim.plots.style import alt_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def markup(figure: Figure, name: str) -> Any:
+    """A figure as :func:`inline_svg` gives it, which a template prints as it is."""
+    return trusted(inline_svg(figure, name))
+
+
+def trusted(svg: str) -> Any:
+    """Text that a template prints as it is: made by the SVG writers, which escape what they print."""
+    from markupsafe import Markup
+
+    return Markup(svg)
 
 
 def inline_svg(figure: Figure, name: str) -> str:

@@ -240,7 +240,9 @@ def _check_question(sweep: Sweep) -> None:
         given = getattr(asked, name)
         if given is not None and given not in values:
             known = nearest(str(given), [str(value) for value in values if value is not None])
-            raise ScenarioError(f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})")
+            raise ScenarioError(
+                f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})"
+            )
 
 
 def _find(path: str | Path) -> Path:

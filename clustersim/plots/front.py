@@ -1,0 +1,99 @@
+"""Options of a plan or a sweep by speed and cost, and which of them no other beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clustersim.errors import ClusterSimError
+from clustersim.plots.curves import MARKERS
+from clustersim.plots.style import FAINT, INK, QUIET, new_figure, plain_axes, series, titled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_FAMILIES = 7
+"""More colours cannot be told apart: the rest is "other"."""
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One option: its ``family`` gives the colour; ``rate`` and ``cost`` are its place; ``label`` is written beside
+    those with ``best``."""
+
+    family: str
+    label: str
+    rate: float
+    cost: float
+    best: bool
+
+
+def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> Figure:
+    """Cost over speed: right is faster, down is cheaper; those that no other beats are large and joined by a line.
+
+    Parameters
+    ----------
+    dots : (n,). x, y : what the axes hold.
+
+    Raises :class:`ClusterSimError` for no dots.
+    """
+    if not dots:
+        raise ClusterSimError("nothing to draw: no option was simulated")
+    families = list(dict.fromkeys(one.family for one in sorted(dots, key=lambda one: (not one.best, -one.rate))))
+    known = families if len(families) <= MOST_FAMILIES else families[: MOST_FAMILIES - 1]
+    names = [*known, *([OTHER] if len(known) < len(families) else [])]
+    figure = new_figure(4.2)
+    axes = figure.add_subplot()
+    best = sorted((one for one in dots if one.best), key=lambda one: one.rate)
+    axes.plot([one.rate for one in best], [one.cost for one in best], color=QUIET, lw=1.2, zorder=1)
+    for i, name in enumerate(names):
+        mine = [one for one in dots if (one.family if one.family in known else OTHER) == name]
+        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "lw": 0.6}
+        shown = any(one.best for one in mine)
+        for large in (False, True):
+            some = [one for one in mine if one.best == large]
+            axes.scatter(
+                [one.rate for one in some], [one.cost for one in some], s=80 if large else 30, zorder=3 if large else 2,
+                edgecolors="white", alpha=1.0 if large else 0.7, label=name if large == shown else None,
+                **style,
+            )  # fmt: skip
+    _named(axes, best)
+    plain_axes(axes, ("bottom", "left"))
+    axes.grid(color=FAINT, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(x, fontsize=10)
+    axes.set_title(y, loc="left", fontsize=10, color=INK)
+    axes.set_xlim(0.0, 1.08 * max(one.rate for one in dots))
+    axes.set_ylim(*_heights(dots))
+    for side in (axes.xaxis, axes.yaxis):
+        side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
+    figure.legend(loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8.5)
+    said = "; ".join(f"{one.family}, {one.label}: {one.rate:,.4g} at {one.cost:,.4g}" for one in best)
+    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.")
+
+
+def _heights(dots: Sequence[Dot]) -> tuple[float, float]:
+    """From a little below the cheapest to twice the dearest of the best: what lies above is no candidate."""
+    cost = np.array([one.cost for one in dots])
+    top = min(float(cost.max()), 2.0 * max((one.cost for one in dots if one.best), default=float(cost.max())))
+    low = float(cost.min())
+    room = max(top - low, 0.1 * low)
+    return max(0.0, low - 0.15 * room), top + 0.08 * room
+
+
+def _named(axes: Any, best: Sequence[Dot]) -> None:
+    """Labels above those that are not beaten, where one does not run into the one before."""
+    span = max((one.rate for one in best), default=1.0)
+    last = -np.inf
+    for one in best:
+        if one.rate - last < 0.06 * span:
+            continue
+        last = one.rate
+        axes.annotate(
+            one.label, (one.rate, one.cost), xytext=(0, -13), textcoords="offset points", ha="center", fontsize=8.5,
+            color=INK, parse_math=False, zorder=4,
+        )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Pages read as text, and opened in a browser without a network."""
+
+from __future__ import annotations
+
+import html as escaping
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)> & $\\frac{1}{2}$ \"'"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Tags and attributes of a page, and whether elements close in order."""
+
+    VOID = frozenset({"meta", "link", "img", "br", "use", "path", "rect", "image", "input"})
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.ids, self.open, self.words = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in {"script", "style"}:
+            self.words.append(data)
+
+
+# What opens the page, with nothing that asks the network.
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
+    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
+    "--virtual-time-budget=3000",
+]  # fmt: skip
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium to open the report with")
+
+
+def opened(text, tmp_path, script=""):
+    """(document after its scripts ran, what the console said)."""
+    path = tmp_path / "report.html"
+    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def width_on_a_phone(page, tmp_path):
+    """How wide a page is in a window of 390 pixels."""
+    inside = escaping.escape(
+        page.replace("</body>", "<script>parent.postMessage(document.documentElement.scrollWidth, '*')</script></body>")
+    )
+    frame = f"<body><iframe width=390 height=800 sandbox='allow-scripts' srcdoc=\"{inside}\"></iframe></body>"
+    tell = "window.onmessage = function (e) { document.body.dataset.wide = e.data; };"
+    document, _ = opened(f"<script>{tell}</script>{frame}", tmp_path)
+    return int(re.search(r'data-wide="(\d+)"', document).group(1))
