@@ -80,7 +80,8 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
     notebook = nbformat.read(lesson.path, as_version=4)
     n, failed = len(notebook.cells), ""
     where = {"metadata": {"path": str(lesson.path.parent)}}
-    client = nbclient.NotebookClient(notebook, timeout=None, resources=where)
+    quiet = ["--IPKernelApp.log_level=ERROR"]  # a kernel on this machine warns of its own open port
+    client = nbclient.NotebookClient(notebook, timeout=None, resources=where, extra_arguments=quiet)
     if told:
         client.on_cell_complete = lambda cell, cell_index, **_: told(cell_index + 1, n)
     try:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.plots.lines import lines
-from clustersim.scenario.exchange import SERVER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WORDS = {
-    SERVER: "parameter server",
+    "parameter_server": "parameter server",
     "sequential": "one after the other",
     "direct": "everyone to everyone",
     "ring_unsplit": "unsplit ring",
@@ -35,6 +34,8 @@ def exchange_times(
     rows : of :func:`clustersim.scenario.exchange.exchanges`. nbytes [bytes], bandwidth [bytes/s] of a device's link:
         given both, the formulas for a server, 2 N Z / B, and a ring, 2 (N-1)/N Z / B, are drawn as well.
     """
+    from clustersim.scenario.exchange import SERVER  # the engine is not needed to draw other pictures
+
     hows = list(dict.fromkeys(row["how"] for row in rows))
     curves = {
         _WORDS.get(how, how): (
