@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, byte_unit, new_figure, palette, plain_axes, series, titled
+from clustersim.plots.style import INK, byte_unit, new_figure, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,12 +34,10 @@ def footprint(parts: Mapping[str, float], capacity: float | None = None, title: 
     figure = new_figure(1.9 if title else 1.6)
     axes = figure.add_subplot()
     left = 0.0
-    for i, (name, nbytes) in enumerate(held.items()):
-        width = nbytes / scale
-        colour = series[i % len(series)]
-        axes.barh(
-            0, width, left=left, height=0.7, color=colour, ec="white", lw=0.8, label=f"{name} {format_bytes(nbytes)}"
-        )
+    styles = part_styles(held)
+    for name, nbytes in held.items():
+        width, words = nbytes / scale, f"{name} {format_bytes(nbytes)}"
+        axes.barh(0, width, left=left, height=0.7, ec="white", lw=0.8, label=words, **styles[name])
         left += width
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=True)
@@ -75,11 +73,12 @@ def memory_over_time(
     axes = figure.add_subplot()
     edges = np.arange(len(moments) + 1)
     below = np.zeros(len(moments))
-    for i, (name, nbytes) in enumerate(held.items()):
+    styles = part_styles(held)
+    for name, nbytes in held.items():
         top = below + nbytes / scale
         axes.fill_between(
-            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", fc=series[i % len(series)],
-            ec="white", lw=0.5, label=name,
+            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
+            fc=styles[name]["color"], hatch=styles[name]["hatch"],
         )  # fmt: skip
         below = top
     peak = int(np.argmax(total))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, byte_unit, new_figure, palette, plain_axes, series, titled
+from clustersim.plots.style import INK, byte_unit, new_figure, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-HATCHES = ("", "....")
-"""More parts than colours: they begin again, dotted."""
 
 
 def footprints(
@@ -40,10 +37,11 @@ def footprints(
     figure = new_figure(0.46 * len(runs) + (1.6 if title else 1.3))
     axes = figure.add_subplot()
     y, left = np.arange(len(runs))[::-1], np.zeros(len(runs))
-    for i, part in enumerate(parts):
+    styles = part_styles(parts)
+    for part in parts:
         width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
-        style: dict[str, Any] = {"color": series[i % len(series)], "hatch": HATCHES[i // len(series) % len(HATCHES)]}
-        axes.barh(y, width, left=left, height=0.7, ec="white", lw=0.8, label=part.replace("_", " "), **style)
+        name = part.replace("_", " ")
+        axes.barh(y, width, left=left, height=0.7, ec="white", lw=0.8, label=name, **styles[name])
         left += width
     for at, end, total in zip(y, left, totals.values(), strict=True):
         over = bool(capacity and total > capacity)

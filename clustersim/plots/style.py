@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,14 @@ palette: dict[str, str] = {
 series: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """The same colours where there are no phases: curves, parts of a sum."""
 
+HATCHES = ("", "....")
+"""More parts than colours: they begin again, dotted."""
+HOLDERS = (
+    "parameters", "gradients", "optimizer states", "activations", "weight copies", "logits", "gathered",
+    "master weights", "buckets", "context", "optimizer workspace",
+)  # fmt: skip
+"""What holds memory: each has its colour in every picture, whoever else is in it."""
+
 INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
 """Text, text that matters less, rules."""
 
@@ -43,6 +52,20 @@ WIDTH = 10.0
 
 LOAD_STOPS = ("#E1E4E8", "#FBE3A0", "#F2B134", "#DD6B12", "#A82A10", "#5C0A14")
 """Link load from none, grey, to the most; lightness falls all the way, so the order survives in print."""
+
+
+def part_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and hatch of each part of a whole: :data:`HOLDERS` their own, others the next ones.
+
+    >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
+    True
+    """
+    asked = [name.replace("_", " ") for name in names]
+    places = {name: i for i, name in enumerate([*HOLDERS, *(n for n in dict.fromkeys(asked) if n not in HOLDERS)])}
+    if not set(asked) & set(HOLDERS):
+        places = {name: i for i, name in enumerate(dict.fromkeys(asked))}
+    style = [(series[places[n] % len(series)], HATCHES[places[n] // len(series) % len(HATCHES)]) for n in asked]
+    return {name: {"color": colour, "hatch": hatch} for name, (colour, hatch) in zip(asked, style, strict=True)}
 
 
 def load_map() -> Colormap:
