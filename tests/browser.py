@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 class Page(HTMLParser):
     """Tags and attributes of a page, and whether elements close in order."""
 
-    VOID = frozenset({"meta", "link", "img", "br", "use", "path", "rect", "image", "input"})
+    VOID = frozenset({"meta", "link", "img", "br", "use", "path", "rect", "image", "input", "wbr"})
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

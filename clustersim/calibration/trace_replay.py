@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -224,7 +225,9 @@ class _Writer:
             for i, op in reversed(list(enumerate(played.ops)))
         }
         ops = tuple(
-            replace(op, detail={**op.detail, **details.get(i, {})} if self.groups.get(i) is not None else op.detail)
+            msgspec.structs.replace(
+                op, detail={**op.detail, **details.get(i, {})} if self.groups.get(i) is not None else op.detail
+            )
             for i, op in enumerate(self.measured.ops)
         )
         kept = of[played.row_op] >= 0
