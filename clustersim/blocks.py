@@ -59,30 +59,54 @@ class Block(msgspec.Struct, frozen=True, eq=False):
 
 
 AT_ONCE = 2**20
-"""Elements copied together by :func:`reduced`."""
+"""Elements copied together by :class:`Extents`."""
 
 
-def reduced(columns: Sequence[Floats], how: np.ufunc) -> Floats:
-    """(n,) each column reduced to a number by ``how`` (``np.add``, ``np.minimum``...), columns of a length together."""
-    found = np.empty(len(columns))
-    alike: dict[int, list[int]] = {}
-    for i, column in enumerate(columns):
-        alike.setdefault(len(column), []).append(i)
-    for length, which in alike.items():
-        step = max(1, AT_ONCE // length)
-        for some in (which[at : at + step] for at in range(0, len(which), step)):
-            found[some] = how.reduce(np.stack([columns[i] for i in some]), axis=1)
-    return found
+class Extents:
+    """Least, greatest and sum of columns, each looked at once.
+
+    Blocks share their columns, and the views of a run share its blocks: a view starts from what is known of the run.
+    """
+
+    def __init__(self, known: Extents | None = None) -> None:
+        # By identity: an entry holds its column, so that no other can take its place; and its place in the table.
+        self._known: dict[int, tuple[Floats, int]] = {} if known is None else known._known.copy()
+        self._table: Floats = np.empty((0, 3)) if known is None else known._table
+
+    def __reduce__(self) -> tuple[type[Extents], tuple[()]]:
+        return Extents, ()  # a copy has columns of its own
+
+    def of(self, columns: Sequence[Floats]) -> Floats:
+        """(3, n): the least, the greatest and the sum of each of n columns."""
+        known = self._known
+        new = {id(column): column for column in columns if id(column) not in known}
+        if new:
+            self._look(list(new.values()))
+        rows = np.array([known[id(column)][1] for column in columns], dtype=np.int64)
+        return self._table[rows].T
+
+    def _look(self, new: list[Floats]) -> None:
+        """Reduce columns not met before, those of a length together."""
+        alike: dict[int, list[Floats]] = {}
+        for column in new:
+            alike.setdefault(len(column), []).append(column)
+        for length, which in alike.items():
+            step = max(1, AT_ONCE // length)
+            for some in (which[at : at + step] for at in range(0, len(which), step)):
+                columns, first = np.concatenate(some).reshape(-1, length), len(self._table)
+                three = [how.reduce(columns, axis=1) for how in (np.minimum, np.maximum, np.add)]
+                self._table = np.concatenate([self._table, np.stack(three, axis=1)])
+                self._known.update((id(column), (column, row)) for row, column in enumerate(some, first))
 
 
-def totals(blocks: Sequence[Block]) -> tuple[Ints, Ints, Floats, Floats, Floats, Floats]:
+def totals(blocks: Sequence[Block], extents: Extents) -> tuple[Ints, Ints, Floats, Floats, Floats, Floats]:
     """Of each block: op, ranks, time from start to end summed over them, first ready, first start, last end [s]."""
     ready, start, end = ([getattr(block, name) for block in blocks] for name in ("ready", "start", "end"))
     sizes = np.array([[len(block.ranks), len(block.start), len(block.end)] for block in blocks], dtype=np.int64)
     ranks, starts, ends = sizes.reshape(-1, 3).T
-    seconds: Floats = reduced(end, np.add) * (ranks / ends) - reduced(start, np.add) * (ranks / starts)
     of = np.array([block.op for block in blocks], dtype=np.int64)
-    return of, ranks, seconds, reduced(ready, np.minimum), reduced(start, np.minimum), reduced(end, np.maximum)
+    (first, _, _), (began, _, begins), (_, last, over) = (extents.of(columns) for columns in (ready, start, end))
+    return of, ranks, over * (ranks / ends) - begins * (ranks / starts), first, began, last
 
 
 class Pool:

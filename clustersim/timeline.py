@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import Block, Columns, RankSets, joined, reduced, totals
+from clustersim.blocks import Block, Columns, Extents, RankSets, joined, totals
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -179,6 +180,11 @@ class Timeline:
         ends = [self._rows()[5], *(block.end for block in self.blocks)]
         return max((float(end.max()) for end in ends if len(end)), default=0.0)
 
+    @cached_property
+    def extents(self) -> Extents:
+        """Least, greatest and sum of the blocks' columns; a view of the run begins with what is known here."""
+        return Extents()
+
     def per_op(self) -> dict[str, npt.NDArray[Any]]:
         """What each op came to over its ranks, a column element per op, without expanding anything.
 
@@ -186,6 +192,10 @@ class Timeline:
         and ``start`` [s], the first moment any could have begun, and did (inf where nobody did it); ``end`` [s], when
         the last was done (-inf).
         """
+        return dict(self._per_op)
+
+    @cached_property
+    def _per_op(self) -> dict[str, npt.NDArray[Any]]:
         n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
         sizes = np.array([len(s) for s in sets], dtype=np.int64)[of] if len(sets) else np.zeros(0, dtype=np.int64)
         ranks = np.bincount(op, weights=sizes, minlength=n).astype(np.int64)
@@ -194,10 +204,12 @@ class Timeline:
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
-        of_block, *columns = totals(self.blocks)
+        of_block, *columns = totals(self.blocks, self.extents)
         into = (np.add, ranks), (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
         for (how, column), values in zip(into, columns, strict=True):
             how.at(column, of_block, values)
+        for _, column in into:
+            column.flags.writeable = False  # everybody who asks gets the same
         return {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -312,17 +324,17 @@ def between(timeline: Timeline, begin: float, end: float) -> Timeline:
     columns = (np.clip(column[kept], begin, end) for column in (ready, start, stop))
     parts = (
         block.between(begin, end) if touched else None if touched is None else block
-        for block, touched in zip(timeline.blocks, _cut(timeline.blocks, begin, end), strict=True)
+        for block, touched in zip(timeline.blocks, _cut(timeline, begin, end), strict=True)
     )
     blocks = tuple(part for part in parts if part is not None)
     rows = (op[kept], of[kept], *columns)
     return _with(timeline, timeline.world_size, sets, rows, blocks, timeline.rank_node)
 
 
-def _cut(blocks: tuple[Block, ...], begin: float, end: float) -> list[bool | None]:
+def _cut(timeline: Timeline, begin: float, end: float) -> list[bool | None]:
     """Whether the times [s] cut each block; None where it is outside them."""
-    ready, stop = [block.ready for block in blocks], [block.end for block in blocks]
-    early, late, over = reduced(ready, np.minimum), reduced(ready, np.maximum), reduced(stop, np.maximum)
+    early, late, _ = timeline.extents.of([block.ready for block in timeline.blocks])
+    _, over, _ = timeline.extents.of([block.end for block in timeline.blocks])
     whole = ((early >= begin) & (late < end) & (over > begin) & (over <= end)).tolist()
     inside = ((early < end) & (over > begin)).tolist()
     return [not all_of_it if some else None for all_of_it, some in zip(whole, inside, strict=True)]
@@ -338,4 +350,7 @@ def _with(
 ) -> Timeline:
     rest = {"links": timeline.links, "source": timeline.source, "stats": timeline.stats, "rank_node": rank_node}
     op, of, ready, start, end = rows
-    return Timeline.of_blocks(world_size, timeline.ops, sets, (op, of, ready, start, end), blocks, **rest)
+    view = Timeline.of_blocks(world_size, timeline.ops, sets, (op, of, ready, start, end), blocks, **rest)
+    if blocks:
+        vars(view)["extents"] = Extents(timeline.extents)
+    return view

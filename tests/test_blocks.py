@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from clustersim.analysis.replay import graph, replayed
 from clustersim.analysis.sample import LEAST, Classes, classes
 from clustersim.analysis.stalls import stalls
 from clustersim.analysis.whatif import whatif
+from clustersim.blocks import Extents
 from clustersim.engine import rows, simulate
 from clustersim.program import Compute, Program, Role
 from clustersim.timeline import alike, between, first_ranks, of_ops
@@ -99,6 +101,28 @@ def test_states_by_algebra_are_the_states_of_the_sweep(program):
         return
     for name, seconds in expected.items():
         np.testing.assert_allclose(found[name], seconds, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_known_of_columns_is_about_these_and_not_about_a_copy():
+    columns = [np.array([3.0, 1.0, 2.0]), np.array([5.0]), np.array([0.0, 4.0, -1.0])]
+    extents = Extents()
+    extents.of(columns[:1])
+    expected = [[1.0, 5.0, -1.0], [3.0, 5.0, 4.0], [6.0, 5.0, 3.0]]
+    view = Extents(extents)
+    assert view.of(columns).tolist() == expected
+    assert extents.of(columns[::-1]).tolist() == [row[::-1] for row in expected]
+    copied, twins = pickle.loads(pickle.dumps((extents, columns)))
+    assert copied.of([column * 2 for column in twins]).tolist() == [[2 * x for x in row] for row in expected]
+    assert extents.of([]).shape == (3, 0)
+
+
+def test_sums_over_ranks_are_not_written_to_by_whoever_asks_first():
+    run = play(toy.program([Compute(f"c{i}", np.linspace(1, 2, 64)) for i in range(3)], ranks=64), 64)
+    first = run.per_op()
+    with pytest.raises(ValueError, match="read-only"):
+        first["end"] += 1.0
+    first.clear()
+    assert run.per_op()["end"].tolist() == [2.0, 4.0, 6.0]
 
 
 @given(programs())

@@ -9,6 +9,7 @@ exclusion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import combinations
 from typing import TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import AT_ONCE, reduced
+from clustersim.blocks import AT_ONCE
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -45,9 +46,12 @@ Intervals: TypeAlias = list[Interval]
 
 def _table(columns: Sequence[Floats], n: int) -> Floats:
     """(len(columns), n): a row for each column."""
-    table = np.empty((len(columns), n))
-    for row, column in zip(table, columns, strict=True):
-        row[:] = column
+    flat = np.concatenate(columns) if columns else np.zeros(0)
+    if len(flat) == len(columns) * n:
+        return flat.reshape(-1, n)
+    table, wide = np.empty((len(columns), n)), np.array([len(column) > 1 for column in columns])
+    of_each = np.repeat(wide, np.where(wide, n, 1))
+    table[wide], table[~wide] = flat[of_each].reshape(-1, n), flat[~of_each, None]
     return table
 
 
@@ -59,24 +63,40 @@ def _parts(items: Sequence[T], n: int) -> Iterator[Sequence[T]]:
 
 def overlap(one: Intervals, other: Intervals) -> Intervals:
     """Where both are: disjoint again, empty ones left out."""
-    pairs: list[tuple[Interval, Interval]] = []
-    begin = 0
-    for a in one:
-        while begin < len(other) and other[begin].last <= a.first:
-            begin += 1
-        for b in other[begin:]:
-            if b.first >= a.last:
-                break
-            pairs.append((a, b))
+    pairs = _pairs(one, other)
     n = max((len(column) for pair in pairs for x in pair for column in (x.start, x.end)), default=1)
     found: Intervals = []
     for some in _parts(pairs, n):
-        start = np.maximum(_table([a.start for a, _ in some], n), _table([b.start for _, b in some], n))
-        end = np.minimum(_table([a.end for a, _ in some], n), _table([b.end for _, b in some], n))
+        start, end = _both(some, n)
         for p in np.flatnonzero((end > start).any(axis=1)).tolist():
             a, b = some[p]
             found.append(Interval(start[p], end[p], max(a.first, b.first), min(a.last, b.last)))
     return _in_order(found)
+
+
+def _pairs(one: Intervals, other: Intervals) -> list[tuple[Interval, Interval]]:
+    """Those that some rank may be in together."""
+    begin = np.searchsorted([b.last for b in other], [a.first for a in one], side="right").tolist()
+    end = np.searchsorted([b.first for b in other], [a.last for a in one], side="left").tolist()
+    return [(a, b) for a, i, j in zip(one, begin, end, strict=True) for b in other[i:j]]
+
+
+def _both(pairs: Sequence[tuple[Interval, Interval]], n: int) -> tuple[Floats, Floats]:
+    """(pairs, n) start and end of what the two of each pair share; nothing where the end is not after the start."""
+    start, end = _table([a.start for a, _ in pairs], n), _table([a.end for a, _ in pairs], n)
+    return (
+        np.maximum(start, _table([b.start for _, b in pairs], n)),
+        np.minimum(end, _table([b.end for _, b in pairs], n)),
+    )
+
+
+def shared(one: Intervals, other: Intervals, n: int) -> Floats:
+    """(n,) length of their overlap per rank [s]."""
+    length = np.zeros(n)
+    for some in _parts(_pairs(one, other), n):
+        start, end = _both(some, n)
+        length += np.maximum(end - start, 0.0).sum(axis=0)
+    return length
 
 
 def _in_order(intervals: Intervals) -> Intervals:
@@ -102,10 +122,9 @@ def union(streams: list[Intervals], within: Intervals | None, n: int) -> Floats:
     length = np.zeros(n)
     for count in range(1, len(streams) + 1):
         for chosen in combinations(streams, count):
-            both = chosen[0] if within is None else overlap(chosen[0], within)
-            for stream in chosen[1:]:
-                both = overlap(both, stream)
-            length += (1.0 if count % 2 else -1.0) * total(both, n)
+            *some, last = chosen if within is None else (within, *chosen)
+            both = shared(reduce(overlap, some), last, n) if some else total(last, n)
+            length += both if count % 2 else -both
     return length
 
 
@@ -142,8 +161,8 @@ def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
             times = (block.ready if begin == "ready" else block.start), block.end
             parts.setdefault(block.op, []).append((block.ranks, *times))
     whole = {op: mine[0][1:] for op, mine in parts.items() if len(mine) == 1 and len(mine[0][0]) == n}
-    lowest = reduced([begun for begun, _ in whole.values()], np.minimum).tolist()
-    highest = reduced([over for _, over in whole.values()], np.maximum).tolist()
+    lowest = _extremes(run, [begun for begun, _ in whole.values()], 0)
+    highest = _extremes(run, [over for _, over in whole.values()], 1)
     for (op, (begun, over)), low, high in zip(whole.items(), lowest, highest, strict=True):
         found[op] = Interval(begun, over, low, high)
     for op, mine in parts.items():
@@ -156,12 +175,21 @@ def _whole(run: Timeline, ops: set[int], begin: str) -> dict[int, Interval]:
     return found
 
 
+def _extremes(run: Timeline, columns: list[Floats], which: int) -> list[float]:
+    """The least (0) or greatest (1) of each column."""
+    wide = iter(run.extents.of([column for column in columns if len(column) > 1])[which].tolist())
+    return [next(wide) if len(column) > 1 else float(column[0]) for column in columns]
+
+
 def _disjoint(intervals: Intervals, n: int) -> bool:
     busy_until = np.full(n, -np.inf)
     for some in _parts(intervals, n):
         start, end = _table([item.start for item in some], n), _table([item.end for item in some], n)
+        if (start[0] >= busy_until).all() and (end >= start).all() and (start[1:] >= end[:-1]).all():
+            busy_until = np.maximum(busy_until, end[-1])
+            continue  # as most are: nothing empty in between
         longer = end > start
-        until = np.maximum.accumulate([busy_until, *np.where(longer, end, -np.inf)], axis=0)
+        until = np.maximum.accumulate(np.concatenate([busy_until[None], np.where(longer, end, -np.inf)]), axis=0)
         if (longer & (start < until[:-1])).any():
             return False
         busy_until = until[-1]
