@@ -121,6 +121,37 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     return replace(device, matmul=MappingProxyType(matmul), **plain)
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What a GPU's rates are multiplied by: ``compute``, of its arithmetic; ``memory``, the bandwidth of its memory."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+
+
+AS_IS = Speed()
+
+
+def faster(device: Device, speed: Speed) -> Device:
+    """The device with other rates.
+
+    >>> faster(device("H100-SXM5-80GB"), Speed(memory=1.2)).memory_bandwidth / device("H100-SXM5-80GB").memory_bandwidth
+    1.2
+    """
+    if speed == AS_IS:
+        return device
+    attention = {
+        kernel: MappingProxyType({dim: replace(flash, rate=flash.rate * speed.compute) for dim, flash in rates.items()})
+        for kernel, rates in device.attention.items()
+    }
+    return replace(
+        device,
+        attention=MappingProxyType(attention),
+        peak=MappingProxyType({dtype: rate * speed.compute for dtype, rate in device.peak.items()}),
+        memory_bandwidth=device.memory_bandwidth * speed.memory,
+    )
+
+
 def of_cores(core: Device, cores: float) -> Device:
     """What a process has that runs on some cores of a CPU: their arithmetic, bandwidth and memory together.
 
@@ -131,16 +162,9 @@ def of_cores(core: Device, cores: float) -> Device:
     True
     """
     turns = max(1.0, 1.0 / cores)
-    attention = {
-        kernel: MappingProxyType({dim: replace(flash, rate=flash.rate * cores) for dim, flash in rates.items()})
-        for kernel, rates in core.attention.items()
-    }
     return replace(
-        core,
-        attention=MappingProxyType(attention),
-        peak=MappingProxyType({dtype: rate * cores for dtype, rate in core.peak.items()}),
+        faster(core, Speed(compute=cores, memory=cores)),
         memory_bytes=core.memory_bytes * cores,
-        memory_bandwidth=core.memory_bandwidth * cores,
         kernel_floor=replace(core.kernel_floor, value=core.kernel_floor.value * turns),
         launch=replace(core.launch, value=core.launch.value * turns),
     )

@@ -152,3 +152,12 @@ def quantity(kind: type, value: object) -> object:
     if kind is Seconds:
         return Seconds(parse_time(value))  # type: ignore[arg-type]
     raise NotImplementedError(kind)
+
+
+def format_change(share: float) -> str:
+    """A relative change for people; what would be written as none has no sign.
+
+    >>> format_change(-0.104), format_change(0.072), format_change(-0.0001)
+    ('-10.4%', '+7.2%', '0.0%')
+    """
+    return "0.0%" if abs(share) < 5e-4 else f"{share:+.1%}"

@@ -28,6 +28,7 @@ from clustersim.cli.plot import plot
 from clustersim.cli.replay import replay
 from clustersim.cli.report import export, report
 from clustersim.cli.run import describe, run
+from clustersim.cli.sensitivity import sensitivity
 from clustersim.cli.sweep import sweep
 from clustersim.cli.trace import trace
 from clustersim.cli.validate import validate
@@ -67,6 +68,7 @@ for _command in (
     compare_strategies,
     sweep,
     plan,
+    sensitivity,
     memory,
     check,
     collective,

@@ -32,7 +32,7 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
         found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
-    said = planner.told(read, found)
+    said = planner.told(read, found, path)
     planner.write(said, out)
     if page is not None:
         from clustersim.report import write_study

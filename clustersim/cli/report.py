@@ -9,15 +9,16 @@ import click
 from clustersim.cli.common import rank_list, rank_words, ranks_option, stdout, working
 
 
-@click.command(short_help="Write a saved run, a sweep or a plan as one HTML page.")
+@click.command(short_help="Write a run, a sweep or a plan as one HTML page.")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN_DIR/report.html]")
 @click.option("--title", default=None, help="Instead of the run's own name.")
 def report(run_dir: Path, output: Path | None, title: str | None) -> None:
-    """Write a report: RUN_DIR is the folder that `clustersim run --out RUN_DIR` wrote, or `sweep` or `plan`.
+    """Write a report: RUN_DIR is the folder that `clustersim run --out RUN_DIR` wrote, or `sweep`,
+    `plan` or `sensitivity`.
 
     One self-contained page. Of a run: the verdict, where the time went, who did what when, stalls, hotspots, the
-    critical path, memory, inputs and assumptions. Of a sweep or a plan: the answer in a sentence, case by case, what is
+    critical path, memory, inputs and assumptions. Of the others: the answer in a sentence, case by case, what is
     worth having, curves, why and why not, what is too close to call, assumptions, and the whole table.
     """
     from clustersim.report import holds_study, write_report, write_study

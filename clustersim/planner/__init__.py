@@ -34,7 +34,7 @@ def plan(
     Raises :class:`clustersim.errors.ScenarioError` for a plan that cannot be read.
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
-    said = told(read, search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive))
+    said = told(read, search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive), path)
     write(said, out)
     return said
 

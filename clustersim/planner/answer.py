@@ -25,16 +25,19 @@ STATES = {
 }
 
 
-def told(plan: PlanFile, found: Searched) -> dict[str, Any]:
-    """The whole answer.
+def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dict[str, Any]:
+    """The whole answer. ``path`` : the plan's file, where relative names in it start.
 
     Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front`` and
-    ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario``; ``warnings``;
-    ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one with ``state`` and
-    ``reason``.
+    ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario`` and the plan's
+    ``path``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one
+    with ``state`` and ``reason``.
     """
     unit = "tokens" if found.tokens else "samples"
-    front = [row(one) | {"why": why_on_front(one, found), "scenario": _tables(plan, one)} for one in found.front]
+    front = [
+        row(one) | {"why": why_on_front(one, found), "scenario": _tables(plan, one), "path": str(path)}
+        for one in found.front
+    ]
     others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
     states = Counter(one.state for one in found.options)
     return {

@@ -17,6 +17,7 @@ from clustersim.errors import ClusterSimError
 from clustersim.planner.economics import costs, rates
 from clustersim.planner.pareto import front
 from clustersim.planner.trust import alike, as_of, trust
+from clustersim.units import format_change
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -225,7 +226,7 @@ def _losses(swept: Swept, value: Any, against: Any) -> dict[str, float]:
 
 
 def _change(lost: float | None) -> str:
-    return "" if lost is None else "0.0%" if abs(lost) < 5e-4 else f"{-lost:+.1%}"
+    return "" if lost is None else format_change(-lost)
 
 
 def _in_money(swept: Swept, share: float) -> str:

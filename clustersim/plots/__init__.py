@@ -23,6 +23,7 @@ from clustersim.plots.pair import gantt_pair
 from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
 from clustersim.plots.storyboard import storyboard
+from clustersim.plots.studies import efficiency_losses, network_speed, tornado
 from clustersim.plots.style import alt_text, palette, save
 from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
@@ -39,6 +40,7 @@ __all__ = [
     "alt_text",
     "breakdown",
     "breakdowns",
+    "efficiency_losses",
     "exchange_times",
     "footprint",
     "footprints",
@@ -51,6 +53,7 @@ __all__ = [
     "link_loads",
     "loaded_topology",
     "memory_over_time",
+    "network_speed",
     "palette",
     "picture",
     "representatives",
@@ -62,6 +65,7 @@ __all__ = [
     "storyboard",
     "sweep_curves",
     "table",
+    "tornado",
     "tradeoff",
     "worth_a_trace",
 ]

@@ -24,9 +24,9 @@ def html(run: SavedRun, title: str | None = None) -> str:
 
 
 def study_html(folder: str | Path, title: str | None = None) -> str:
-    """The report of the sweep or plan in a folder as one HTML document; ``title`` None takes its own.
+    """The report of the sweep, plan or study in a folder as one HTML document; ``title`` None takes its own.
 
-    Raises :class:`ClusterSimError` where the folder holds neither, or nothing in it has a result.
+    Raises :class:`ClusterSimError` where the folder holds none, or nothing in it has a result.
     """
     from dataclasses import replace
 
@@ -38,7 +38,7 @@ def study_html(folder: str | Path, title: str | None = None) -> str:
 
 
 def holds_study(folder: str | Path) -> bool:
-    """Whether a folder holds a sweep or a plan."""
+    """Whether a folder holds a sweep, a plan or a sensitivity study."""
     from clustersim.report.study import holds_study
 
     return holds_study(Path(folder))
@@ -71,7 +71,7 @@ def write_report(run: SavedRun, path: str | Path, title: str | None = None) -> N
 
 
 def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:
-    """Write the report of a sweep or a plan, as :func:`write_report` does."""
+    """Write the report of a sweep, a plan or a sensitivity study, as :func:`write_report` does."""
     _write(study_html(folder, title), Path(path))
 
 

@@ -38,7 +38,7 @@ class Scenario:
     ----------
     name : the file's name without suffix. path : the file; relative paths inside it start there.
     file : the tables. config : ``[strategy]``, by the strategy's own Struct.
-    changes : what ``--set`` changed.
+    changes : what ``--set`` changed. table : what the file says, without the changes.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Scenario:
     file: ScenarioFile
     config: StrategyConfig
     changes: Mapping[str, object] = field(default_factory=dict)
+    table: Table = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -64,6 +65,10 @@ class Scenario:
     def at(self, field: str) -> AbstractContextManager[None]:
         """Within this, an error of a lower layer names this file and field, ``"$.cluster.topology"``."""
         return place(str(self.path), field, self.changes)
+
+    def changed(self, changes: Mapping[str, object]) -> Scenario:
+        """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
+        return from_table(self.table, self.path, {**self.changes, **changes})
 
     def prepare(self) -> Prepared:
         """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
@@ -106,8 +111,8 @@ def from_table(
     from clustersim.strategies import STRATEGIES
 
     path, changes = Path(path), dict(changes or {})
-    table = override(table, changes)
-    read = convert(table, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
+    whole = override(table, changes)
+    read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
         version(read.run.nccl_version)
     kind = read.strategy.get("kind")
@@ -116,7 +121,7 @@ def from_table(
         source = "--set strategy.kind" if "strategy.kind" in changes else path
         raise ScenarioError(f"{source}: {what}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
     config = convert(read.strategy, STRATEGIES[kind].config, str(path), "$.strategy", changes)
-    return Scenario(path.stem, path, read, config, changes)
+    return Scenario(path.stem, path, read, config, changes, table)
 
 
 def find(path: str | Path) -> Path:

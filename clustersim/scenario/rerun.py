@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.whatif import WIDER
 from clustersim.collectives.base import Group, Plan, Request
+from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
 from clustersim.program import Compute, Op, Role
 from clustersim.scenario.schema import version
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
+from clustersim.topology import Topology
 
 if TYPE_CHECKING:
     from clustersim.scenario.running import Prepared
@@ -31,10 +34,20 @@ def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> fl
     Returns None for a knob this scenario does not have. Of ``bucket size`` the best of some is taken; ``batch`` is per
     sample. Negative where the step gets longer. Raises :class:`ScenarioError` for an unknown knob.
     """
+    step = rerun_step(prepared, knob, factor)
+    return None if step is None or now <= 0 else 1.0 - step / now
+
+
+def rerun_step(prepared: Prepared, knob: str, factor: float) -> float | None:
+    """Seconds of a step with a knob turned; ``factor`` below 1 makes it worse.
+
+    Beside the knobs of :data:`clustersim.analysis.whatif.KNOBS`: ``GPU compute`` and ``HBM``, the GPU's own rates, each
+    kernel priced anew; ``network``, NICs and switches together. Returns None for a knob this scenario does not have.
+    Raises :class:`ScenarioError` for an unknown one.
+    """
     if knob not in _RERUNS:
         raise ScenarioError(f"no knob {knob!r}; {nearest(knob, _RERUNS)}")
-    step = _RERUNS[knob](prepared, knob, factor)
-    return None if step is None or now <= 0 else 1.0 - step / now
+    return _RERUNS[knob](prepared, knob, factor)
 
 
 def step_time(timeline: Timeline) -> float:
@@ -56,9 +69,26 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
     return step_time(replace(prepared, program=replace(program, roles=roles)).run().timeline)
 
 
-def _wider(prepared: Prepared, knob: str, factor: float) -> float:
-    topology, chosen = prepared.topology, WIDER[knob]
-    helped = np.array([chosen(kind, topology.link_name(i)) for i, kind in enumerate(topology.link_kinds)], dtype=bool)
+def links_of(topology: Topology, knob: str) -> npt.NDArray[np.bool_]:
+    """(links,) bool: those that ``NVLink``, ``NIC``, ``fabric`` or ``network`` widens."""
+    kinds = enumerate(topology.link_kinds)
+    if knob == "network":
+        return np.array([kind == "net" for _, kind in kinds], dtype=np.bool_)
+    return np.array([WIDER[knob](kind, topology.link_name(i)) for i, kind in kinds], dtype=np.bool_)
+
+
+def _another_gpu(prepared: Prepared, knob: str, factor: float) -> float:
+    from clustersim.scenario.running import prepare
+
+    speed = Speed(compute=factor) if knob == "GPU compute" else Speed(memory=factor)
+    return step_time(prepare(prepared.scenario, speed).run().timeline)
+
+
+def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
+    topology = prepared.topology
+    helped = links_of(topology, knob)
+    if not helped.any():
+        return None
     wider = replace(topology, link_bandwidth=topology.link_bandwidth * np.where(helped, factor, 1.0))
     return step_time(replace(prepared, topology=wider).run().timeline)
 
@@ -99,18 +129,18 @@ def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 
 def _changed(prepared: Prepared, change: Mapping[str, object]) -> float:
-    from clustersim.scenario import load
-
-    scenario = prepared.scenario
-    return step_time(load(scenario.path, {**scenario.changes, **change}).run().timeline)
+    return step_time(prepared.scenario.changed(change).run().timeline)
 
 
 _RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
     "compute speed": _faster,
     "host speed": _faster,
+    "GPU compute": _another_gpu,
+    "HBM": _another_gpu,
     "NVLink": _wider,
     "NIC": _wider,
     "fabric": _wider,
+    "network": _wider,
     "latency": _nearer,
     "bucket size": _other_buckets,
     "batch": _larger_batch,

@@ -12,7 +12,7 @@ from clustersim import fabrics, models
 from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
-from clustersim.device import Device, device, of_cores, with_efficiencies
+from clustersim.device import AS_IS, Device, Speed, device, faster, of_cores, with_efficiencies
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, Verdict, memory
 from clustersim.mesh import Mesh
@@ -210,15 +210,15 @@ class Result:
         save_run(self.timeline, path, self.prepared.topology, self.facts())
 
 
-def prepare(scenario: Scenario) -> Prepared:
-    """See :meth:`clustersim.scenario.Scenario.prepare`."""
+def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
+    """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
     topology, mesh = machine(scenario)
     row = STRATEGIES[scenario.file.strategy["kind"]]
     if row.place:
         with scenario.at("$.strategy"):
             mesh = row.place(topology, mesh, scenario.config)
     model = model_of(scenario)
-    gpu, cost, notes = _cost(scenario, topology, mesh, model)
+    gpu, cost, notes = _cost(scenario, topology, mesh, model, speed)
     file, config = scenario.file, scenario.config
     with scenario.at("$.strategy"):
         use = memory_of(scenario, model, mesh)
@@ -270,20 +270,22 @@ def model_of(scenario: Scenario) -> Model:
         return models.model(str(spec.name), **choices)
 
 
-def _cost(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model) -> tuple[Device, StepCost, tuple[str, ...]]:
+def _cost(
+    scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed
+) -> tuple[Device, StepCost, tuple[str, ...]]:
     """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
     names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
     priced = []
     for name in names:
         with scenario.at("$.cluster.topology"):
-            gpu = _gpu(name, topology.calibration, cores_of(topology, mesh))
-        priced.append((gpu, _priced(scenario, topology, mesh, model, gpu)))
+            gpu = _gpu(name, topology.calibration, cores_of(topology, mesh), speed)
+        priced.append((gpu, _priced(scenario, topology, mesh, model, gpu, speed)))
     gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
     notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
     return gpu, cost, notes if len(priced) > 1 else ()
 
 
-def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device) -> StepCost:
+def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device, speed: Speed) -> StepCost:
     cores = cores_of(topology, mesh)
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.run.optimizer"):
@@ -292,6 +294,7 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
             gpu.name,
             topology.calibration,
             cores,
+            speed,
             config.micro_batch_size,
             dtype=spec.dtype,
             param_dtype=config.param_dtype,
@@ -328,18 +331,25 @@ def _taken(cores: float) -> float:
     return 1.0 / max(1.0, cores)
 
 
-def _gpu(name: str, fitted: Calibration | None, cores: float) -> Device:
-    """A device by name, with what is fitted to this machine; of a CPU, a rank's cores."""
+def _gpu(name: str, fitted: Calibration | None, cores: float, speed: Speed) -> Device:
+    """A device by name, with what is fitted to this machine, at a speed; of a CPU, a rank's cores."""
     found = device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
+    found = faster(found, speed)
     return of_cores(found, cores) if cores else found
 
 
 @kept_with_first(maxsize=128)
 def _step_cost(
-    model: Model, gpu: str, fitted: Calibration | None, cores: float, micro_batch_size: int, **choices: Any
+    model: Model,
+    gpu: str,
+    fitted: Calibration | None,
+    cores: float,
+    speed: Speed,
+    micro_batch_size: int,
+    **choices: Any,
 ) -> StepCost:
     """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
-    return step_cost(model, _gpu(gpu, fitted, cores), micro_batch_size, **choices)
+    return step_cost(model, _gpu(gpu, fitted, cores, speed), micro_batch_size, **choices)
 
 
 def _optimizer(scenario: Scenario) -> str | None:

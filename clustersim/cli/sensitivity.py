@@ -1,0 +1,145 @@
+"""``clustersim sensitivity``: what a scenario hangs on, and how it scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+
+@click.command(short_help="Ask what a scenario hangs on, and how it scales.")
+@click.argument("scenario")
+@set_option
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for sensitivity.json and pictures.")
+@click.option("--option", "place", type=click.IntRange(min=1), default=1, help="Of a plan's front, fastest first.  [1]")
+@click.option("--nodes", default=None, metavar="8,16,32", help="To scale over.  [an eighth to twice the scenario's]")
+@click.option("--swing", type=click.FloatRange(0.01, 0.9), default=0.2, show_default=True, help="Of every number.")
+@click.option(
+    "--growth", type=click.FloatRange(0.001), default=0.05, show_default=True, help="Of the step, by a slower network."
+)
+@click.option(
+    "--gain", type=click.FloatRange(0.0, 1.0), default=0.5, show_default=True, help="That a doubling must buy."
+)
+@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@json_option
+def sensitivity(
+    scenario: str,
+    changes: tuple[str, ...],
+    out: Path,
+    place: int,
+    nodes: str | None,
+    swing: float,
+    growth: float,
+    gain: float,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a scenario again and again with one thing changed: SCENARIO is a file, a shipped name, or a plan's folder.
+
+    Every hardware number a little better and worse (which of them matters?), the network slower and faster (how slow
+    may it be?), and other numbers of nodes with the same batch (strong scaling) and the same work per GPU (weak): how
+    efficient, what is it lost to, and where does doubling stop paying?
+    """
+    from clustersim.sensitivity import study, write
+
+    chosen = _scenario(scenario, changes, place)
+    with working(f"studying {chosen.title}") as progress:
+        said = study(
+            chosen, nodes=_nodes(nodes), swing=swing, growth=growth, gain=gain,
+            tell=lambda _: progress(progress.done + 1, progress.total),
+        )  # fmt: skip
+    write(said, out)
+    wrote = _draw(said, out)
+    if page is not None:
+        from clustersim.report import write_study
+
+        write_study(out, page)
+        wrote.append(str(page))
+    if as_json:
+        print_json(said)
+    else:
+        _print(said, wrote, out)
+
+
+def _scenario(name: str, changes: tuple[str, ...], place: int) -> Scenario:
+    """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front."""
+    import msgspec
+
+    from clustersim import scenario as scenarios
+    from clustersim.errors import ClusterSimError
+
+    overrides = scenarios.parse_overrides(changes)
+    file = Path(name) / "plan.json"
+    if not file.is_file():
+        return scenarios.load(name, overrides)
+    front = msgspec.json.decode(file.read_bytes())["front"]
+    if place > len(front):
+        raise ClusterSimError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
+    row = front[place - 1]
+    return scenarios.from_table(row["scenario"], Path(row["path"]), overrides)
+
+
+def _nodes(text: str | None) -> list[int] | None:
+    from clustersim.errors import ClusterSimError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ClusterSimError(f"cannot read {text!r} as numbers of nodes; write them like '8,16,32' (at --nodes)")
+    return [int(part) for part in parts]
+
+
+def _draw(said: dict[str, Any], out: Path) -> list[str]:
+    """A picture of each part; their names."""
+    from clustersim import plots
+    from clustersim.paths import fresh
+
+    figures = {"tornado.png": plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None}
+    figures["network.png"] = plots.network_speed(said["network"]) if said["network"] else None
+    curves = {kind: said[kind] for kind in ("strong", "weak")}
+    ran = any(not one["error"] for points in curves.values() for one in points)
+    figures["scaling.png"] = plots.efficiency_losses(curves) if ran else None
+    for name, figure in figures.items():
+        if figure is not None:
+            with fresh(out / name) as path:
+                plots.save(figure, path)
+    return [name for name, figure in figures.items() if figure is not None]
+
+
+def _print(said: dict[str, Any], wrote: list[str], out: Path) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.units import format_change, format_time
+
+    console = stdout()
+    console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
+    table = Table(title=f"each number {said['swing']:.0%} better and worse", title_justify="left")
+    for name in ("number", "better", "worse"):
+        table.add_column(name, justify="left" if name == "number" else "right")
+    for one in said["tornado"]:
+        table.add_row(one["knob"], format_change(-one["gain"]), format_change(one["loss"]))
+    console.print(table)
+    for kind in ("strong", "weak"):
+        table = Table(title=f"{kind} scaling", title_justify="left")
+        for name in ("nodes", "GPUs", "batch", "step time", "samples/s", "efficiency"):
+            table.add_column(name, justify="right")
+        table.add_column("mostly lost to")
+        for one in said[kind]:
+            if one["error"]:
+                table.add_row(f"{one['nodes']:,}", *[""] * 5, escape(one["error"]))
+                continue
+            told = one["cause"] + ("" if one["fits"] else " (does not fit in memory)")
+            table.add_row(
+                f"{one['nodes']:,}", f"{one['gpus']:,}", f"{one['batch']:,}", format_time(one["step_s"]),
+                f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}", escape(told.strip()),
+            )  # fmt: skip
+        console.print(table)
+    console.print(f"wrote {out}/sensitivity.json, {', '.join(wrote)}", markup=False, soft_wrap=True)

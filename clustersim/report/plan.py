@@ -1,0 +1,80 @@
+"""The page of a plan: the answer, what is worth having and why, more GPUs, why not the others, every option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustersim import plots
+from clustersim.plots.curves import MARKERS
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, cost_of, drawn, number
+
+
+def plan_page(said: Said) -> Page:
+    """The page of a plan's answer, as of :func:`clustersim.planner.told`."""
+    unit = str(said["unit"])
+    counts = [(f"options that {words}" if words != "simulated" else "options simulated", f"{n:,}")
+              for words, n in said["counts"].items() if n]  # fmt: skip
+    head = ["option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD"]
+    front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said["front"]])
+    sections = [
+        Section(
+            "front", "Worth having",
+            [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once."] if front.rows else [],
+            _plan_front(said), [(row["option"], row["why"]) for row in said["front"]], front,
+        ),
+        Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
+        Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
+        Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
+        Section("all", "All options", grid=_plan_options(said)),
+    ]  # fmt: skip
+    kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
+    return Page(str(said["title"]) or "A plan", str(said["verdict"]), kept, counts, list(said["warnings"]))
+
+
+def _plan_cells(row: Said) -> list[str]:
+    numbers = [number(row[name], form) for name, form in (
+        ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f"),
+        ("days", ",.1f"), ("usd", ",.0f"),
+    )]  # fmt: skip
+    return [str(row["option"]), *numbers]
+
+
+def _plan_front(said: Said) -> list[Any]:
+    best = {row["option"] for row in said["front"]}
+    rows = [row for row in said["options"] if row["state"] == "simulated" and not row["reason"]]
+    priced = all(row["usd_per_1e9"] is not None for row in rows)
+    dots = [
+        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], cost_of(row, priced), row["option"] in best)
+        for row in rows
+    ]
+    cost = "USD" if priced else "GPU-hours"
+    unit = said["unit"]
+    return drawn(
+        plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs") if dots else None, "front"
+    )
+
+
+def _scaled(said: Said) -> list[Any]:
+    best: dict[tuple[str, int], float] = {}
+    for row in said["options"]:
+        if row["state"] == "simulated" and not row["reason"]:
+            key = row["family"], int(row["gpus"])
+            best[key] = max(best.get(key, 0.0), float(row["rate"]))
+    if len({gpus for _, gpus in best}) < 2:
+        return []
+    families = sorted({family for family, _ in best}, key=lambda name: -max(v for k, v in best.items() if k[0] == name))
+    curves = {
+        name: ([gpus for family, gpus in best if family == name], [v for k, v in best.items() if k[0] == name])
+        for name in families[: len(MARKERS)]
+    }
+    return drawn(plots.scaling(curves, unit=f"{said['unit']}/s"), "scaling")
+
+
+def _plan_options(said: Said) -> Grid:
+    rows = [[row["option"], number(row["gpus"], ",.0f"), number(row["rate"], ",.0f"), row["state"], row["reason"]]
+            for row in said["options"][:MOST_ROWS]]  # fmt: skip
+    more = f" (the first {MOST_ROWS:,})" if len(said["options"]) > MOST_ROWS else ""
+    head = [("option", False), ("GPUs", True), (f"{said['unit']}/s", True), ("became", False), ("because", False)]
+    best = {row["option"] for row in said["front"]}
+    numbers = frozenset(i for i, row in enumerate(rows) if row[0] in best)
+    return Grid(head, rows, numbers, f"All {len(said['options']):,} options and what became of them{more}")

@@ -1,0 +1,75 @@
+"""The page of a sensitivity study: what the step hangs on, how slow the network may be, how it scales."""
+
+from __future__ import annotations
+
+from clustersim import plots
+from clustersim.report.pages import Grid, Page, Said, Section, drawn
+from clustersim.units import format_change, format_time
+
+
+def sensitivity_page(said: Said) -> Page:
+    """The page of a study, as of :func:`clustersim.sensitivity.study`."""
+    curves = {kind: said[kind] for kind in ("strong", "weak")}
+    ran = any(not one["error"] for points in curves.values() for one in points)
+    figures = [("step time", format_time(said["step_s"])), ("nodes", f"{said['nodes']:,}")]
+    sections = [
+        Section(
+            "tornado",
+            "What the step hangs on",
+            [f"Each hardware number {said['swing']:.0%} better and worse, the others as they are; each bar is a run."],
+            drawn(plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None, "tornado"),
+            [],
+            _swings(said),
+        ),
+        Section(
+            "network",
+            "How slow the network may be",
+            ["NICs and switches made slower and faster together."],
+            drawn(plots.network_speed(said["network"]) if said["network"] else None, "network"),
+        ),
+        Section(
+            "scaling",
+            "More machines",
+            [
+                "Strong: the batch of a step stays. Weak: each GPU's stays. Efficiency is throughput per GPU against "
+                "that of the fewest nodes."
+            ],
+            drawn(plots.efficiency_losses(curves) if ran else None, "scaling"),
+            [(kind, _stop(said, kind)) for kind in curves],
+        ),
+        Section("strong", "Strong scaling", grid=_points(said["strong"])),
+        Section("weak", "Weak scaling", grid=_points(said["weak"])),
+    ]
+    kept = [part for part in sections if part.svgs or (part.grid and part.grid.rows)]
+    return Page(f"What {said['title']} hangs on", str(said["verdict"]), kept, figures)
+
+
+def _swings(said: Said) -> Grid:
+    head = [("number", False), ("better", True), ("step time", True), ("worse", True), ("step time", True)]
+    rows = [
+        [one["knob"], format_change(-one["gain"]), format_time(one["better_s"]), format_change(one["loss"]),
+         format_time(one["worse_s"])]
+        for one in said["tornado"]
+    ]  # fmt: skip
+    return Grid(head, rows)
+
+
+def _stop(said: Said, kind: str) -> str:
+    stop = said["stops"][kind]
+    if stop is None:
+        return f"every doubling tried buys at least {said['gain']:.0%}"
+    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {said['gain']:.0%}"
+
+
+def _points(points: list[Said]) -> Grid:
+    names = ("nodes", "GPUs", "batch", "micro-batch", "passes", "step time", "samples/s", "efficiency")
+    rows = []
+    for one in points:
+        if one["error"]:
+            rows.append([f"{one['nodes']:,}", *[""] * 7, one["error"]])
+            continue
+        why = one["cause"] + ("" if one["fits"] else " (does not fit in memory)")
+        counts = [f"{one[name]:,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
+        figures = [format_time(one["step_s"]), f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}"]
+        rows.append([*counts, *figures, why.strip()])
+    return Grid([*((name, True) for name in names), ("mostly lost to", False)], rows)

@@ -1,0 +1,125 @@
+"""The page of a sweep: the answer, case by case, curves, speed and cost, every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustersim import plots, sweeps
+from clustersim.errors import ClusterSimError
+from clustersim.planner import of_sweep
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, cost_of, drawn, number
+
+
+def sweep_page(folder: Path) -> Page:
+    """The page of the sweep in a folder. Raises :class:`ClusterSimError` where there is none."""
+    swept = of_sweep.load(folder)
+    said = of_sweep.answer(swept)
+    figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
+               ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
+    sections = [
+        Section("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
+        Section("curves", "Curves", [], _curves(folder, swept)),
+        Section("front", "Speed and cost", _front_words(said), _sweep_front(said), [], _front_grid(said)),
+        Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
+        Section("all", "All scenarios", grid=_all_rows(folder)),
+    ]
+    kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
+    return Page(str(said["title"]), str(said["verdict"]), kept, figures, list(said["warnings"]))
+
+
+def _cases_words(swept: of_sweep.Swept) -> list[str]:
+    asked = swept.question or {}
+    if asked.get("value") is None:
+        return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
+    other = of_sweep.worded(str(swept.axis), asked["against"])
+    return [f"Throughput against {other}; + is faster."]
+
+
+def _cases(said: Said) -> Grid | None:
+    if not said["cases"]:
+        return None
+    numeric = [all(_looks_numeric(row[i]) for row in said["cases"]) for i in range(len(said["head"]))]
+    return Grid(list(zip(said["head"], numeric, strict=True)), said["cases"])
+
+
+def _looks_numeric(cell: str) -> bool:
+    return not cell.strip("0123456789.,%+-")
+
+
+def _curves(folder: Path, swept: of_sweep.Swept) -> list[Any]:
+    about = sweeps.about(folder)
+    try:
+        return drawn(plots.sweep_curves(sweeps.read(folder), about["axes"]), "curves")
+    except ClusterSimError:  # too many curves to tell apart
+        return []
+
+
+def _front_words(said: Said) -> list[str]:
+    return [f"Of {len(said['front']):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."]
+
+
+def _sweep_front(said: Said) -> list[Any]:
+    rows = said["front"]
+    if len({row["rate"] for row in rows}) < 2:
+        return []
+    priced = all(row["usd_per_1e9"] is not None for row in rows)
+    dots = [
+        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], cost_of(row, priced), row["best"]) for row in rows
+    ]
+    cost = "USD" if priced else "GPU-hours"
+    unit = said["unit"]
+    return drawn(plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs"), "front")
+
+
+def _front_grid(said: Said) -> Grid:
+    unit = said["unit"]
+    head = ["scenario", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}"]
+    rows = [
+        [row["option"], *(number(row[name], form) for name, form in (
+            ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f")))]
+        for row in said["front"] if row["best"]
+    ]  # fmt: skip
+    return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
+
+
+SHOWN = ("gpus", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "share_exposed_communication", "share_idle",
+         "bytes_sent_per_gpu", "peak_memory_bytes", "busiest_link", "busiest_link_utilisation", "error")  # fmt: skip
+"""Columns of a sweep's table that the page has; the CSV has all."""
+
+
+def _all_rows(folder: Path) -> Grid:
+    from clustersim.units import format_bytes, format_time
+
+    table, axes = sweeps.read(folder), sweeps.about(folder)["axes"]
+    forms: dict[str, Any] = {"step_time_s": format_time, "bytes_sent_per_gpu": format_bytes,
+                             "peak_memory_bytes": format_bytes}  # fmt: skip
+    shares = ("mfu", "busiest_link_utilisation")
+
+    def text(name: str, value: Any) -> str:
+        if isinstance(value, float) and np.isnan(value):
+            return ""
+        if name in forms:
+            return str(forms[name](float(value)))
+        if name.startswith("share_") or name in shares:
+            return f"{value:.1%}"
+        return f"{value:,.6g}" if isinstance(value, int | float) else str(value)
+
+    names = [*axes, *(name for name in SHOWN if name not in axes and _worth_a_column(table[name]))]
+    rows = [[text(name, table[name][i].item()) for name in names] for i in range(min(MOST_ROWS, len(table["key"])))]
+    head = [(_heading(name), table[name].dtype.kind != "U") for name in names]
+    more = f" (the first {MOST_ROWS:,})" if len(table["key"]) > MOST_ROWS else ""
+    return Grid(head, rows, folded=f"All {len(table['key']):,} rows{more}; table.csv has every column")
+
+
+def _worth_a_column(column: Any) -> bool:
+    return bool((column != "").any() if column.dtype.kind == "U" else (column == column).any())
+
+
+def _heading(name: str) -> str:
+    plain = {"step_time_s": "step time", "share_exposed_communication": "exposed", "share_idle": "idle", "mfu": "MFU",
+             "gpus": "GPUs", "bytes_sent_per_gpu": "sent per GPU", "busiest_link_utilisation": "its use",
+             "peak_memory_bytes": "memory", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # fmt: skip
+    return plain.get(name, name.replace("_", " "))

@@ -1,0 +1,24 @@
+"""What a scenario hangs on: hardware numbers a little better and worse, how slow a network may be, how it scales.
+
+All of it is real runs of the scenario with something changed, none of it a bound.
+"""
+
+from __future__ import annotations
+
+from clustersim.sensitivity.answer import study, write
+from clustersim.sensitivity.network import BreakEven, break_even
+from clustersim.sensitivity.scaling import Point, curve, last_worthwhile
+from clustersim.sensitivity.tornado import KNOBS, Swing, tornado
+
+__all__ = [
+    "KNOBS",
+    "BreakEven",
+    "Point",
+    "Swing",
+    "break_even",
+    "curve",
+    "last_worthwhile",
+    "study",
+    "tornado",
+    "write",
+]
