@@ -42,7 +42,9 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if not self.open or self.open[-1] not in {"script", "style"}:
+        if self.tags and self.tags[-1] == "wbr" and self.words:  # where a long word may be broken
+            self.words[-1] += data
+        elif not self.open or self.open[-1] not in {"script", "style"}:
             self.words.append(data)
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -27,7 +28,7 @@ def machine(name: str, nodes: int, per_node: int):
 def measured(scenario: str, **changes: object) -> tuple[Timeline, clustersim.Scenario]:
     """A simulated run as if a profiler had seen it: what waits for what is not told."""
     result = clustersim.load(scenario, {key.replace("__", "."): value for key, value in changes.items()}).run()
-    ops = tuple(replace(op, after=()) for op in result.timeline.ops)
+    ops = tuple(msgspec.structs.replace(op, after=()) for op in result.timeline.ops)
     return replace(result.timeline, ops=ops, source="measured"), result
 
 

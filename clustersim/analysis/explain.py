@@ -88,7 +88,7 @@ def explain(
         warmup_steps=warmup_steps,
     )
     trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
-    kept = (bounds["saving"] >= WORTH_A_WORD) & ~np.array(trivial, dtype=bool)
+    kept = ~np.array(trivial, dtype=bool)
     return Explanation(
         verdict=_verdict(table),
         shares=_shares(timeline, shares),

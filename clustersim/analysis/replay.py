@@ -146,7 +146,7 @@ def _play(
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
     """What each op waits for on its own rank: ``after``, and the op before it on its stream, unless that is a queue."""
     last: dict[tuple[str, str], int] = {}
-    served = _queues(timeline)
+    served = queues(timeline)
     found = []
     for i, op in enumerate(timeline.ops):
         key = (op.role, op.stream)
@@ -156,7 +156,7 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
     return found
 
 
-def _queues(timeline: Timeline) -> set[tuple[str, str]]:
+def queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
     _, op, _, ready, start, _ = timeline._rows()
     late = {*np.unique(op[start > ready]).tolist(), *(b.op for b in timeline.blocks if np.any(b.start > b.ready))}

@@ -11,7 +11,8 @@ How short an op could become, with a factor f:
   and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
 * ``latency``: a transfer's latency takes 1/f, its bytes what they took alone.
 * ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
-  and nothing is lost to overlap.
+  and nothing is lost to overlap. What workers and a parameter server send each other takes no time; the server takes as
+  long as all it does in a step.
 * ``batch``: per sample. A step of f batches takes at least as long as one in every op, and its kernels no less than
   their FLOPs at peak.
 """
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.replay import Graph, graph, replayed
+from clustersim.analysis.replay import Graph, graph, queues, replayed
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -40,6 +41,9 @@ KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "b
 _INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
 _UNHIDES = frozenset({"compute speed", "host speed", "bucket size"})
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
+_PAIRS = frozenset({"send", "recv"})
+NOTHING = 0.005
+"""Shares of a step below this are called nothing."""
 _IN_NODE = re.compile(r"^node\d+/")
 
 
@@ -72,6 +76,8 @@ def whatif(
     rows, rates = [], _Rates(timeline)
     for knob in knobs:
         step = _step(run, _changed(run, rates, knob, factor, peak_flops), window.steps)
+        if knob == "bucket size":
+            step = max(step, _serving(run, window.steps))
         per = factor if knob == "batch" else 1.0
         saving = max(0.0, 1.0 - step / per / now) if now > 0 else 0.0
         rows.append((knob, factor, saving, step, _text(knob, factor, saving)))
@@ -81,14 +87,18 @@ def whatif(
 
 
 def _text(knob: str, factor: float, saving: float) -> str:
+    nothing = saving < NOTHING
     if knob == "bucket size":
-        return f"any other bucket size would save at most {saving:.1%} of the step"
+        saved = "nothing" if nothing else f"at most {saving:.1%} of the step"
+        return f"any other bucket size would save {saved}"
     if knob == "batch":
-        return f"batch x{factor:g} would save at most {saving:.1%} of the time per sample"
+        saved = "nothing" if nothing else f"at most {saving:.1%} of the time per sample"
+        return f"batch x{factor:g} would save {saved}"
     what = {"NVLink": "NVLink bandwidth", "NIC": "NIC bandwidth", "fabric": "bandwidth between switches"}.get(
         knob, knob
     )
-    return f"{what} {'/' if knob == 'latency' else 'x'}{factor:g} would save at most {saving:.1%} of the step"
+    saved = "nothing" if nothing else f"at most {saving:.1%} of the step"
+    return f"{what} {'/' if knob == 'latency' else 'x'}{factor:g} would save {saved}"
 
 
 def _step(run: Graph, changed: _Changed, steps: Ints) -> float:
@@ -121,14 +131,33 @@ def _changed(run: Graph, rates: _Rates, knob: str, factor: float, peak: float | 
         if len(node.first)
     )
     kept = 0.0 if shortened or knob in _UNHIDES else 1.0
-    compute = {}
+    compute, served = {}, _served(run) if knob == "bucket size" else set[int]()
     for i, seconds in run.seconds.items():
+        if i in served:  # in other pieces, and so perhaps while others still come: _serving has its sum
+            compute[i] = seconds * 0.0
+            continue
         column = seconds / _faster(ops[i], knob, factor)
         if knob == "batch" and peak:
             column = np.maximum(column, np.where(np.isnan(column), np.nan, factor * ops[i].flops / peak))
         lost = run.lost.get(i)
         compute[i] = column if lost is None else column + lost * kept
     return _Changed(compute, transfers, _early(run) if knob == "bucket size" else run.needs)
+
+
+def _served(run: Graph) -> set[int]:
+    """Compute ops done in order of arrival: what a parameter server does."""
+    found, ops = queues(run.timeline), run.timeline.ops
+    return {i for i in run.seconds if (ops[i].role, ops[i].stream) in found}
+
+
+def _serving(run: Graph, steps: Ints) -> float:
+    """Seconds per step that the busiest server works: the same bytes, whatever pieces they come in."""
+    spans, ops, served = run.timeline.per_op(), run.timeline.ops, _served(run)
+    busy: dict[str, float] = {}
+    for i in served:
+        if ops[i].step in steps:
+            busy[ops[i].role] = busy.get(ops[i].role, 0.0) + float(spans["seconds"][i] / max(spans["ranks"][i], 1))
+    return max(busy.values(), default=0.0) / len(steps)
 
 
 def _faster(op: OpInfo, knob: str, factor: float) -> float:
@@ -140,6 +169,8 @@ def _faster(op: OpInfo, knob: str, factor: float) -> float:
 def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, seconds: Floats) -> Floats:
     """The shortest each meeting of a node could take [s]."""
     op = next((rates.timeline.ops[i] for i in ops if "latency" in rates.timeline.ops[i].detail), None)
+    if knob == "bucket size" and rates.timeline.ops[ops[0]].kind in _PAIRS:
+        return seconds * 0.0
     if op is None:
         return seconds / (factor if knob in {*WIDER, "latency"} else 1.0)
     latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))

@@ -115,9 +115,12 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
 
 
 def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None:
-    if not hasattr(prepared.scenario.config, "bucket_cap_mb"):
+    config = prepared.scenario.config
+    if not hasattr(config, "bucket_cap_mb"):
         return None
-    tried = [{"strategy.bucket_cap_mb": size} for size in BUCKETS] + [{"strategy.first_bucket_bytes": 2**20}]
+    tried: list[dict[str, object]] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
+    if hasattr(config, "first_bucket_bytes"):
+        tried.append({"strategy.first_bucket_bytes": 2**20})
     return min(_changed(prepared, change) for change in tried)
 
 
