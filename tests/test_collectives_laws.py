@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
 from clustersim.collectives.gloo_law import ring_messages
 from clustersim.collectives.loads import link_loads
+from clustersim.collectives.peer_rails import peer_rails
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.tree import binary_tree, double_tree, levels
 from clustersim.engine import simulate
@@ -109,8 +111,31 @@ def test_nvls_tree_sends_as_much_between_nodes_as_a_tree(nodes, g):
 def test_all_to_all_sends_each_peer_its_part(nodes):
     members = whole("hgx-h100", nodes)
     load, n = loads_of("direct", "all_to_all", members, 1), 8 * nodes
-    assert egress(members, load, ("nvlink",)) == pytest.approx(np.full(n, 7 / n))
+    # PXN: of what is for other nodes seven parts in eight reach the NIC on the receiver's rail through another GPU.
+    assert egress(members, load, ("nvlink",)) == pytest.approx(np.full(n, 7 / n + 7 / 8 * (n - 8) / n))
     assert nic_egress(members, load) == pytest.approx(np.full((nodes, 8), (n - 8) / n))
+    assert nic_ingress(members, load) == pytest.approx(np.full((nodes, 8), (n - 8) / n))
+    names = np.array([members.topology.link_name(i) for i in range(members.topology.n_links)])
+    climbs = np.array(["leaf" in name and "spine" in name for name in names])
+    assert climbs.any()
+    assert not load[climbs].any()
+
+
+def test_all_to_one_gpu_comes_in_by_that_gpu_s_nic_and_leaves_by_the_same_rail():
+    members = whole("hgx-h100", 2)
+    load = loads_of("direct", "gather", members, 1)
+    found = np.zeros((2, 8))
+    found[1, 0] = 8 / 16  # eight far members, each with a sixteenth of S
+    assert nic_egress(members, load) == pytest.approx(found)
+    assert nic_ingress(members, load) == pytest.approx(found[::-1])
+
+
+def test_before_pxn_each_gpu_leaves_by_its_own_nic():
+    old = replace(whole("hgx-h100", 2), nccl_version=(2, 11))
+    load = loads_of("direct", "all_to_all", old, 1)
+    assert egress(old, load, ("nvlink",)) == pytest.approx(np.full(16, 7 / 16))
+    assert nic_egress(old, load) == pytest.approx(np.full((2, 8), 8 / 16))
+    assert (peer_rails(np.array([0, 0]), np.array([8, 1]), whole("hgx-h100", 2)) == [0, -1]).all()
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5])

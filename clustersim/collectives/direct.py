@@ -2,7 +2,7 @@
 
 The textbook's "everyone to everyone": one hop, n (n-1) transfers. For all_to_all, scatter, gather and send it is what
 NCCL does (grouped sends and receives); as an all_reduce it moves (n-1) S out of every member.
-Every member uses the NICs nearest to it, so channels do not matter.
+Between nodes each goes by its receiver's rail (:mod:`~clustersim.collectives.peer_rails`), so channels do not matter.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
+from clustersim.collectives.peer_rails import peer_rails
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     if request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
         return traffic_of(_sampled(group, fraction), 1, int(crosses))
     src, dst = edges(request, group)
-    return traffic_of([(src, dst, fraction, -1)], 1, int(crosses))
+    return traffic_of([(src, dst, fraction, peer_rails(src, dst, group))], 1, int(crosses))
 
 
 def _barrier(group: Group) -> Traffic:
@@ -93,7 +94,7 @@ def _sampled(group: Group, fraction: float) -> list[tuple[Ints, Ints, Floats | f
     away = island[src] != island[dst]
     src, dst = src[away], dst[away]
     share = fraction * (n - counts[island]) / np.bincount(src, minlength=n)
-    parts.append((src, dst, share[src], -1))
+    parts.append((src, dst, share[src], peer_rails(src, dst, group)))
     return parts
 
 
@@ -110,10 +111,11 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
     n, kind, writer = group.size, request.kind, ScheduleWriter()
     if kind == "barrier":
         return _barrier_schedule(group)
-    pairs = zip(*(ends.tolist() for ends in edges(request, group)), strict=True)
-    for src, dst in pairs:
+    senders, receivers = edges(request, group)
+    rails = peer_rails(senders, receivers, group)
+    for src, dst, rail in zip(senders.tolist(), receivers.tolist(), rails.tolist(), strict=True):
         adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
-        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds)
+        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, rail=rail)
     pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
     return writer.done(np.full(pieces, _fraction(kind, n)))
 

@@ -193,6 +193,11 @@ class Router:
         distinct = len(set(numbers)) == len(nics) and -1 not in numbers
         return dict(zip(numbers if distinct else range(len(nics)), nics, strict=True))
 
+    def rail(self, nic: int) -> int:
+        """The rail a NIC is on, as :meth:`route` counts them."""
+        rails = self._rails(int(self.topology.vertex_node[nic]))
+        return next(rail for rail, other in rails.items() if other == nic)
+
     @cached_property
     def _last_rail(self) -> int:
         return max((rail for node in range(self.topology.n_nodes) for rail in self._rails(node)), default=-1)

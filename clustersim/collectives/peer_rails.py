@@ -1,0 +1,71 @@
+"""By which NIC a send leaves its node: the one on its receiver's rail.
+
+NCCL's PXN (since 2.12; NCCL_P2P_PXN_LEVEL 2, its default, is "always" for sends and receives): a GPU writes what it has
+for a far peer into the local GPU beside the NIC on the peer's rail, over NVLink, and that GPU's proxy posts it. So an
+all_to_all never changes rails inside the network, and each NIC carries what its local GPU's peers get.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Group
+from clustersim.collectives.islands import member_islands, owned_nics
+from clustersim.memo import kept_with_topology
+from clustersim.routing import router
+from clustersim.routing.local import class_rank
+from clustersim.routing.router import Router
+from clustersim.topology import GPU
+
+Ints = npt.NDArray[np.int64]
+
+SINCE = (2, 12)
+"""NCCL's first version with PXN."""
+
+
+def peer_rails(src: Ints, dst: Ints, group: Group) -> Ints:
+    """(E,) the rail of each edge's receiver; -1, both ends' nearest NICs, where that is not NCCL's way.
+
+    That is inside an island, for a receiver that owns several NICs (its channels take turns), and where no NVLink leads
+    the sender to a GPU beside that NIC.
+    """
+    rails = np.full(len(src), -1, dtype=np.int64)
+    islands = member_islands(group)
+    away = np.flatnonzero(islands[src] != islands[dst])
+    if group.nccl_version < SINCE or not len(away):
+        return rails
+    own = _own_rails(group)[dst[away]]
+    known = own >= 0
+    away, own = away[known], own[known]
+    if not len(away):
+        return rails
+    asked, inverse = np.unique(src[away] * (int(own.max()) + 1) + own, return_inverse=True)
+    member, rail = np.divmod(asked, int(own.max()) + 1)
+    routes = router(group.topology)
+    pairs = zip(group.gpus[member].tolist(), rail.tolist(), strict=True)
+    open_way = np.array([_reaches(routes, gpu, wanted) for gpu, wanted in pairs], dtype=np.bool_)
+    rails[away] = np.where(open_way[inverse.reshape(-1)], own, -1)
+    return rails
+
+
+@kept_with_topology(maxsize=64)
+def _own_rails(group: Group) -> Ints:
+    """(n,) the rail of each member's only NIC; -1 for a member with none or several, or that is no GPU."""
+    kinds, routes = group.topology.vertex_kinds, router(group.topology)
+    owned = owned_nics(group.topology, group.gpus)
+    alone = [
+        routes.rail(nics[0]) if len(nics) == 1 and kinds[gpu] == GPU else -1
+        for gpu, nics in zip(group.gpus.tolist(), owned, strict=True)
+    ]
+    return np.array(alone, dtype=np.int64)
+
+
+def _reaches(routes: Router, gpu: int, rail: int) -> bool:
+    """Whether a GPU gets to its node's NIC of a rail without the CPU: beside it, or through a GPU that is."""
+    if routes.topology.vertex_kinds[gpu] != GPU:
+        return False
+    ends = routes.ends(gpu, rail)
+    return bool(ends) and all(
+        len(legs) == 2 or class_rank(routes.path_class(gpu, port)) <= class_rank("PXB") for port, legs in ends
+    )
