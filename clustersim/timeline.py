@@ -334,8 +334,8 @@ def between(timeline: Timeline, begin: float, end: float) -> Timeline:
 def _cut(timeline: Timeline, begin: float, end: float) -> list[bool | None]:
     """Whether the times [s] cut each block; None where it is outside them."""
     early, late, _ = timeline.extents.of([block.ready for block in timeline.blocks])
-    _, over, _ = timeline.extents.of([block.end for block in timeline.blocks])
-    whole = ((early >= begin) & (late < end) & (over > begin) & (over <= end)).tolist()
+    done, over, _ = timeline.extents.of([block.end for block in timeline.blocks])
+    whole = ((early >= begin) & (late < end) & (done > begin) & (over <= end)).tolist()
     inside = ((early < end) & (over > begin)).tolist()
     return [not all_of_it if some else None for all_of_it, some in zip(whole, inside, strict=True)]
 

@@ -90,6 +90,12 @@ def test_spans_sums_classes_and_parts_do_not_depend_on_how_a_run_is_kept(program
             assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
 
 
+def test_ranks_that_are_done_as_a_window_opens_are_not_in_it():
+    ops = [Compute("first", 1.0), Compute("second", np.arange(8) / 8)]  # rank 0 has nothing to do in the second
+    wide, narrow = (between(play(toy.program(ops, ranks=8), w), 1.0, 3.0) for w in (2, 9))
+    assert wide.spans()["rank"].tolist() == narrow.spans()["rank"].tolist() == list(range(1, 8))
+
+
 @given(programs())
 @settings(max_examples=200)
 def test_states_by_algebra_are_the_states_of_the_sweep(program):
