@@ -92,21 +92,26 @@ def _fractions(step: _Round, slot: Ints) -> npt.NDArray[np.float64]:
 
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
-    """Every transfer, one per piece. A member sends a round's pieces when the round before has reached it."""
+    """Every transfer, one per piece. A round of a pair begins when the round before has reached both of them, as a
+    blocking exchange does; pieces of a round travel in order, so that the last one tells.
+    """
     refuse("halving_doubling", request, KINDS)
     slot, writer = _piece_slots(request.kind, group.size), ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}
+    last: dict[int, int] = {}  # member -> what reached it last
     for step in rounds(request.kind, group.size):
         sent = []
         for edge, (src, dst) in enumerate(zip(step.src.tolist(), step.dst.tolist(), strict=True)):
             for piece in _moved(step, edge, slot).tolist():
-                after = brought.get((src, piece), [])
+                ready = (last[member] for member in (src, dst) if member in last)
+                after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
                 sent.append((dst, piece, writer.send(src, dst, piece, after=tuple(after), reduce=step.reduce)))
         for dst, piece, transfer in sent:
             known = brought.setdefault((dst, piece), [])
             if not step.reduce:
                 known.clear()
             known.append(transfer)
+            last[dst] = transfer
     return writer.done(np.full(len(slot), 1.0 / len(slot)))
 
 
