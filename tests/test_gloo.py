@@ -99,6 +99,8 @@ def test_a_step_on_cpus_uses_gloo_and_the_cores_of_a_rank():
     eight, sixteen = run(8), run(16)
     assert eight.prepared.backend == "gloo"
     assert eight.prepared.gpus == 0
+    assert eight.memory.context == 0.0, "no GPU driver: nothing but what the framework allocates"
+    assert eight.memory.total == eight.memory.allocated > 0
     # Twice the ranks on the same cores: each computes for twice as long.
     assert sixteen.prepared.cost.forward.sum() == pytest.approx(2 * eight.prepared.cost.forward.sum(), rel=1e-6)
     assert sixteen.summary["step_time_s"] > 1.8 * eight.summary["step_time_s"]

@@ -59,9 +59,11 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def picture_path(path: Path) -> Path:
-    """A path a picture can be written to. Raises :class:`ClusterSimError` for another suffix."""
+    """A path a picture can be written to. Raises :class:`ClusterSimError` for another suffix, or no folder."""
     if path.suffix not in PICTURES:
         raise ClusterSimError(f"{path}: a picture is a .png, .svg or .pdf, not {path.suffix or 'nothing'!r}")
+    if not path.parent.is_dir():
+        raise ClusterSimError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}")
     return path
 
 

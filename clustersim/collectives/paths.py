@@ -56,6 +56,7 @@ class Placement:
 
 @kept_with_topology(maxsize=1024)
 def placement(group: Group) -> Placement:
+    """Where a group's members sit, as NCCL sees their system."""
     system = nccl.system_of(group)
     counts = np.bincount(member_islands(group))
     net = group.node_type.net
@@ -63,6 +64,7 @@ def placement(group: Group) -> Placement:
 
 
 def loads_of(request: Request, group: Group, algorithm: str, count: int) -> PathLoads:
+    """What an algorithm over ``count`` channels puts on the links, worked out once per group."""
     where = placement(group)
     key = (request.kind, algorithm, count, request.root)
     if key not in where.loads:

@@ -14,8 +14,8 @@ from clustersim.memory import Verdict
 from clustersim.planner.economics import Rates
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve
 from clustersim.scenario import Scenario
-from clustersim.scenario.running import Prepared, machine, memory_of, model_of
-from clustersim.strategies import STRATEGIES
+from clustersim.scenario.parts import memory_of, model_of, placed
+from clustersim.scenario.running import Prepared
 from clustersim.units import format_bytes
 
 SLACK = 0.97
@@ -33,12 +33,9 @@ class Bound:
 
 def memory_verdict(scenario: Scenario) -> Verdict:
     """Whether a scenario fits on its GPUs, without building its Program. Raises :class:`ClusterSimError`."""
-    topology, mesh = machine(scenario)
-    row = STRATEGIES[scenario.file.strategy["kind"]]
+    topology, mesh = placed(scenario)
     with scenario.at("$.strategy"):
-        if row.place:
-            mesh = row.place(topology, mesh, scenario.config)
-        use = memory_of(scenario, model_of(scenario), mesh)
+        use = memory_of(scenario, model_of(scenario), topology, mesh)
     names = {topology.node_types[n].device for n in topology.vertex_node[mesh.gpus[: mesh.workers]].tolist()}
     return min((use.fits(device(name)) for name in names), key=lambda verdict: verdict.spare)
 

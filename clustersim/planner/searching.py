@@ -23,7 +23,7 @@ from clustersim.planner.economics import DAY, Rates, costs, rates
 from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_bound, too_much
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.spec import PlanFile
-from clustersim.scenario.running import machine
+from clustersim.scenario.parts import machine
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task

@@ -142,6 +142,7 @@ def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[R
 
 
 def draw_row(canvas: Canvas, timeline: Timeline, spans: Spans, row: Row) -> None:
+    """One stream of one rank: its ops as bars over an idle ground, the long ones named."""
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
     for what, (starts, ends) in canvas.shares(row.y, intervals).items():

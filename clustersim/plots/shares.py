@@ -94,6 +94,7 @@ def _named(members: npt.NDArray[np.int64]) -> str:
 
 
 def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
+    """A bar of seconds per name, in the colours and hatches of its states, with the shares written in."""
     longest = max(float(bar.sum()) for bar in bars.values())
     scale, unit = time_unit(longest)
     y = np.arange(len(bars))[::-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.running import machine
+from clustersim.scenario.parts import machine
 from clustersim.strategies import STRATEGIES
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")

@@ -14,8 +14,9 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.comparison import forms
-from clustersim.scenario.running import machine, memory_of, model_of
+from clustersim.scenario.parts import memory_of, model_of, placed
 from clustersim.strategies import STRATEGIES
+from clustersim.topology import Topology
 
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
@@ -66,18 +67,14 @@ def _other(own: Scenario, kind: str, variant: str, knobs: dict[str, Any]) -> dic
 
 
 def _row(scenario: Scenario, kind: str, variant: str) -> dict[str, Any]:
-    topology, mesh = machine(scenario)
-    place = STRATEGIES[kind].place
-    if place:
-        with scenario.at("$.strategy"):
-            mesh = place(topology, mesh, scenario.config)
+    topology, mesh = placed(scenario)
     model = model_of(scenario)
     with scenario.at("$.strategy"):
-        use = memory_of(scenario, model, mesh)
+        use = memory_of(scenario, model, topology, mesh)
     # The smallest card decides where node types are mixed.
     cards = {topology.node_types[n].device for n in topology.vertex_node[mesh.gpus[: mesh.workers]].tolist()}
     card = min((device(name) for name in sorted(cards)), key=lambda found: found.memory_bytes)
-    whole = memory_of(scenario, model, mesh, whole=True)
+    whole = memory_of(scenario, model, topology, mesh, whole=True)
     return {
         "strategy": kind,
         "variant": variant,
@@ -91,17 +88,17 @@ def _row(scenario: Scenario, kind: str, variant: str) -> dict[str, Any]:
         "model_states_bytes": use.model_states,
         "saving": whole.model_states / use.model_states if use.model_states else None,
         "fits": use.fits(card).ok,
-        "largest_micro_batch": largest_micro_batch(scenario, model, mesh, card),
+        "largest_micro_batch": largest_micro_batch(scenario, model, topology, mesh, card),
         "reason": "",
     }
 
 
-def largest_micro_batch(scenario: Scenario, model: Model, mesh: Mesh, card: Device) -> int:
+def largest_micro_batch(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, card: Device) -> int:
     """The largest ``micro_batch_size`` whose step fits on a card, everything else as written; 0 if none does."""
 
     def fits(size: int) -> bool:
         config = msgspec.structs.replace(scenario.config, micro_batch_size=size)
-        return memory_of(replace(scenario, config=config), model, mesh).fits(card).ok
+        return memory_of(replace(scenario, config=config), model, topology, mesh).fits(card).ok
 
     if not fits(1):
         return 0

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 
 from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario
-from clustersim.scenario.running import Result, machine
+from clustersim.scenario.parts import machine
+from clustersim.scenario.running import Result
 
 Kind: TypeAlias = Literal["strong", "weak"]
 Told = Callable[[str], None]

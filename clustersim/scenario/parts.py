@@ -1,0 +1,182 @@
+"""The parts of a scenario, each from the file alone: machine and ranks, model, costs of a step, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustersim import fabrics, models
+from clustersim.calibrated import Calibration
+from clustersim.compute import step_cost
+from clustersim.compute.host import host_bandwidth
+from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
+from clustersim.memo import kept_with_first
+from clustersim.memory import REPLICATED, MemoryUse, memory
+from clustersim.mesh import Mesh
+from clustersim.model import Model, StepCost
+from clustersim.strategies import STRATEGIES
+from clustersim.topology import CPU, Topology
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+
+def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
+    """The topology as the scenario changes it, and a rank on every GPU in use."""
+    cluster = scenario.file.cluster
+    with scenario.at("$.cluster.device"):
+        if cluster.device is not None:
+            device(cluster.device)
+    with scenario.at("$.cluster.topology"):
+        found = _beside(scenario, cluster.topology)
+    with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
+        topology = fabrics.load(found, nodes=cluster.nodes, device=cluster.device, fabric=cluster.fabric)
+    for i, one in enumerate(cluster.changes):
+        with scenario.at(f"$.cluster.changes[{i}]"):
+            rate = None if one.bandwidth is None else float(one.bandwidth)
+            topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
+    with scenario.at("$.cluster.gpus_per_node"):
+        return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
+
+
+def placed(scenario: Scenario) -> tuple[Topology, Mesh]:
+    """The machine with the ranks where the strategy has them, servers beside workers."""
+    topology, mesh = machine(scenario)
+    place = STRATEGIES[scenario.file.strategy["kind"]].place
+    if place is None:
+        return topology, mesh
+    with scenario.at("$.strategy"):
+        return topology, place(topology, mesh, scenario.config)
+
+
+def _beside(scenario: Scenario, name: str) -> str:
+    """A path starts at the scenario's own folder; a shipped name stays as it is."""
+    if name.endswith((".toml", ".json")) or "/" in name:
+        return str(scenario.path.parent / name)
+    return name
+
+
+def model_of(scenario: Scenario) -> Model:
+    """What is trained."""
+    spec = scenario.file.model
+    choices: dict[str, Any] = dict(spec.options)
+    if spec.attention is not None:
+        choices["attention"] = "eager" if spec.attention == "eager" else "flash"
+    choices |= {k: v for k in ("implementation", "seq_len") if (v := getattr(spec, k)) is not None}
+    if spec.hf_config is not None:
+        with scenario.at("$.model.hf_config"):
+            return models.from_hf(scenario.path.parent / Path(spec.hf_config), **choices)
+    with scenario.at("$.model.name"):
+        return models.model(str(spec.name), **choices)
+
+
+def cost_of(
+    scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed
+) -> tuple[Device, StepCost, tuple[str, ...]]:
+    """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
+    names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
+    priced = []
+    for name in names:
+        with scenario.at("$.cluster.topology"):
+            gpu = _gpu(name, topology.calibration, cores_of(topology, mesh), speed)
+        priced.append((gpu, _priced(scenario, topology, mesh, model, gpu, speed)))
+    gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
+    notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
+    return gpu, cost, notes if len(priced) > 1 else ()
+
+
+def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device, speed: Speed) -> StepCost:
+    cores = cores_of(topology, mesh)
+    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    with scenario.at("$.run.optimizer"):
+        cost = _step_cost(
+            model,
+            gpu.name,
+            topology.calibration,
+            cores,
+            speed,
+            config.micro_batch_size,
+            dtype=spec.dtype,
+            param_dtype=config.param_dtype,
+            attention_kernel=None if spec.attention == "flash" else spec.attention,
+            activation_checkpointing=spec.activation_checkpointing,
+            optimizer=_optimizer(scenario),
+            optimizer_impl=run.optimizer_impl,
+            state_dtype=config.state_dtype,
+            implementation="compiled" if spec.implementation == "fused" else "eager",
+        )
+    # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
+    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
+    if cores:
+        # A server is a process like any other.
+        cost = replace(cost, overlap_slowdown=_taken(cores), host_bandwidth=gpu.stream_rate())
+    return cost if run.jitter is None else replace(cost, jitter=run.jitter)
+
+
+def cores_of(topology: Topology, mesh: Mesh) -> float:
+    """CPU cores of each rank, a whole number or a part of one; 0 where ranks run on GPUs.
+
+    PyTorch gives each of a node's processes the whole threads that its cores divide into.
+    """
+    homes = mesh.gpus[: mesh.workers].tolist()
+    if any(topology.vertex_kinds[vertex] != CPU for vertex in homes):
+        return 0.0
+    each = mesh.world_size / mesh.n_nodes  # servers are processes, too
+    share = (topology.node_types[int(topology.vertex_node[homes[0]])].cores or each) / each
+    return float(int(share)) if share >= 1 else share
+
+
+def _taken(cores: float) -> float:
+    """Of a collective's time, what it takes from the compute of its own rank: Gloo's threads run on the same cores."""
+    return 1.0 / max(1.0, cores)
+
+
+def _gpu(name: str, fitted: Calibration | None, cores: float, speed: Speed) -> Device:
+    """A device by name, with what is fitted to this machine, at a speed; of a CPU, a rank's cores."""
+    found = device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
+    found = faster(found, speed)
+    return of_cores(found, cores) if cores else found
+
+
+@kept_with_first(maxsize=128)
+def _step_cost(
+    model: Model,
+    gpu: str,
+    fitted: Calibration | None,
+    cores: float,
+    speed: Speed,
+    micro_batch_size: int,
+    **choices: Any,
+) -> StepCost:
+    """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
+    return step_cost(model, _gpu(gpu, fitted, cores, speed), micro_batch_size, **choices)
+
+
+def _optimizer(scenario: Scenario) -> str | None:
+    name = scenario.file.run.optimizer
+    return None if name == "none" else name
+
+
+def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
+    """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
+    if nothing were shared."""
+    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    row = STRATEGIES[scenario.file.strategy["kind"]]
+    holding = row.holding(model, mesh, config) if row.holding and not whole else None
+    use = memory(
+        model,
+        micro_batch_size=config.micro_batch_size,
+        dtype=spec.dtype,
+        param_dtype=config.param_dtype,
+        strategy=row.name if row.name in REPLICATED and not whole else "single",
+        world_size=mesh.world_size,
+        holding=holding,
+        # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
+        master_weights=config.state_dtype == "fp32",
+        activation_checkpointing=spec.activation_checkpointing,
+        optimizer=_optimizer(scenario),
+        optimizer_impl=run.optimizer_impl,
+        gradient_as_bucket_view=getattr(config, "gradient_as_bucket_view", False),
+    )
+    return replace(use, context=0.0) if cores_of(topology, mesh) else use
