@@ -145,7 +145,7 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 @lru_cache(maxsize=32)
 def machine(name: str, nodes: int, gpus: int) -> tuple[Topology, Mesh]:
-    """The machine a row of measurements names, and its ranks. Raises :class:`ValueError` for a row that does not say."""
+    """The machine a row of measurements names, and its ranks. Raises :class:`ValueError` where it names none."""
     if not name:
         raise ValueError("the row does not say which topology")
     if gpus % nodes:
