@@ -20,7 +20,7 @@ Columns: TypeAlias = tuple[Ints, Ints, Floats, Floats, Floats]
 """Op, set, ready, start, end of rows."""
 
 
-class Block(msgspec.Struct, frozen=True, eq=False):
+class Block(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op on the ranks that took part.
 
     Parameters

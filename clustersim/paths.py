@@ -25,7 +25,9 @@ def data_path(kind: str) -> Path:
 
 def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     """Names, without suffix, of every shipped file of a kind, sorted."""
-    return sorted(path.stem for path in data_path(kind).glob(f"*{suffix}"))
+    folder = data_path(kind)
+    found = os.listdir(folder) if folder.is_dir() else []
+    return sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix))
 
 
 UNFINISHED: set[Path] = set()

@@ -49,7 +49,7 @@ DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2
 """Bytes of one element. ``tf32`` is stored as fp32."""
 
 
-class Compute(msgspec.Struct, frozen=True, eq=False):
+class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A span of work on the rank's own device (or host), which no other rank can slow down.
 
     Parameters
@@ -73,7 +73,7 @@ class Compute(msgspec.Struct, frozen=True, eq=False):
     step: int = 0
 
 
-class Serve(Compute, frozen=True, eq=False):
+class Serve(Compute, frozen=True, eq=False, gc=False):
     """Work that is done first come, first served: the one place where the run, not the list, decides an order.
 
     A server with many clients cannot know whose gradient comes first, and a list would make the second wait for the
@@ -82,7 +82,7 @@ class Serve(Compute, frozen=True, eq=False):
     """
 
 
-class Collective(msgspec.Struct, frozen=True, eq=False):
+class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A collective of one or more congruent groups, each starting when its last member arrives.
 
     Parameters
@@ -112,7 +112,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False):
     step: int = 0
 
 
-class Send(msgspec.Struct, frozen=True, eq=False):
+class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A point-to-point send; pairs with the :class:`Recv` of the same ``tag`` and the k-th use of it on that pair.
 
     ``peer`` is (n_ranks,) int, the global rank each rank of the role sends to; -1 for ranks that send nothing.
@@ -128,7 +128,7 @@ class Send(msgspec.Struct, frozen=True, eq=False):
     step: int = 0
 
 
-class Recv(msgspec.Struct, frozen=True, eq=False):
+class Recv(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A point-to-point receive: ``peer`` is (n_ranks,) int, the global rank each rank receives from; -1 for none."""
 
     name: str
@@ -207,11 +207,12 @@ class Program:
 
 def _check_ops(role: Role, world_size: int) -> None:
     whole: set[int] = set()  # ops share their groups, so each array is looked at once
+    timed = _timed(role)
     for i, op in enumerate(role.ops):
         if op.after and not (min(op.after) >= 0 and max(op.after) < i):
             raise _wrong(role, i, f"waits for ops {op.after}, which must come earlier in the list")
         if isinstance(op, Compute):
-            if not _is_time(op.duration, len(role.ranks)):
+            if i not in timed and not _is_time(op.duration, len(role.ranks)):
                 raise _wrong(role, i, "the duration must be one time >= 0, or one per rank")
         elif isinstance(op, Collective):
             if id(op.groups) not in whole:
@@ -223,6 +224,20 @@ def _check_ops(role: Role, world_size: int) -> None:
                 raise _wrong(role, i, f"root {op.root} is not a position in a group of {op.groups.shape[1]}")
         elif op.peer.shape != role.ranks.shape:
             raise _wrong(role, i, "peer must name one rank per rank of the role")
+
+
+def _timed(role: Role) -> frozenset[int]:
+    """Ops known to have a sound time per rank, looked at all together; none where any might not."""
+    n = len(role.ranks)
+    wide = {i: op.duration for i, op in enumerate(role.ops) if isinstance(op, Compute) and type(op.duration) is _ARRAY}
+    alike = all(column.shape == (n,) and column.dtype == np.float64 for column in wide.values())
+    if not (wide and alike and n * len(wide) <= _AT_ONCE):
+        return frozenset()
+    return frozenset(wide) if _is_time(np.concatenate(list(wide.values())), n * len(wide)) else frozenset()
+
+
+_ARRAY, _AT_ONCE = np.ndarray, 2**20
+"""Elements looked at together: a copy that small costs less than a call for each op."""
 
 
 def _is_time(duration: float | Floats, n: int) -> bool:

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class OpInfo(msgspec.Struct, frozen=True):
+class OpInfo(msgspec.Struct, frozen=True, gc=False):
     """What a span was: the label side of an op, shared by simulated and measured runs.
 
     Parameters

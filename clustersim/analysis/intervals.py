@@ -28,7 +28,7 @@ MOST_STREAMS = 4
 """Streams of one role whose union is taken by inclusion and exclusion, which doubles with each."""
 
 
-class Interval(msgspec.Struct, frozen=True, eq=False):
+class Interval(msgspec.Struct, frozen=True, eq=False, gc=False):
     """From ``start`` to ``end`` [s], arrays over ranks (one element: all of them); empty where ``end <= start``.
 
     No rank is inside it before ``first`` or after ``last`` [s].
