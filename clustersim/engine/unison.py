@@ -31,6 +31,9 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Column: TypeAlias = Floats | float
 """Times of all ranks in order, or the one time they share [s]."""
 
+# An op comes to a dozen calls on short columns: the ufuncs' own reductions save what the methods go through first.
+_least, _most, _any = np.minimum.reduce, np.maximum.reduce, np.logical_or.reduce
+
 
 def in_unison(program: Program, sites: tuple[Site, ...]) -> bool:
     """Whether all ranks run one list and every meeting is of all of them."""
@@ -110,13 +113,13 @@ class Unison:
                 column, high = np.maximum(column, end), max(high, self._high[need])
         if column is None or alike >= high:
             return alike, alike
-        if alike <= 0.0 or alike <= column.min():
+        if alike <= 0.0 or alike <= _least(column):
             return column, high
         return np.maximum(column, alike), high
 
     def _compute(self, i: int, start: Column, seconds: Column) -> None:
         end = start + seconds
-        high = end if isinstance(end, float) else float(end.max())
+        high = end if isinstance(end, float) else float(_most(end))
         self._over(i, start, start, end, high)
 
     def _charged(self, held: _Held, bill: _Bill) -> None:
@@ -231,16 +234,17 @@ class _Bill:
         begun, over = np.array(self.due).T[:, :, None]
         # Who reached an end with the kernel before has paid with that one.
         paying = (ready >= over) & (self._before < over)
-        low = ready if isinstance(ready, float) else ready.min()
+        low = ready if isinstance(ready, float) else _least(ready)
         due, self.due = self.due, [one for one in self.due if one[1] > low]
-        if not paying.any():
+        if not _any(paying, None):
             return None
         runs = slice(bisect_right(self._last, min(start for start, _ in due)), len(self._last))
         # Transfers x runs x ranks, the latest run first: seconds that a run was beside a transfer.
         beside = np.minimum(self._to[runs][::-1], over[:, None])
         beside -= np.maximum(self._from[runs][::-1], begun[:, None])
-        busy = np.maximum(beside, 0.0, out=beside).sum(axis=1)
-        owed: Floats = np.where(paying, self.slowdown * busy, 0.0).sum(axis=0)
+        busy = np.add.reduce(np.maximum(beside, 0.0, out=beside), 1)
+        busy *= self.slowdown
+        owed: Floats = np.add.reduce(np.where(paying, busy, 0.0), 0)
         return float(owed[0]) if len(owed) == 1 else owed
 
 
