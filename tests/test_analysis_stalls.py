@@ -13,8 +13,9 @@ from toy import all_reduce
 
 import clustersim
 from clustersim import engine
-from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.breakdown import breakdown, steady_pieces
 from clustersim.analysis.chase import Meetings
+from clustersim.analysis.late_start import late_starts
 from clustersim.analysis.pace import pace_ratios, skews, slow_ranks
 from clustersim.analysis.pieces import STATES
 from clustersim.analysis.stalls import CAUSES, causes, stalls
@@ -196,3 +197,12 @@ def test_a_measured_rank_that_comes_late_with_an_idle_gpu_was_launched_late():
 def test_a_run_without_loss_has_no_stall():
     table = stalls(run(toy.program([Compute("a", 1.0)], ranks=2)), begin=0.0)
     assert len(table["cause"]) == len(table["text"]) == 0
+
+
+def test_micro_batches_that_only_add_up_do_not_make_communication_late():
+    def idle(passes: int) -> float:
+        changes = {"strategy.gradient_accumulation_steps": passes, "cluster.nodes": 1, "run.steps": 3}
+        run = clustersim.load("ddp_gpt2_xl_2x8_a100", changes).run().timeline
+        return late_starts(run, steady_pieces(run, None, None, 2)[0])[2].idle
+
+    assert idle(4) < 1.5 * idle(1)

@@ -24,7 +24,8 @@ class LateStart:
     Parameters
     ----------
     idle : float [s], from the end of the first backward op to the first gradient transfer, transfers in between left
-        out. op : that transfer. rank : whose times these are. begin, end : float [s], the idle stretch.
+        out. Of several micro-batches the one counts in which that transfer is: those before only add up (``no_sync``).
+        op : that transfer. rank : whose times these are. begin, end : float [s], the idle stretch.
     backward : float [s], from the first backward op's begin to the last one's end.
     """
 
@@ -43,7 +44,9 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     inside = (spans["end"] > cut.begin) & (spans["ready"] < cut.end)
     of = spans["op"]
     step = np.array([op.step for op in ops], dtype=np.int64)[of]
-    backward = np.array([op.phase == "backward" for op in ops], dtype=bool)[of] & inside
+    backward, forward = (
+        np.array([op.phase == p for op in ops], dtype=bool)[of] & inside for p in ("backward", "forward")
+    )
     talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[of] & inside
     reduces = np.array([op.kind in REDUCES for op in ops], dtype=bool)[of] & talks
     found = {}
@@ -55,6 +58,11 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
         if not len(sent):
             continue
         first = int(sent[np.argmin(spans["ready"][sent])])
+        ahead = np.flatnonzero(forward & (step == s) & (spans["start"] < spans["ready"][first]))
+        if len(ahead):
+            back = back[spans["start"][back] >= spans["start"][ahead[-1]]]
+        if not len(back):
+            continue
         begin, end = float(spans["end"][back[0]]), float(spans["ready"][first])
         busy = _covered(spans["start"][talks], spans["end"][talks], begin, end)
         length = float(spans["end"][back[-1]] - spans["start"][back[0]])
