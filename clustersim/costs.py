@@ -101,13 +101,11 @@ class Costs:
     tree_levels: float = 1.5  # network hops per log2(nodes), each way
     nvls_latency: float = 25.0 * US
     nvls_tree_hop: float = 20.0 * US
-    # Point to point (all_to_all, send): a fixed part, a part per peer, and channels that open as the message grows.
-    p2p_base: float = 15.0 * US
-    p2p_peer: float = 1.8 * US
+    # Point to point (all_to_all, send): channels open as the message grows.
     p2p_share: float = 0.74
     p2p_net_share: float = 0.91
     send_share: float = 0.805
-    p2p_norm: float = 0.77
+    p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
         pascal=10e9, volta=10e9, ampere=13.9e9, hopper=82e9, blackwell=120e9, amd=14e9
     )
@@ -127,6 +125,10 @@ class Costs:
     host_floor: Mapping[str, float] = _table(intel=15.0 * US, amd=15.0 * US, power=15.0 * US, arm=9.3 * US)
     host_floor_per_gpu: float = 5.2 * US  # one process drives all GPUs of a node
     host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
+    # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
+    # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
+    host_p2p: float = 14.0 * US
+    host_p2p_peer: float = 2.8 * US
     threads_base: float = 8.7 * US
     threads_step: float = 2.1 * US
     fill_norm: float = 0.70
@@ -199,8 +201,19 @@ COSTS = Costs()
 GLOO_COSTS = GlooCosts()
 
 _SECONDS = (
-    *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "p2p_base", "p2p_peer", "base", "rooted_base"),
-    *("host_floor", "host_floor_per_gpu", "threads_base", "threads_step", "call", "message", "turn", "copy"),
+    *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base"),
+    *(
+        "host_floor",
+        "host_floor_per_gpu",
+        "host_p2p",
+        "host_p2p_peer",
+        "threads_base",
+        "threads_step",
+        "call",
+        "message",
+        "turn",
+        "copy",
+    ),
 )
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")

@@ -88,6 +88,17 @@ def test_perfetto_s_own_format_has_the_same_arrows_and_counters(timeline, tmp_pa
     out = [i for p in trace.packet for i in p.track_event.flow_ids]
     into = [i for p in trace.packet for i in p.track_event.terminating_flow_ids]
     assert sorted(out) == sorted(into) == sorted(i for numbers in leaving.values() for i in numbers)
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
+    streams = [t for t in tracks.values() if t.HasField("thread")]
+    assert streams
+    assert all(tracks[t.parent_uuid].process.pid == t.thread.pid for t in streams)
+    left = {i: p for p in trace.packet for i in p.track_event.flow_ids}
+    reached = {i: p for p in trace.packet for i in p.track_event.terminating_flow_ids}
+    assert all(left[i].timestamp <= reached[i].timestamp for i in left)
+    kinds = {op.name: op.kind for op in timeline.ops}
+    assert {(kinds[left[i].track_event.name], kinds[reached[i].track_event.name]) for i in left} == {("send", "recv")}
+    counted = [p.track_event.track_uuid for p in trace.packet if p.track_event.type == p.track_event.TYPE_COUNTER]
+    assert all(tracks[i].HasField("counter") for i in counted)
     units = {p.track_descriptor.counter.unit_name for p in trace.packet if p.HasField("track_descriptor")}
     assert {"GB/s", "GiB"} <= units
 

@@ -246,6 +246,8 @@ class Plan:
     ceiling : float [bytes/s] of payload, from what is not a link: SMs, channel count.
     lower_bound : float [s], which no algorithm beats on this topology: bytes over the narrowest cut.
     bus_factor : float, nccl-tests' factor from algbw to busbw.
+    host : float [s], the part of ``latency`` that is the host posting sends and receives: a benchmark that does nothing
+        else waits for it, a step whose launches run ahead does not.
     """
 
     kind: str
@@ -259,6 +261,7 @@ class Plan:
     ceiling: float
     lower_bound: float = 0.0
     bus_factor: float = 1.0
+    host: float = 0.0
     notes: tuple[str, ...] = field(default=())
 
     def rate(self, bandwidth: Floats) -> float:

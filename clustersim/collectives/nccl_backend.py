@@ -74,7 +74,12 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
         way = _tuned_way(group, request.kind, request.root, *picked, costs)
     else:
         way = _direct_way(group, request.kind, request.root, costs)
-    return _plan(request, group, picked, way, _law(request, group, way.hops, costs))
+    made = _plan(request, group, picked, way, _law(request, group, way.hops, costs))
+    if request.kind in TUNED:
+        return made
+    wire = request.nbytes / way.rate
+    alone = _p2p_device(request, group, costs)(wire)
+    return replace(made, host=max(made.latency + wire - alone, 0.0))
 
 
 def choice(request: Request, group: Group, n_channels: int | None = None) -> Choice:
@@ -288,21 +293,29 @@ def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> f
 
 def _p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
     """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
-    where, n = placement(group), group.size
-    peers, per_peer = (1, request.nbytes) if request.kind in _TO_ONE else (n - 1, request.nbytes / n)
-    limit = _channel_limit(per_peer, peers, group, costs)
-    hops = costs.p2p_base + costs.p2p_peer * peers
+    device, floor = _p2p_device(request, group, costs), _host_floor(request.kind, group, costs)
+    if group.launch != "single_process":
+        floor = costs.host_p2p + costs.host_p2p_peer * _peers(request, group)
+    return lambda wire: _floored(device(wire), floor, costs)
+
+
+def _p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
+    """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds."""
+    where, loads = placement(group), loads_of(request, group, "direct", 1)
+    hops = costs.base + loads.steps * _inner_hop(loads, "Simple", group, costs)
     if where.islands > 1:
-        hops += costs.net_extra[where.net] + costs.hop["net/LL"]
-    floor = _host_floor(request.kind, group, costs)
-
-    def seconds(wire: float) -> float:
-        return _floored(_norm(hops, max(wire, limit), costs.p2p_norm), floor, costs)
-
-    return seconds
+        hops += loads.net_steps * (costs.net_extra[where.net] + costs.hop["net/LL"])
+    per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
+    limit = _channel_limit(per_peer, group, costs)
+    return lambda wire: _norm(hops, max(wire, limit), costs.p2p_norm)
 
 
-def _channel_limit(per_peer: float, peers: int, group: Group, costs: Costs) -> float:
+def _peers(request: Request, group: Group) -> int:
+    """Whom a member posts sends and receives for."""
+    return 1 if request.kind in _TO_ONE else group.size - 1
+
+
+def _channel_limit(per_peer: float, group: Group, costs: Costs) -> float:
     """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows."""
     age = placement(group).age
     opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)

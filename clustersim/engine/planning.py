@@ -78,7 +78,7 @@ class PlanBook:
         key = request, groups.tobytes(), groups.shape[1]
         if key not in self._columns:
             plans = [self._plan(request, ranks) for ranks in groups]
-            latency = np.array([p.latency for p, _ in plans])
+            latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
             nbytes = np.array([p.nbytes for p, _ in plans])
             load = np.array([load for _, load in plans], dtype=np.int64)
             ceiling = np.array([p.ceiling for p, _ in plans])

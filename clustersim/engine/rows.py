@@ -171,7 +171,7 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
                     "n_groups": 0,
                     "lower_bound": plan.lower_bound,
                     "nbytes": site.plans.request.nbytes,
-                    "latency": plan.latency,
+                    "latency": plan.latency - plan.host,
                     "ceiling": plan.ceiling,
                     "n_islands": _islands(topology, mesh, site.ranks[0]) if plan.algorithm == "nvls_tree" else 1,
                 },

@@ -23,6 +23,8 @@ SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
     "host_floor": 0.7,
     "host_floor_per_gpu": 0.7,
+    "host_p2p": 0.4,
+    "host_p2p_peer": 0.4,
     "base": 0.4,
     "rooted_base": 0.4,
     "threads_base": 0.5,
@@ -35,8 +37,6 @@ SPREADS: Mapping[str, float] = {
     "tree_levels": 0.2,
     "nvls_latency": 0.3,
     "nvls_tree_hop": 0.3,
-    "p2p_base": 0.4,
-    "p2p_peer": 0.4,
     # Rates are hardware: NVLink's are known to some per cent, a NIC's and a PCIe tree's less well.
     "share.nvlink": 0.08,
     "share.pcie": 0.08,
