@@ -130,6 +130,17 @@ def test_all_to_one_gpu_comes_in_by_that_gpu_s_nic_and_leaves_by_the_same_rail()
     assert nic_ingress(members, load) == pytest.approx(found[::-1])
 
 
+def test_sends_of_a_cube_mesh_pass_through_a_gpu_between_and_never_over_pcie():
+    members = whole("dgx-1v", 1)
+    kinds = np.array(members.topology.link_kinds)
+    load = loads_of("direct", "all_to_all", members, 1)
+    assert not load[kinds != "nvlink"].any()
+    # Four peers of a GPU have a link to it, three are two links away: (4 + 2 * 3) / 8 of S from each.
+    assert load.sum() == pytest.approx(8 * 10 / 8)
+    old = loads_of("direct", "all_to_all", replace(members, nccl_version=(2, 10)), 1)
+    assert old[kinds == "pcie"].any()
+
+
 def test_before_pxn_each_gpu_leaves_by_its_own_nic():
     old = replace(whole("hgx-h100", 2), nccl_version=(2, 11))
     load = loads_of("direct", "all_to_all", old, 1)

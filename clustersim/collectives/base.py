@@ -145,6 +145,7 @@ class Traffic:
     steps : int, sequential hops a byte waits for, inside plus outside nodes. net_steps : how many cross the network.
     round : (E,) int, for algorithms that work in rounds, each over before the next begins (halving-doubling): the
         round an edge is used in, so that times add up over rounds. Empty where all edges work all the time.
+    relay : a GPU forwards for two others that share no NVLink, as NCCL's sends and receives have it.
     """
 
     src: Ints
@@ -154,6 +155,7 @@ class Traffic:
     steps: int
     net_steps: int
     round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    relay: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +177,7 @@ class Schedule:
     lane : (T,) int, the connection a transfer uses (one pair of members on one channel). A lane is first in, first out:
         a transfer starts only when the one listed before it on its lane has *drained* at the sender (its latency does
         not count). Empty: no such order.
+    relay : as in :class:`Traffic`.
 
     For all_gather, reduce_scatter, scatter and gather, piece ``k`` belongs to member ``k % n``; for all_to_all piece
     ``src * n + dst`` is what ``src`` holds for ``dst``. Where the fractions of an all_reduce sum to n, piece ``k`` is
@@ -191,6 +194,7 @@ class Schedule:
     rail: Ints
     chunk_fraction: Floats
     lane: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    relay: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,15 @@ Between nodes each goes by its receiver's rail (:mod:`~clustersim.collectives.pe
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
-from clustersim.collectives.peer_rails import peer_rails
+from clustersim.collectives.peer_rails import peer_rails, relays
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -56,9 +58,10 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
         return _barrier(group)
     crosses = int(member_islands(group).max()) > 0
     if request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
-        return traffic_of(_sampled(group, fraction), 1, int(crosses))
+        return replace(traffic_of(_sampled(group, fraction), 1, int(crosses)), relay=relays(group))
     src, dst = edges(request, group)
-    return traffic_of([(src, dst, fraction, peer_rails(src, dst, group))], 1, int(crosses))
+    found = traffic_of([(src, dst, fraction, peer_rails(src, dst, group))], 1, int(crosses))
+    return replace(found, relay=relays(group))
 
 
 def _barrier(group: Group) -> Traffic:
@@ -117,7 +120,7 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
         adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
         writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, rail=rail)
     pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
-    return writer.done(np.full(pieces, _fraction(kind, n)))
+    return replace(writer.done(np.full(pieces, _fraction(kind, n))), relay=relays(group))
 
 
 def _piece(kind: str, src: int, dst: int, n: int) -> int:

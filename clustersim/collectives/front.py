@@ -70,7 +70,7 @@ def routes(traffic: Traffic, group: Group) -> Routes:
     ends = np.stack([group.gpus[traffic.src], group.gpus[traffic.dst], traffic.rail], axis=1)
     distinct, which = np.unique(ends, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    router = routing.router(group.topology)
+    router = routing.router(group.topology, traffic.relay)
     found = [router.loads([src], [dst], 1.0, [rail]) for src, dst, rail in distinct.tolist()]
     counts = np.array([len(links) for links, _ in found], dtype=np.int64)[which]
     links = np.concatenate([found[i][0] for i in which.tolist()])

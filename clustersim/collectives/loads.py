@@ -26,7 +26,7 @@ def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     """
     src = np.where(traffic.src >= 0, group.gpus[traffic.src], -1)
     dst = np.where(traffic.dst >= 0, group.gpus[traffic.dst], -1)
-    return routing.router(group.topology).loads(src, dst, traffic.fraction, traffic.rail)
+    return routing.router(group.topology, traffic.relay).loads(src, dst, traffic.fraction, traffic.rail)
 
 
 def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weights: Floats) -> EdgeCosts:
@@ -34,7 +34,7 @@ def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weigh
 
     Where edges share each link by their loads, an edge's bytes take the largest weight over bandwidth on its route.
     """
-    topology, router = group.topology, routing.router(group.topology)
+    topology, router = group.topology, routing.router(group.topology, traffic.relay)
     pace = np.zeros(topology.n_links)
     pace[links] = weights / topology.link_bandwidth[links]
     first, inverse = _distinct(traffic, group)

@@ -6,7 +6,7 @@ Loads are per byte of S, so they are worked out once per group and algorithm, wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
         traffic = row.traffic(request, group, _channels(group, algorithm, count, row.layout))
         # Gathering and reducing round a ring move the same bytes over the same edges.
         columns = (column.tobytes() for column in (traffic.src, traffic.dst, traffic.fraction, traffic.rail))
-        moved = (traffic.steps, traffic.net_steps, *columns)
+        moved = (traffic.steps, traffic.net_steps, traffic.relay, *columns)
         if moved not in where.routed:
             where.routed[moved] = _route(traffic, group)
         where.loads[key] = where.routed[moved]
@@ -93,19 +93,18 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
 
 def _route(traffic: Traffic, group: Group) -> PathLoads:
     """Traffic onto links, one row per edge class."""
-    classes = _edge_classes(traffic.src, traffic.dst, group)
+    classes = _edge_classes(traffic, group)
     parts = []
     for index in range(len(EDGE_CLASSES)):
         mine = classes == index
         parts.append(
             link_loads(
-                Traffic(
-                    traffic.src[mine],
-                    traffic.dst[mine],
-                    traffic.fraction[mine],
-                    traffic.rail[mine],
-                    traffic.steps,
-                    traffic.net_steps,
+                replace(
+                    traffic,
+                    src=traffic.src[mine],
+                    dst=traffic.dst[mine],
+                    fraction=traffic.fraction[mine],
+                    rail=traffic.rail[mine],
                 ),
                 group,
             )
@@ -122,9 +121,9 @@ def _route(traffic: Traffic, group: Group) -> PathLoads:
     return PathLoads(links, by_class, traffic.steps, traffic.net_steps)
 
 
-def _edge_classes(src: Ints, dst: Ints, group: Group) -> Ints:
+def _edge_classes(traffic: Traffic, group: Group) -> Ints:
     """(E,) index into EDGE_CLASSES. Nodes of one type share the answer, so a pair of local GPUs is asked about once."""
-    islands = member_islands(group)
+    islands, src, dst = member_islands(group), traffic.src, traffic.dst
     inside = (src < 0) | (dst < 0) | (islands[src] == islands[dst])
     classes = np.where(inside, EDGE_CLASSES.index("nvlink"), EDGE_CLASSES.index("net")).astype(np.int64)
     pairs = np.flatnonzero(inside & (src >= 0) & (dst >= 0))
@@ -133,7 +132,7 @@ def _edge_classes(src: Ints, dst: Ints, group: Group) -> Ints:
     label, local = kinds_of_members(group)
     key = (label[src[pairs]] * 4096 + local[src[pairs]]) * 4096 + local[dst[pairs]]
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    routes = router(group.topology)
+    routes = router(group.topology, traffic.relay)
     answer = [
         EDGE_CLASSES.index(
             _CLASS_OF_PATH.get(routes.path_class(int(group.gpus[src[e]]), int(group.gpus[dst[e]])), "shm")

@@ -1,8 +1,11 @@
-"""By which NIC a send leaves its node: the one on its receiver's rail.
+"""Which way NCCL's sends go: by the NIC on the receiver's rail, and over another GPU where no NVLink is direct.
 
 NCCL's PXN (since 2.12; NCCL_P2P_PXN_LEVEL 2, its default, is "always" for sends and receives): a GPU writes what it has
 for a far peer into the local GPU beside the NIC on the peer's rail, over NVLink, and that GPU's proxy posts it. So an
 all_to_all never changes rails inside the network, and each NIC carries what its local GPU's peers get.
+
+Inside a hybrid cube mesh (DGX-1) NCCL's sends between two GPUs without an NVLink pass through a third that has one to
+each (path class NVB; NCCL_NVB_DISABLE turns it off), rather than over PCIe and between sockets.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Group
-from clustersim.collectives.islands import member_islands, owned_nics
+from clustersim.collectives.islands import member_islands, owned_nics, shapes
 from clustersim.memo import kept_with_topology
 from clustersim.routing import router
 from clustersim.routing.local import class_rank
@@ -22,6 +25,22 @@ Ints = npt.NDArray[np.int64]
 
 SINCE = (2, 12)
 """NCCL's first version with PXN."""
+RELAYS_SINCE = (2, 11)
+"""NCCL's first version that documents NCCL_NVB_DISABLE."""
+
+
+@kept_with_topology(maxsize=64)
+def relays(group: Group) -> bool:
+    """Whether NCCL's sends between some of these members pass through another GPU of the machine."""
+    routes, kinds = router(group.topology), group.topology.vertex_kinds
+    if group.nccl_version < RELAYS_SINCE:
+        return False
+    for shape in shapes(group):
+        gpus = [gpu for gpu in shape.gpus.tolist() if kinds[gpu] == GPU and routes.nvlink_egress(gpu) > 0]
+        pairs = ((a, b) for a in gpus for b in gpus if a != b)
+        if any(class_rank(routes.path_class(a, b)) > class_rank("C2C") for a, b in pairs):
+            return True
+    return False
 
 
 def peer_rails(src: Ints, dst: Ints, group: Group) -> Ints:

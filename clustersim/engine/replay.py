@@ -230,7 +230,7 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Step
     if not lanes:
         _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
         of = of.reshape(-1)
-    router, one, ends = routing.router(group.topology), np.ones(1), ends[first]
+    router, one, ends = routing.router(group.topology, schedule.relay), np.ones(1), ends[first]
     load, latency = np.zeros(len(ends), dtype=np.int64), np.zeros(len(ends))
     known: dict[tuple[int, ...], tuple[int, float]] = {}
     for e, (src, dst, rail) in enumerate(ends.tolist()):
