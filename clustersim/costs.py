@@ -19,9 +19,9 @@ tried (``validate nccl --cross-validate platform``: median of a case 21 to 17 % 
 differ. So they are kept as they are.
 ``clustersim validate nccl`` prints the error on any such table.
 
-Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their channels
-allow, and a host floor that grows with the peers, since each needs a send and a receive posted. A program's launches run
-ahead, so the engine plays their D alone.
+Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
+channels allow, and a host floor that grows with the peers, since each needs a send and a receive posted. A program's
+launches run ahead, so the engine plays their D alone.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement, shares_of
+from clustersim.collectives.nccl_terms import ROOTED, fill, floored, hop_time, host_floor, inner_hop, norm
+from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
@@ -27,7 +28,6 @@ from clustersim.routing import router
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
 
-_ROOTED = frozenset({"broadcast", "reduce"})
 _TO_ONE = frozenset({"send", "sendrecv"})
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
@@ -109,7 +109,7 @@ def seconds(chosen: Choice, costs: Costs) -> float:
         algorithm, protocol = chosen.algorithm, chosen.protocol
         shares = shares_of(algorithm, protocol, group, costs)
         ceiling = _kernel_ceiling(request.kind, group, algorithm, protocol, costs)
-        hops = _hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
+        hops = hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
     pace = max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling)
     return _law(request, group, hops, costs)(request.nbytes * pace)
 
@@ -138,7 +138,7 @@ def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str
     loads = loads_of(Request(kind, 1.0, root=root), group, algorithm, count)
     shares = shares_of(algorithm, protocol, group, costs)
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
-    hops = _hop_time(kind, algorithm, protocol, loads, group, costs)
+    hops = hop_time(kind, algorithm, protocol, loads, group, costs)
     return _way(group, loads, weights, _kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
 
 
@@ -160,13 +160,13 @@ def _law(request: Request, group: Group, hops: float, costs: Costs) -> Callable[
     """Seconds of the collective, given those its bytes take on the narrowest link."""
     if request.kind not in TUNED:
         return _p2p_law(request, group, costs)
-    base = costs.rooted_base if request.kind in _ROOTED else costs.base
+    base = costs.rooted_base if request.kind in ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
-    floor = _host_floor(request.kind, group, costs)
+    floor = host_floor(request.kind, group, costs)
 
     def seconds(wire: float) -> float:
-        return _floored(base + hops + wire + _fill(hops, wire, costs), floor, costs)
+        return floored(base + hops + wire + fill(hops, wire, costs), floor, costs)
 
     return seconds
 
@@ -196,10 +196,6 @@ def _plan(
     )
 
 
-def _norm(a: float, b: float, p: float) -> float:
-    return float((a**p + b**p) ** (1.0 / p))
-
-
 def _kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
     """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
     where = placement(group)
@@ -208,27 +204,6 @@ def _kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, cost
         return math.inf
     share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
     return share * egress / bus_factor(kind, group.size)
-
-
-def _fill(hops: float, wire: float, costs: Costs) -> float:
-    """Seconds of the pipeline's filling and emptying, beyond hops plus bytes.
-
-    ``(L^p + B^p)^(1/p) - L - B`` until the bytes take ``fill_span`` times the hops; from there on the pipeline is full.
-    """
-    wire = min(wire, costs.fill_span * hops)
-    return max(_norm(hops, wire, costs.fill_norm) - hops - wire, 0.0)
-
-
-def _floored(device_time: float, floor: float, costs: Costs) -> float:
-    return _norm(device_time, floor, costs.floor_norm)
-
-
-def _host_floor(kind: str, group: Group, costs: Costs) -> float:
-    """Seconds below which no collective of this launch mode comes back."""
-    if group.launch != "single_process":
-        return costs.host_floor[group.node_type.cpu_vendor]
-    many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
-    return costs.host_floor_per_gpu * group.ranks_per_node * many
 
 
 def _foreign(request: Request) -> bool:
@@ -248,44 +223,11 @@ def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs:
     slowdown = float(weights.sum() / loads.by_class.sum()) if loads.by_class.any() else 1.0
     ceiling = textbook.ceiling / slowdown
     wire = request.nbytes / ceiling
-    hops = _hop_time(request.kind, textbook.algorithm, "Simple", loads, group, costs)
-    total = _floored(costs.base + hops + wire, _host_floor(request.kind, group, costs), costs)
+    hops = hop_time(request.kind, textbook.algorithm, "Simple", loads, group, costs)
+    total = floored(costs.base + hops + wire, host_floor(request.kind, group, costs), costs)
     return replace(
         textbook, latency=total - wire, links=loads.links, weights=weights, ceiling=ceiling, protocol="Simple"
     )
-
-
-# ---------------------------------------------------------------------------------------------------- hops
-
-
-def _hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:
-    """Seconds of hops in sequence: L of the module docstring of costs."""
-    where = placement(group)
-    inner = _inner_hop(loads, protocol, group, costs)
-    extra = costs.net_extra[where.net] * (2.0 if protocol == "Simple" else 1.0)
-    outer = costs.hop[f"net/{protocol}"] + extra
-    levels = math.log2(where.islands)
-    if algorithm == "tree":
-        return 2.0 * ((where.per_island - 1) * inner + costs.tree_levels * levels * outer)
-    if algorithm == "nvls":
-        return costs.nvls_latency
-    if algorithm == "nvls_tree":
-        return costs.nvls_latency + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[where.net])
-    if algorithm == "pat":
-        return levels * outer + costs.hop["net/LL"] * math.sqrt(group.size)
-    hops = (loads.steps - loads.net_steps) * inner + loads.net_steps * outer
-    if protocol == "Simple" and where.islands > 1:
-        hops *= costs.simple_ring_net
-    if group.launch == "threads":
-        hops += loads.steps * costs.threads_step
-    return hops * (costs.rooted_overlap if kind in _ROOTED else 1.0)
-
-
-def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
-    """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
-    if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
-        return costs.hop[f"pcie/{protocol}"]
-    return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[placement(group).age]
 
 
 # ---------------------------------------------------------------------------------------------------- p2p
@@ -293,21 +235,21 @@ def _inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> f
 
 def _p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
     """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
-    device, floor = _p2p_device(request, group, costs), _host_floor(request.kind, group, costs)
+    device, floor = _p2p_device(request, group, costs), host_floor(request.kind, group, costs)
     if group.launch != "single_process":
         floor = costs.host_p2p + costs.host_p2p_peer * _peers(request, group)
-    return lambda wire: _floored(device(wire), floor, costs)
+    return lambda wire: floored(device(wire), floor, costs)
 
 
 def _p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
     """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds."""
     where, loads = placement(group), loads_of(request, group, "direct", 1)
-    hops = costs.base + loads.steps * _inner_hop(loads, "Simple", group, costs)
+    hops = costs.base + loads.steps * inner_hop(loads, "Simple", group, costs)
     if where.islands > 1:
         hops += loads.net_steps * (costs.net_extra[where.net] + costs.hop["net/LL"])
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     limit = _channel_limit(per_peer, group, costs)
-    return lambda wire: _norm(hops, max(wire, limit), costs.p2p_norm)
+    return lambda wire: norm(hops, max(wire, limit), costs.p2p_norm)
 
 
 def _peers(request: Request, group: Group) -> int:

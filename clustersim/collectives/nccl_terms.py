@@ -1,0 +1,69 @@
+"""Terms of the ``nccl`` backend's time: hops, how they blend with the bytes, and the host's floor."""
+
+from __future__ import annotations
+
+import math
+
+from clustersim.collectives.base import Group
+from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, placement
+from clustersim.costs import Costs
+
+ROOTED = frozenset({"broadcast", "reduce"})
+"""Kinds with a root that the tuner chooses for."""
+
+
+def norm(a: float, b: float, p: float) -> float:
+    """``(a^p + b^p)^(1/p)``: a smooth maximum for a large p, more than the sum for p below 1."""
+    return float((a**p + b**p) ** (1.0 / p))
+
+
+def fill(hops: float, wire: float, costs: Costs) -> float:
+    """Seconds of the pipeline's filling and emptying, beyond hops plus bytes.
+
+    ``(L^p + B^p)^(1/p) - L - B`` until the bytes take ``fill_span`` times the hops; from there on the pipeline is full.
+    """
+    wire = min(wire, costs.fill_span * hops)
+    return max(norm(hops, wire, costs.fill_norm) - hops - wire, 0.0)
+
+
+def floored(device_time: float, floor: float, costs: Costs) -> float:
+    """Seconds [s] of a device time that the host may not keep up with."""
+    return norm(device_time, floor, costs.floor_norm)
+
+
+def host_floor(kind: str, group: Group, costs: Costs) -> float:
+    """Seconds below which no collective of this launch mode comes back."""
+    if group.launch != "single_process":
+        return costs.host_floor[group.node_type.cpu_vendor]
+    many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
+    return costs.host_floor_per_gpu * group.ranks_per_node * many
+
+
+def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:
+    """Seconds of hops in sequence: L of the module docstring of costs."""
+    where = placement(group)
+    inner = inner_hop(loads, protocol, group, costs)
+    extra = costs.net_extra[where.net] * (2.0 if protocol == "Simple" else 1.0)
+    outer = costs.hop[f"net/{protocol}"] + extra
+    levels = math.log2(where.islands)
+    if algorithm == "tree":
+        return 2.0 * ((where.per_island - 1) * inner + costs.tree_levels * levels * outer)
+    if algorithm == "nvls":
+        return costs.nvls_latency
+    if algorithm == "nvls_tree":
+        return costs.nvls_latency + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[where.net])
+    if algorithm == "pat":
+        return levels * outer + costs.hop["net/LL"] * math.sqrt(group.size)
+    hops = (loads.steps - loads.net_steps) * inner + loads.net_steps * outer
+    if protocol == "Simple" and where.islands > 1:
+        hops *= costs.simple_ring_net
+    if group.launch == "threads":
+        hops += loads.steps * costs.threads_step
+    return hops * (costs.rooted_overlap if kind in ROOTED else 1.0)
+
+
+def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
+    """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
+    if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
+        return costs.hop[f"pcie/{protocol}"]
+    return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[placement(group).age]
