@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Search machines and strategies within limits.")
 @click.argument("file")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl and plan.json.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl, plan.json, front.png."
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
 @click.option("--exhaustive", is_flag=True, help="Simulate also what bounds rule out.")
 @click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
@@ -34,19 +36,34 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
         found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
     said = planner.told(read, found, path)
     planner.write(said, out)
+    wrote = _draw(said, out)
     if page is not None:
         from clustersim.report import write_study
 
         write_study(out, page)
+        wrote.append(str(page))
     if as_json:
         print_json(said)
     else:
-        _print(read.title or path.stem, said, found, out)
-        if page is not None:
-            stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+        _print(read.title or path.stem, said, found, wrote)
 
 
-def _print(title: str, said: dict[str, Any], found: Searched, out: Path) -> None:
+def _draw(said: dict[str, Any], out: Path) -> list[str]:
+    """A picture of the front, where anything was simulated; what was written."""
+    from clustersim import plots
+    from clustersim.paths import fresh
+    from clustersim.report.plan import front_figure
+
+    wrote = [f"{out}/results.jsonl", f"{out}/plan.json"]
+    figure = front_figure(said)
+    if figure is None:
+        return wrote
+    with fresh(out / "front.png") as path:
+        plots.save(figure, path)
+    return [*wrote, f"{out}/front.png"]
+
+
+def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -71,7 +88,7 @@ def _print(title: str, said: dict[str, Any], found: Searched, out: Path) -> None
     console.print(f"{len(found.options):,} options: {counts}", highlight=False)
     for line in said["assumptions"]:
         console.print(f"assumed: {escape(line)}", soft_wrap=True, highlight=False)
-    console.print(f"wrote {out}/results.jsonl, plan.json", markup=False, soft_wrap=True)
+    console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Ask what a scenario hangs on, and how it scales.")
 @click.argument("scenario")
 @set_option
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for sensitivity.json and pictures.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for sensitivity.json and pictures.")
 @click.option("--option", "place", type=click.IntRange(min=1), default=1, help="Of a plan's front, fastest first.  [1]")
 @click.option("--nodes", default=None, metavar="8,16,32", help="To scale over.  [an eighth to twice the scenario's]")
 @click.option("--swing", type=click.FloatRange(0.01, 0.9), default=0.2, show_default=True, help="Of every number.")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def sensitivity(
     scenario: str,
     changes: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     place: int,
     nodes: str | None,
     swing: float,
@@ -48,15 +48,19 @@ def sensitivity(
     """
     from clustersim.sensitivity import study, write
 
+    if page is not None and out is None:
+        raise click.UsageError("--report needs --out: the page is made of what is there")
     chosen = _scenario(scenario, changes, place)
     with working(f"studying {chosen.title}") as progress:
         said = study(
             chosen, nodes=_nodes(nodes), swing=swing, growth=growth, gain=gain,
             tell=lambda _: progress(progress.done + 1, progress.total),
         )  # fmt: skip
-    write(said, out)
-    wrote = _draw(said, out)
-    if page is not None:
+    wrote = []
+    if out is not None:
+        write(said, out)
+        wrote = [f"{out}/{name}" for name in ("sensitivity.json", *_draw(said, out))]
+    if page is not None and out is not None:
         from clustersim.report import write_study
 
         write_study(out, page)
@@ -64,7 +68,7 @@ def sensitivity(
     if as_json:
         print_json(said)
     else:
-        _print(said, wrote, out)
+        _print(said, wrote)
 
 
 def _scenario(name: str, changes: tuple[str, ...], place: int) -> Scenario:
@@ -113,7 +117,7 @@ def _draw(said: dict[str, Any], out: Path) -> list[str]:
     return [name for name, figure in figures.items() if figure is not None]
 
 
-def _print(said: dict[str, Any], wrote: list[str], out: Path) -> None:
+def _print(said: dict[str, Any], wrote: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -142,4 +146,5 @@ def _print(said: dict[str, Any], wrote: list[str], out: Path) -> None:
                 f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}", escape(told.strip()),
             )  # fmt: skip
         console.print(table)
-    console.print(f"wrote {out}/sensitivity.json, {', '.join(wrote)}", markup=False, soft_wrap=True)
+    if wrote:
+        console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)

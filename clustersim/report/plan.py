@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustersim import plots
 from clustersim.plots.curves import MARKERS
 from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, cost_of, drawn, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plan_page(said: Said) -> Page:
@@ -20,7 +23,7 @@ def plan_page(said: Said) -> Page:
         Section(
             "front", "Worth having",
             [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once."] if front.rows else [],
-            _plan_front(said), [(row["option"], row["why"]) for row in said["front"]], front,
+            drawn(front_figure(said), "front"), [(row["option"], row["why"]) for row in said["front"]], front,
         ),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
         Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
@@ -39,7 +42,8 @@ def _plan_cells(row: Said) -> list[str]:
     return [str(row["option"]), *numbers]
 
 
-def _plan_front(said: Said) -> list[Any]:
+def front_figure(said: Said) -> Figure | None:
+    """Cost over speed of every option that was simulated; None where none was."""
     best = {row["option"] for row in said["front"]}
     rows = [row for row in said["options"] if row["state"] == "simulated" and not row["reason"]]
     priced = all(row["usd_per_1e9"] is not None for row in rows)
@@ -49,9 +53,7 @@ def _plan_front(said: Said) -> list[Any]:
     ]
     cost = "USD" if priced else "GPU-hours"
     unit = said["unit"]
-    return drawn(
-        plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs") if dots else None, "front"
-    )
+    return plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs") if dots else None
 
 
 def _scaled(said: Said) -> list[Any]:

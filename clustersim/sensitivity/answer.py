@@ -113,14 +113,16 @@ def gigabits(rate: float) -> str:
 
 
 def _scaling(points: Sequence[Point], stop: tuple[int, float] | None, gain: float) -> str:
-    ran = [one for one in points if not one.error]
+    ran = [one for one in points if not one.error and one.fits]
     if len(ran) < 2:
         return ""
-    last = ran[-1]
+    first, last = ran[0], ran[-1]
     if stop is not None:
         return f"with the same batch, doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {gain:.0%}"
+    if last.efficiency > 0.995:
+        return f"with the same batch it scales from {first.nodes:,} to {last.nodes:,} nodes without loss"
     why = f", lost to {last.cause}" if last.cause else ""
-    return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {ran[0].nodes:,}{why}"
+    return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 
 
 def write(said: Mapping[str, Any], out: str | Path) -> None:

@@ -31,9 +31,10 @@ class Point:
     Parameters
     ----------
     nodes, gpus : of the run. micro_batch, passes : of each rank. batch : samples of a step.
-    step_s : float [s]. rate : samples/s of the whole machine. efficiency : rate per GPU over that of the first point.
-    losses : part of the step -> share of the throughput that it costs against the first point; their sum is
-        1 - efficiency. cause : the largest, in words. fits : in memory. error : why there is no run.
+    step_s : float [s]. rate : samples/s of the whole machine.
+    efficiency : rate per GPU over that of the fewest nodes that fit. losses : part of the step -> share of the
+        throughput that it costs against those; their sum is 1 - efficiency. cause : the largest, in words.
+    fits : in memory. error : why there is no run.
     """
 
     nodes: int
@@ -65,7 +66,8 @@ def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lam
             found.append((Point(count, error=" ".join(str(error).split())), {}))
             continue
         found.append((_point(result), _spent(result)))
-    first = next(((one, spent) for one, spent in found if not one.error), None)
+    ran = [(one, spent) for one, spent in found if not one.error]
+    first = next((pair for pair in ran if pair[0].fits), ran[0] if ran else None)
     return [one if one.error or first is None else _against(one, spent, *first, kind) for one, spent in found]
 
 
