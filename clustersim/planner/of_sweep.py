@@ -207,7 +207,7 @@ def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
         said += f"in the others once it saves more of the machine's price than it costs: {costs_it}"
     else:
         said = f"Only where it saves more of the machine's price than it costs: {costs_it}"
-    head = ["case", *(f"{worded(str(swept.axis), one)}" for one in values)]
+    head = ["case", *map(str, values)]
     rows = [
         [case.words, *(_change(lost[one].get(case.words)) for one in values)]
         for case in swept.cases

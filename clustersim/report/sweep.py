@@ -35,7 +35,7 @@ def _cases_words(swept: of_sweep.Swept) -> list[str]:
     if asked.get("value") is None:
         return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
     other = of_sweep.worded(str(swept.axis), asked["against"])
-    return [f"Throughput against {other}; + is faster."]
+    return [f"Throughput with each {swept.axis}, against {other}; + is faster."]
 
 
 def _cases(said: Said) -> Grid | None:
