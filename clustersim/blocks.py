@@ -63,50 +63,51 @@ AT_ONCE = 2**20
 
 
 class Extents:
-    """Least, greatest and sum of columns, each looked at once.
+    """Least, greatest and mean of columns, each looked at once.
 
     Blocks share their columns, and the views of a run share its blocks: a view starts from what is known of the run.
     """
 
     def __init__(self, known: Extents | None = None) -> None:
-        # By identity: an entry holds its column, so that no other can take its place; and its place in the table.
-        self._known: dict[int, tuple[Floats, int]] = {} if known is None else known._known.copy()
+        # By identity: columns in the table are held, so that no other can take the place of one.
+        self._place: dict[int, int] = {} if known is None else known._place.copy()
+        self._held: list[Floats] = [] if known is None else known._held.copy()
         self._table: Floats = np.empty((0, 3)) if known is None else known._table
 
     def __reduce__(self) -> tuple[type[Extents], tuple[()]]:
         return Extents, ()  # a copy has columns of its own
 
     def of(self, columns: Sequence[Floats]) -> Floats:
-        """(3, n): the least, the greatest and the sum of each of n columns."""
-        known = self._known
-        new = {id(column): column for column in columns if id(column) not in known}
-        if new:
-            self._look(list(new.values()))
-        rows = np.array([known[id(column)][1] for column in columns], dtype=np.int64)
-        return self._table[rows].T
+        """(3, n): the least, the greatest and the mean of each of n columns."""
+        places = list(map(self._place.get, map(id, columns)))
+        if None in places:
+            self._look([column for column, place in zip(columns, places, strict=True) if place is None])
+            places = list(map(self._place.get, map(id, columns)))
+        return self._table[np.array(places, dtype=np.int64)].T
 
-    def _look(self, new: list[Floats]) -> None:
+    def _look(self, columns: list[Floats]) -> None:
         """Reduce columns not met before, those of a length together."""
         alike: dict[int, list[Floats]] = {}
-        for column in new:
+        for column in {id(column): column for column in columns}.values():
             alike.setdefault(len(column), []).append(column)
         for length, which in alike.items():
             step = max(1, AT_ONCE // length)
             for some in (which[at : at + step] for at in range(0, len(which), step)):
-                columns, first = np.concatenate(some).reshape(-1, length), len(self._table)
-                three = [how.reduce(columns, axis=1) for how in (np.minimum, np.maximum, np.add)]
+                table, first = np.concatenate(some).reshape(-1, length), len(self._held)
+                three = table.min(axis=1), table.max(axis=1), table.sum(axis=1) / length
                 self._table = np.concatenate([self._table, np.stack(three, axis=1)])
-                self._known.update((id(column), (column, row)) for row, column in enumerate(some, first))
+                self._held += some
+                self._place.update(zip(map(id, some), range(first, len(self._held)), strict=True))
 
 
-def totals(blocks: Sequence[Block], extents: Extents) -> tuple[Ints, Ints, Floats, Floats, Floats, Floats]:
-    """Of each block: op, ranks, time from start to end summed over them, first ready, first start, last end [s]."""
-    ready, start, end = ([getattr(block, name) for block in blocks] for name in ("ready", "start", "end"))
-    sizes = np.array([[len(block.ranks), len(block.start), len(block.end)] for block in blocks], dtype=np.int64)
-    ranks, starts, ends = sizes.reshape(-1, 3).T
+def totals(blocks: Sequence[Block], extents: Extents) -> tuple[Ints, Floats, Floats, Floats, Floats]:
+    """Of each block: op, time from start to end summed over them, first ready, first start, last end [s]."""
+    first, _, _ = extents.of([block.ready for block in blocks])
+    began, _, begins = extents.of([block.start for block in blocks])
+    _, last, over = extents.of([block.end for block in blocks])
     of = np.array([block.op for block in blocks], dtype=np.int64)
-    (first, _, _), (began, _, begins), (_, last, over) = (extents.of(columns) for columns in (ready, start, end))
-    return of, ranks, over * (ranks / ends) - begins * (ranks / starts), first, began, last
+    ranks = np.array([len(block.ranks) for block in blocks], dtype=np.int64)
+    return of, over * ranks - begins * ranks, first, began, last
 
 
 class Pool:

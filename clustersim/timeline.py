@@ -182,7 +182,7 @@ class Timeline:
 
     @cached_property
     def extents(self) -> Extents:
-        """Least, greatest and sum of the blocks' columns; a view of the run begins with what is known here."""
+        """Least, greatest and mean of the blocks' columns; a view of the run begins with what is known here."""
         return Extents()
 
     def per_op(self) -> dict[str, npt.NDArray[Any]]:
@@ -194,23 +194,32 @@ class Timeline:
         """
         return dict(self._per_op)
 
+    def ranks_per_op(self) -> Ints:
+        """(n_ops,) how many ranks did each op: ``ranks`` of :meth:`per_op`, without looking at a time."""
+        sets, op, of, *_ = self._rows()
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
+        ranks = np.bincount(op, weights=sizes, minlength=len(self.ops)).astype(np.int64)
+        np.add.at(ranks, [block.op for block in self.blocks], [len(block.ranks) for block in self.blocks])
+        return ranks
+
     @cached_property
     def _per_op(self) -> dict[str, npt.NDArray[Any]]:
         n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
-        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of] if len(sets) else np.zeros(0, dtype=np.int64)
-        ranks = np.bincount(op, weights=sizes, minlength=n).astype(np.int64)
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
+        ranks = self.ranks_per_op()
         seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
         first, began, last = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
         of_block, *columns = totals(self.blocks, self.extents)
-        into = (np.add, ranks), (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
+        into = (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
         for (how, column), values in zip(into, columns, strict=True):
             how.at(column, of_block, values)
-        for _, column in into:
+        found = {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
+        for column in found.values():
             column.flags.writeable = False  # everybody who asks gets the same
-        return {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
+        return found
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.

@@ -113,7 +113,7 @@ def test_what_is_known_of_columns_is_about_these_and_not_about_a_copy():
     columns = [np.array([3.0, 1.0, 2.0]), np.array([5.0]), np.array([0.0, 4.0, -1.0])]
     extents = Extents()
     extents.of(columns[:1])
-    expected = [[1.0, 5.0, -1.0], [3.0, 5.0, 4.0], [6.0, 5.0, 3.0]]
+    expected = [[1.0, 5.0, -1.0], [3.0, 5.0, 4.0], [2.0, 5.0, 1.0]]
     view = Extents(extents)
     assert view.of(columns).tolist() == expected
     assert extents.of(columns[::-1]).tolist() == [row[::-1] for row in expected]

@@ -63,40 +63,42 @@ def _parts(items: Sequence[T], n: int) -> Iterator[Sequence[T]]:
 
 def overlap(one: Intervals, other: Intervals) -> Intervals:
     """Where both are: disjoint again, empty ones left out."""
-    pairs = _pairs(one, other)
-    n = max((len(column) for pair in pairs for x in pair for column in (x.start, x.end)), default=1)
+    n = max((len(column) for item in (*one, *other) for column in (item.start, item.end)), default=1)
     found: Intervals = []
-    for some in _parts(pairs, n):
-        start, end = _both(some, n)
+    for i, j, start, end in _both(one, other, n):
         for p in np.flatnonzero((end > start).any(axis=1)).tolist():
-            a, b = some[p]
+            a, b = one[i[p]], other[j[p]]
             found.append(Interval(start[p], end[p], max(a.first, b.first), min(a.last, b.last)))
     return _in_order(found)
-
-
-def _pairs(one: Intervals, other: Intervals) -> list[tuple[Interval, Interval]]:
-    """Those that some rank may be in together."""
-    begin = np.searchsorted([b.last for b in other], [a.first for a in one], side="right").tolist()
-    end = np.searchsorted([b.first for b in other], [a.last for a in one], side="left").tolist()
-    return [(a, b) for a, i, j in zip(one, begin, end, strict=True) for b in other[i:j]]
-
-
-def _both(pairs: Sequence[tuple[Interval, Interval]], n: int) -> tuple[Floats, Floats]:
-    """(pairs, n) start and end of what the two of each pair share; nothing where the end is not after the start."""
-    start, end = _table([a.start for a, _ in pairs], n), _table([a.end for a, _ in pairs], n)
-    return (
-        np.maximum(start, _table([b.start for _, b in pairs], n)),
-        np.minimum(end, _table([b.end for _, b in pairs], n)),
-    )
 
 
 def shared(one: Intervals, other: Intervals, n: int) -> Floats:
     """(n,) length of their overlap per rank [s]."""
     length = np.zeros(n)
-    for some in _parts(_pairs(one, other), n):
-        start, end = _both(some, n)
+    for _, _, start, end in _both(one, other, n):
         length += np.maximum(end - start, 0.0).sum(axis=0)
     return length
+
+
+def _both(one: Intervals, other: Intervals, n: int) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
+    """Pairs that some rank may be in together, a few at a time: their places, and (pairs, n) start and end of what
+    they share, which is nothing where the end is not after the start."""
+    begin = np.searchsorted([b.last for b in other], [a.first for a in one], side="right")
+    count = np.maximum(np.searchsorted([b.first for b in other], [a.last for a in one], side="left") - begin, 0)
+    i = np.repeat(np.arange(len(one)), count)
+    j = np.arange(len(i)) + np.repeat(begin - np.cumsum(count) + count, count)
+    step = max(1, AT_ONCE // n)
+    for at in range(0, len(i), step):
+        some = i[at : at + step], j[at : at + step]
+        (start, end), (begun, over) = _tables(one, some[0], n), _tables(other, some[1], n)
+        yield *some, np.maximum(start, begun), np.minimum(end, over)
+
+
+def _tables(intervals: Intervals, which: Ints, n: int) -> tuple[Floats, Floats]:
+    """(len(which), n) starts and ends."""
+    distinct, place = np.unique(which, return_inverse=True)
+    some = [intervals[i] for i in distinct.tolist()]
+    return _table([item.start for item in some], n)[place], _table([item.end for item in some], n)[place]
 
 
 def _in_order(intervals: Intervals) -> Intervals:

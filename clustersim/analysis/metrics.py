@@ -147,7 +147,7 @@ def own_paces(timeline: Timeline, steady: Ints) -> Floats:
 
 def _per_gpu(run: Timeline, of_op: Floats) -> float:
     """Mean over ranks of what their ops add up to; ``of_op`` is (n_ops,), per rank that does the op."""
-    return float((of_op * run.per_op()["ranks"]).sum() / run.world_size)
+    return float((of_op * run.ranks_per_op()).sum() / run.world_size)
 
 
 def _is_compute(run: Timeline) -> npt.NDArray[np.bool_]:
