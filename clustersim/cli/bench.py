@@ -59,7 +59,8 @@ def _print(console: Console, rows: list[dict[str, Any]], line: dict[str, Any] | 
     for row in rows:
         if row["error"]:
             console.print(f"{row['name']}: {escape(row['error'])}", style="red", soft_wrap=True)
-    for text in dict.fromkeys(f"{row['peer'].split(' ')[0]}: {row['differs']}" for row in rows if row["differs"]):
+    compared = [row for row in rows if row["differs"] and row["peer"] != "-"]
+    for text in dict.fromkeys(f"{row['peer'].split(' ')[0]}: {row['differs']}" for row in compared):
         console.print(f"- {escape(text)}", soft_wrap=True)
     if line:
         _print_fit(console, line)

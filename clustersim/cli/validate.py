@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,20 @@ plot_option = click.option(
 table_argument = click.argument("table", type=click.Path(path_type=Path))
 
 
+def looked_at(command: Callable[..., None]) -> Callable[..., None]:
+    """The table, and every way to look at how far predictions are from it."""
+    for part in (json_option, markdown_option, plot_option, worst_option, by_option, table_argument):
+        command = part(command)
+    return command
+
+
 @click.group(short_help="Predict a table of measurements; print the error.")
 def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
 
 
 @validate.command()
-@table_argument
+@looked_at
 @click.option(
     "--cross-validate",
     "holdout",
@@ -41,59 +48,34 @@ def validate() -> None:
     help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, or "
     "a whole platform (minutes).",
 )
-@by_option
-@worst_option
-@plot_option
-@markdown_option
-@json_option
-def nccl(
-    table: Path,
-    holdout: str | None,
-    as_json: bool,
-    markdown: bool,
-    by: tuple[str, ...],
-    worst: int | None,
-    plot: Path | None,
-) -> None:
+def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
     from clustersim.calibration import validate_nccl as kind
     from clustersim.calibration.cross_validate import cross_validate
 
-    if plot is not None:
-        picture_path(plot)
+    _check(looks, kind.DIMENSIONS)
     with working(f"predicting {table}") as told:
         result = kind.validate_nccl(table) if holdout is None else cross_validate(table, holdout, told)
     held_out = "" if holdout is None else f", held out: {holdout}"
-    _show(result, as_json, markdown, by, f"nccl-tests: {table}{held_out}")
-    _look(result, Looks(by[0] if by else "size_class", "size_class", kind.DIMENSIONS, kind.identity), worst, plot)
+    _look(
+        result,
+        f"nccl-tests: {table}{held_out}",
+        Kind("size_class", "size_class", kind.DIMENSIONS, kind.identity),
+        **looks,
+    )
 
 
 @validate.command()
-@table_argument
+@looked_at
 @click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
-@by_option
-@worst_option
-@plot_option
-@markdown_option
-@json_option
-def steps(
-    table: Path,
-    anchor: str | None,
-    as_json: bool,
-    markdown: bool,
-    by: tuple[str, ...],
-    worst: int | None,
-    plot: Path | None,
-) -> None:
+def steps(table: Path, anchor: str | None, **looks: Any) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv."""
     from clustersim.calibration import validate_steps as kind
 
-    if plot is not None:
-        picture_path(plot)
+    _check(looks, kind.DIMENSIONS)
     with working(f"predicting {table}"):
         result = kind.validate_steps(table, anchor=anchor)
-    _show(result, as_json, markdown, by, f"training steps: {table}")
-    _look(result, Looks(by[0] if by else "source", "strategy", kind.DIMENSIONS, kind.identity), worst, plot)
+    _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
 
 
 @validate.command()
@@ -128,10 +110,14 @@ def capture(
     _show(result, as_json, markdown, by, f"capture: {folder} on {topology}")
 
 
-def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
+def _check_by(by: Iterable[str], known: Iterable[str]) -> None:
     for name in by:
-        if name not in result["by"]:
-            raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, result['by'])}")
+        if name not in known:
+            raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, known)}")
+
+
+def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
+    _check_by(by, result["by"])
     groups = {"": {"all": result["overall"]}, **{name: result["by"][name] for name in by or result["by"]}}
     if as_json:
         print_json(result)
@@ -146,9 +132,9 @@ def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, 
 
 
 @dataclass(frozen=True)
-class Looks:
-    """How one kind of table is looked at: by which part it is drawn, by which part reasons are looked for, what the
-    parts are, and what two rows have in common that measure the same thing."""
+class Kind:
+    """How one kind of table is looked at: by which part it is drawn where none is asked for, by which part reasons are
+    looked for, what the parts are, and what two rows have in common that measure the same thing."""
 
     drawn_by: str
     reason_by: str
@@ -156,21 +142,33 @@ class Looks:
     identity: Callable[[dict[str, Any]], tuple[object, ...]]
 
 
-def _look(result: dict[str, Any], looks: Looks, worst: int | None, plot: Path | None) -> None:
-    """The worst cases and the picture, where they are asked for."""
+def _check(looks: Mapping[str, Any], dimensions: Iterable[str]) -> None:
+    """Predictions take minutes: what cannot be split or drawn so is refused before them."""
+    _check_by(looks["by"], dimensions)
+    if looks["plot"] is not None:
+        picture_path(looks["plot"])
+
+
+def _look(
+    result: dict[str, Any], title: str, kind: Kind, *,
+    as_json: bool, markdown: bool, by: tuple[str, ...], worst: int | None, plot: Path | None,
+) -> None:  # fmt: skip
+    """The error by parts; the worst cases and the picture, where they are asked for."""
+    _show(result, as_json, markdown, by, title)
     if worst is not None:
-        _print_worst(result["rows"], worst, looks)
+        _print_worst(result["rows"], worst, kind)
     if plot is not None:
         from clustersim import plots
 
+        drawn_by = by[0] if by else kind.drawn_by
         rows = [row for row in result["rows"] if "skipped" not in row]
         measured, predicted = ([row[name] for row in rows] for name in ("measured", "predicted"))
-        parts = [looks.dimensions[looks.drawn_by](row) for row in rows]
-        figure = plots.accuracy(measured, predicted, parts, part_name=looks.drawn_by.replace("_", " "))
+        parts = [kind.dimensions[drawn_by](row) for row in rows]
+        figure = plots.accuracy(measured, predicted, parts, part_name=drawn_by.replace("_", " "))
         click.echo(write_picture(figure, plot), err=True)
 
 
-def _print_worst(rows: list[dict[str, Any]], n: int, looks: Looks) -> None:
+def _print_worst(rows: list[dict[str, Any]], n: int, kind: Kind) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -179,7 +177,7 @@ def _print_worst(rows: list[dict[str, Any]], n: int, looks: Looks) -> None:
     table = Table(title=f"the {n} cases missed most", title_justify="left")
     for heading in ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason"):
         table.add_column(heading, justify="left" if heading in {"case", "likely reason"} else "right")
-    for case in worst(rows, n, looks.dimensions[looks.reason_by], looks.identity):
+    for case in worst(rows, n, kind.dimensions[kind.reason_by], kind.identity):
         spread = "-" if math.isnan(case.spread) else _percent(case.spread)
         numbers = (str(case.n_rows), _percent(case.error), _percent(case.signed), spread)
         table.add_row(escape(case.case), *numbers, escape(case.reason))

@@ -40,14 +40,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from clustersim.errors import ScenarioError, nearest
-from clustersim.paths import data_path, shipped
-from clustersim.scenario.reading import Table, convert, read_toml
+from clustersim.scenario.reading import Table, convert, read_toml, shipped_or_file
 from clustersim.scenario.schema import Positive
 from clustersim.units import Seconds, quantity
-
-PREFIX = "plan_"
-"""What the names of shipped plans begin with."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,22 +141,10 @@ class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
 
 def load(path: str | Path) -> tuple[PlanFile, Path]:
     """A plan and its file, by path or by shipped name. Raises :class:`ScenarioError`."""
-    found = _find(path)
+    found = shipped_or_file(path, "plan")
     return from_table(read_toml(found), found), found
 
 
 def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:
     """A plan from the tables themselves; ``path`` is what errors name."""
     return convert(table, PlanFile, str(path), dec_hook=quantity)
-
-
-def _find(path: str | Path) -> Path:
-    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(PREFIX)]
-    if text.endswith(".toml") or "/" in text or Path(text).is_file():
-        if not Path(text).is_file():
-            raise ScenarioError(f"{text}: no such file; shipped plans need no path: {', '.join(known)}")
-        return Path(text)
-    for name in (text, f"{PREFIX}{text}"):
-        if name in known:
-            return data_path("scenarios") / f"{name}.toml"
-    raise ScenarioError(f"no plan {text!r}; {nearest(text, known)}")

@@ -16,9 +16,24 @@ from typing import Any, TypeVar
 import msgspec
 
 from clustersim.errors import ClusterSimError, ScenarioError, nearest
+from clustersim.paths import data_path, shipped
 
 T = TypeVar("T", bound=msgspec.Struct)
 Table = dict[str, Any]
+
+
+def shipped_or_file(path: str | Path, noun: str) -> Path:
+    """The file of a ``noun``, such as ``"sweep"``, by path or by shipped name, where the noun may be left out: files in
+    ``scenarios/`` that are no scenarios begin with what they are. Raises :class:`ScenarioError`."""
+    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(f"{noun}_")]
+    if text.endswith(".toml") or "/" in text or Path(text).is_file():
+        if not Path(text).is_file():
+            raise ScenarioError(f"{text}: no such file; shipped {noun}s need no path: {', '.join(known)}")
+        return Path(text)
+    for name in (text, f"{noun}_{text}"):
+        if name in known:
+            return data_path("scenarios") / f"{name}.toml"
+    raise ScenarioError(f"no {noun} {text!r}; {nearest(text, known)}")
 
 
 def read_toml(path: Path) -> Table:

@@ -37,14 +37,10 @@ from msgspec import Meta
 
 from clustersim import scenario
 from clustersim.errors import ScenarioError, nearest
-from clustersim.paths import data_path, shipped
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Table, convert, override, read_toml
+from clustersim.scenario.reading import Table, convert, override, read_toml, shipped_or_file
 from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis, flat
 from clustersim.sweeps.fields import check_fields
-
-PREFIX = "sweep_"
-"""What the names of shipped sweeps begin with."""
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -166,7 +162,7 @@ class Sweep:
 
 def load(path: str | Path) -> Sweep:
     """A sweep from a file, or a shipped one by name. Raises :class:`ScenarioError`."""
-    found = _find(path)
+    found = shipped_or_file(path, "sweep")
     return from_table(read_toml(found), found)
 
 
@@ -181,7 +177,7 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error} (at $.base)") from None
     axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
-    title = file.title or path.stem.removeprefix(PREFIX).replace("_", " ")
+    title = file.title or path.stem.removeprefix("sweep_").replace("_", " ")
     sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
     check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
     _check_columns(sweep)
@@ -243,15 +239,3 @@ def _check_question(sweep: Sweep) -> None:
             raise ScenarioError(
                 f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})"
             )
-
-
-def _find(path: str | Path) -> Path:
-    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(PREFIX)]
-    if text.endswith(".toml") or "/" in text or Path(text).is_file():
-        if not Path(text).is_file():
-            raise ScenarioError(f"{text}: no such file; shipped sweeps need no path: {', '.join(known)}")
-        return Path(text)
-    for name in (text, f"{PREFIX}{text}"):
-        if name in known:
-            return data_path("scenarios") / f"{name}.toml"
-    raise ScenarioError(f"no sweep {text!r}; {nearest(text, known)}")
