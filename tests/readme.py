@@ -15,8 +15,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,16 +39,20 @@ def parts(text: str | None = None) -> Iterator[tuple[str, str]]:
 def printed(arguments: str, *, draw: bool = False) -> str:
     """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block.
 
-    ``draw``: pictures too. Without it ``--plot FILE`` is left out, so that asking changes nothing.
+    ``draw``: pictures too. Without it ``--plot FILE`` is left out, so that asking changes nothing; a file that ``-o``
+    names is written elsewhere for the same reason.
     """
     words = [str(TABLES / word) if word.endswith(".csv") else word for word in shlex.split(arguments)]
     if "--plot" in words and not draw:
         at = words.index("--plot")
         words = words[:at] + words[at + 2 :]
-    command = [sys.executable, "-m", "clustersim", *words]
     env = {**os.environ, "COLUMNS": "150", "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    return done.stdout if "--markdown" in words else f"```\n$ clustersim {arguments}\n{done.stdout}```\n"
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(Path(folder) / word) if before == "-o" else word for before, word in pairwise(["", *words])]
+        command = [sys.executable, "-m", "clustersim", *words]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+        text = done.stdout.replace(f"{folder}{os.sep}", "")
+    return text if "--markdown" in words else f"```\n$ clustersim {arguments}\n{text}```\n"
 
 
 def accuracy(text: str) -> str:
