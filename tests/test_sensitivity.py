@@ -190,8 +190,9 @@ def test_a_plans_option_can_be_studied(tmp_path):
     words = ["sensitivity", str(tmp_path / "p"), "--nodes", "1", "--out", str(tmp_path / "s")]
     done = run(cli, words)
     assert done.exit_code == 0, done.output
-    step = json.loads((tmp_path / "s" / "sensitivity.json").read_text())["step_s"]
+    answer = json.loads((tmp_path / "s" / "sensitivity.json").read_text())
+    assert answer["title"].startswith("1 x dgx-1v: ddp")
     rows = [json.loads(line) for line in (tmp_path / "p" / "results.jsonl").read_text().splitlines()]
-    assert step == pytest.approx(rows[0]["result"]["step_time_s"])
+    assert answer["step_s"] == pytest.approx(rows[0]["result"]["step_time_s"])
     missing = run(cli, [*words, "--option", "9"])
     assert "there is no 9" in str(missing.exception)

@@ -50,10 +50,10 @@ def sensitivity(
 
     if page is not None and out is None:
         raise click.UsageError("--report needs --out: the page is made of what is there")
-    chosen = _scenario(scenario, changes, place)
-    with working(f"studying {chosen.title}") as progress:
+    chosen, title = _scenario(scenario, changes, place)
+    with working(f"studying {title}") as progress:
         said = study(
-            chosen, nodes=_nodes(nodes), swing=swing, growth=growth, gain=gain,
+            chosen, title=title, nodes=_nodes(nodes), swing=swing, growth=growth, gain=gain,
             tell=lambda _: progress(progress.done + 1, progress.total),
         )  # fmt: skip
     wrote = []
@@ -71,8 +71,8 @@ def sensitivity(
         _print(said, wrote)
 
 
-def _scenario(name: str, changes: tuple[str, ...], place: int) -> Scenario:
-    """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front."""
+def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario, str]:
+    """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front; and its title."""
     import msgspec
 
     from clustersim import scenario as scenarios
@@ -81,12 +81,13 @@ def _scenario(name: str, changes: tuple[str, ...], place: int) -> Scenario:
     overrides = scenarios.parse_overrides(changes)
     file = Path(name) / "plan.json"
     if not file.is_file():
-        return scenarios.load(name, overrides)
+        found = scenarios.load(name, overrides)
+        return found, found.title
     front = msgspec.json.decode(file.read_bytes())["front"]
     if place > len(front):
         raise ClusterSimError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
     row = front[place - 1]
-    return scenarios.from_table(row["scenario"], Path(row["path"]), overrides)
+    return scenarios.from_table(row["scenario"], Path(row["path"]), overrides), str(row["option"])
 
 
 def _nodes(text: str | None) -> list[int] | None:

@@ -75,7 +75,15 @@ def network_speed(network: Mapping[str, Any], title: str | None = None) -> Figur
     label = f"{float(network['growth']):.0%} longer than at {float(network['nic']) * 8e-9:.3g} Gb/s"
     if network["at"] is not None:
         label += f": at {float(network['at']) * 8e-9:.3g} Gb/s"
-    return lines({"step": (speeds, steps)}, x="NIC [Gb/s]", y="step time [s]", laws={label: law}, log="x", title=title)
+    figure = lines(
+        {"step": (speeds, steps)}, x="NIC [Gb/s]", y="step time [s]", laws={label: law}, log="x", title=title
+    )
+    # The runs that only look for the break-even lie close together: ticks are where the speed was doubled.
+    nic = float(network["nic"]) * 8e-9
+    doubled = [nic * 2.0**k for k in range(-10, 11)]
+    shown = [speed for speed in doubled if speeds[0] * 0.99 <= speed <= speeds[-1] * 1.01]
+    figure.axes[0].set_xticks(shown, [f"{speed:,.4g}" for speed in shown])
+    return figure
 
 
 def efficiency_losses(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str | None = None) -> Figure:
@@ -128,7 +136,9 @@ def _stacked(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     axes.set_axisbelow(True)
     axes.set_ylim(0.0, max(1.0, float(efficiency.max())) * 1.02)
     axes.set_yticks([])
-    axes.set_xticks(places, [f"{one['gpus']:,}" for one in points], fontsize=9)
+    axes.set_xticks(
+        places, [f"{one['gpus']:,}" + ("" if one["fits"] else "\ndoes not fit") for one in points], fontsize=9
+    )
     axes.set_xlabel("GPUs", fontsize=9)
 
 

@@ -22,6 +22,7 @@ FILE = "sensitivity.json"
 def study(
     scenario: Scenario,
     *,
+    title: str | None = None,
     nodes: Sequence[int] | None = None,
     swing: float = 0.2,
     growth: float = 0.05,
@@ -32,6 +33,7 @@ def study(
 
     Parameters
     ----------
+    title : None is the scenario's own.
     nodes : to scale over; None doubles from an eighth of the scenario's to twice. swing : of every hardware number.
     growth : of the step that a slower network may cost. gain : of throughput that a doubling of nodes must buy.
     tell : called with what is being run.
@@ -49,7 +51,7 @@ def study(
     curves = {kind: curve(scenario, counts, kind, tell) for kind in kinds}
     stops = {kind: last_worthwhile(points, gain) for kind, points in curves.items()}
     return {
-        "title": scenario.title,
+        "title": scenario.title if title is None else title,
         "verdict": _verdict(now, swings, network, curves["strong"], stops["strong"], swing, gain),
         "step_s": now,
         "nodes": prepared.mesh.n_nodes,
