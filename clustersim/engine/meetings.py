@@ -30,7 +30,7 @@ Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 
 
-class Side(msgspec.Struct, frozen=True, eq=False):
+class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op's part in a site.
 
     Parameters
@@ -63,8 +63,7 @@ class Side(msgspec.Struct, frozen=True, eq=False):
         return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
 
 
-@dataclass(eq=False)
-class Site:
+class Site(msgspec.Struct, eq=False, gc=False):
     """Meetings of the same ops.
 
     Parameters
@@ -119,7 +118,7 @@ class _Call:
     positions: Ints
 
 
-class _Draft(msgspec.Struct, frozen=True, eq=False):
+class _Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A site without plan and numbers."""
 
     ops: tuple[OpKey, ...]
@@ -149,7 +148,7 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
                     drafts.append(_Draft(((r, i),), inside, op, [places.meeting_of(inside)]))
                 for ranks in across:
                     _call(calls, uses, ("all", op.communicator, tuple(sorted(ranks.tolist()))), (r, i), op, ranks, role)
-            elif isinstance(op, Send | Recv):
+            elif isinstance(op, (Send, Recv)):  # a union would be made anew for every op
                 matching.add((r, i), op, role)
     paired = [_paired(pairs, program.roles) for pairs in matching.pairs(program)]
     return _numbered(drafts + _joined(calls, program.roles) + paired, book)

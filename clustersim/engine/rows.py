@@ -198,7 +198,7 @@ def _islands(topology: Topology, mesh: Mesh, ranks: Ints) -> int:
 
 
 def _info(op: Op, role: Role, first: int, detail: dict[str, Any]) -> OpInfo:
-    after = tuple(first + i for i in op.after)
+    after = tuple(first + i for i in op.after) if first else tuple(op.after)
     if isinstance(op, Compute):
         facts = op.phase, op.bound, op.nbytes, op.flops, op.step
         return OpInfo(op.name, "compute", op.stream, *facts, role.name, after)

@@ -127,8 +127,7 @@ class Unison:
         owed = bill.owed(held.ready, held.high)
         seconds = held.op.duration if owed is None else held.op.duration + owed
         self._compute(held.i, held.ready, seconds)
-        since = min((start for _, start in self._begun.values()), default=np.inf)
-        bill.ran(held.ready, self._end[held.i], self._high[held.i], since)
+        bill.ran(held.ready, self._end[held.i], self._high[held.i], self._begun)
 
     def _moment(self) -> float:
         """When something happens to a transfer next [s]."""
@@ -181,9 +180,9 @@ def _order(ops: tuple[Op, ...]) -> tuple[list[list[int]], list[list[int]]]:
     for i, op in enumerate(ops):
         before = last.get(op.stream)
         last[op.stream] = i
-        mine = (
-            [*dict.fromkeys(op.after)] if before is None or before in op.after else [*dict.fromkeys(op.after), before]
-        )
+        mine = list(op.after) if len(op.after) < 2 else [*dict.fromkeys(op.after)]
+        if before is not None and before not in mine:
+            mine.append(before)
         needs.append(mine)
         for need in mine:
             following[need].append(i)
@@ -207,10 +206,11 @@ class _Bill:
         self._from, self._to = np.empty((_ROOM, n)), np.empty((_ROOM, n))
         self._last: list[float] = []
 
-    def ran(self, start: Column, end: Column, last: float, since: float) -> None:
-        """Note a run and its ``last`` end; no transfer that is not over began before ``since`` [s]."""
+    def ran(self, start: Column, end: Column, last: float, begun: dict[int, tuple[Column, float]]) -> None:
+        """Note a run and its ``last`` end; ``begun``: arrivals and start of the transfers that are not over [s]."""
         if len(self._last) == len(self._to):
-            self._make_room(min([since, *(start for start, _ in self.due)]))
+            since = [at for _, at in begun.values()] + [at for at, _ in self.due]
+            self._make_room(min(since, default=np.inf))
         self._before = start
         at = len(self._last)
         self._from[at], self._to[at] = start, end
