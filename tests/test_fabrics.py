@@ -13,7 +13,7 @@ import pytest
 
 from clustersim import fabrics, routing
 from clustersim.errors import TopologyError
-from clustersim.fabrics import Change, schema
+from clustersim.fabrics import Change, reading
 from clustersim.paths import data_path, shipped
 from clustersim.topology import Topology
 
@@ -60,7 +60,7 @@ def test_a_shipped_topology_loads_with_any_number_of_nodes(name: str, nodes: int
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_a_shipped_file_has_a_source(name: str) -> None:
-    spec = schema.read(data_path("topologies") / f"{name}.toml")
+    spec = reading.read(data_path("topologies") / f"{name}.toml")
     entries = [*(spec.node.links if spec.node else []), *(spec.domain.links if spec.domain else [])]
     entries += [vertex for vertex in (spec.node.vertices if spec.node else []) if vertex.bandwidth is not None]
     assert all(len(entry.source) > 5 for entry in entries)

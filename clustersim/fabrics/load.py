@@ -12,9 +12,10 @@ import numpy as np
 
 from clustersim.calibrated import Calibration
 from clustersim.errors import TopologyError, nearest
-from clustersim.fabrics import fitted, networks, schema
+from clustersim.fabrics import fitted, networks, reading, schema
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.draft import Draft
+from clustersim.fabrics.names import expand
 from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wire_columns
 from clustersim.memo import ByWeight
 from clustersim.mesh import Mesh
@@ -42,7 +43,7 @@ def load(
     TopologyError : an unknown name (with the nearest), a file that cannot be read or that contradicts itself.
     """
     path = _find(name_or_path)
-    texts = tuple((file, schema.text_of(file)) for file in files(name_or_path))
+    texts = tuple((file, reading.text_of(file)) for file in files(name_or_path))
     key = (path, texts, nodes, device, msgspec.json.encode(dict(fabric or {}), order="sorted"))
     return _KNOWN.get(key, lambda: _built(path, nodes, device, fabric))
 
@@ -56,7 +57,7 @@ _KNOWN: ByWeight[Topology] = ByWeight(300_000, _links)
 
 
 def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[str, Any] | None) -> Topology:
-    spec = schema.read(path)
+    spec = reading.read(path)
     if nodes is not None and nodes < 1:
         raise TopologyError(f"{path}: a cluster has at least one node, not {nodes}")
     if spec.vertices or spec.links:
@@ -67,7 +68,7 @@ def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[st
         machines = _machines(spec, path, nodes)
         joined = _fabric(spec, path)
         if fabric:
-            joined = schema.changed_fabric(joined, dict(fabric))
+            joined = reading.changed_fabric(joined, dict(fabric))
         topology = _join(machines, joined, spec.name, str(path))
     topology = replace(topology, calibration=_calibration(spec, path))
     if device is not None:
@@ -84,7 +85,7 @@ def files(name_or_path: str) -> tuple[Path, ...]:
         path = ahead.pop()
         if path not in found:
             found[path] = None
-            spec = schema.read(path)
+            spec = reading.read(path)
             ahead += [_find(name, path) for name in (spec.extends, *(entry.type for entry in spec.nodes)) if name]
     return tuple(found)
 
@@ -102,7 +103,7 @@ def node(name_or_path: str) -> Node:
     32
     """
     path = _find(name_or_path)
-    return _node(schema.read(path), path, ())
+    return _node(reading.read(path), path, ())
 
 
 def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | None = None) -> Mesh:
@@ -161,7 +162,7 @@ def _base(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> tupl
     base = _find(spec.extends, path)
     if base in (*seen, path):
         raise TopologyError(f"{path}: $.extends: {spec.extends!r} leads back to this file")
-    return schema.read(base), base
+    return reading.read(base), base
 
 
 def _node(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> Node:
@@ -199,7 +200,7 @@ def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Seque
         if entry.count < 1:
             raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
         other = _find(entry.type, path)
-        out += [_node(schema.read(other), other, (path,))] * entry.count
+        out += [_node(reading.read(other), other, (path,))] * entry.count
     if nodes not in (None, len(out)):
         raise TopologyError(f"{path}: lists {len(out)} nodes of its own; {nodes} were asked for")
     return out
@@ -239,7 +240,7 @@ def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topolog
     kinds: dict[str, str] = {}
     place: dict[str, int] = {}
     for i, entry in enumerate(spec.vertices):
-        for name in schema.expand(entry.names):
+        for name in expand(entry.names):
             if name in kinds:
                 raise TopologyError(f"{where}: $.vertices[{i}].names: {name!r} is already there")
             kinds[name], place[name] = entry.kind, _place(name, entry)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.errors import TopologyError, nearest
-from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec, VerticesSpec, expand
+from clustersim.fabrics.names import expand
+from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec, VerticesSpec
 from clustersim.topology import GPU, NIC, Floats, Ints, NodeType
 
 Ends = tuple[str, str]

@@ -1,0 +1,37 @@
+"""Names of vertices as topology files write them, many at a time."""
+
+from __future__ import annotations
+
+import re
+
+from clustersim.errors import TopologyError
+
+
+def expand(names: str) -> list[str]:
+    """``"gpu[0-3]"`` -> gpu0..gpu3; ``"nic[0,2]"``; several brackets multiply; commas outside brackets list.
+
+    >>> expand("gpu[0-2]")
+    ['gpu0', 'gpu1', 'gpu2']
+    >>> expand("node[0-1]/nic[0,3]")
+    ['node0/nic0', 'node0/nic3', 'node1/nic0', 'node1/nic3']
+    """
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]+\])+", names):
+        raise TopologyError(f"cannot read the names {names!r}; write them like 'gpu[0-7]' or 'nic[0,2]'")
+    out: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", names):
+        expanded = [""]
+        for literal, group in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part.strip()):
+            options = [literal] if literal else _numbers(group, names)
+            expanded = [head + option for head in expanded for option in options]
+        out += expanded
+    return out
+
+
+def _numbers(group: str, whole: str) -> list[str]:
+    out: list[str] = []
+    for item in group.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        if not found or (found.group(2) and int(found.group(2)) < int(found.group(1))):
+            raise TopologyError(f"cannot read the names {whole!r}; write them like 'gpu[0-7]' or 'nic[0,2]'")
+        out += [str(i) for i in range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1)]
+    return out
