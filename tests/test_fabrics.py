@@ -13,7 +13,7 @@ import pytest
 
 from clustersim import fabrics, routing
 from clustersim.errors import TopologyError
-from clustersim.fabrics import Change, reading
+from clustersim.fabrics import Change, reading, schema
 from clustersim.paths import data_path, shipped
 from clustersim.topology import Topology
 

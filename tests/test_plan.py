@@ -78,7 +78,7 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
 
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
-    monkeypatch.setattr("clustersim.planner.searching.compute", lambda *_: pytest.fail("simulated again"))
+    monkeypatch.setattr("clustersim.planner.rounds.compute", lambda *_: pytest.fail("simulated again"))
     assert figures(planner.search(read, "plan.toml", folder, jobs=1)) == figures(before)
 
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from clustersim import scenario
 from clustersim.errors import ClusterSimError
@@ -22,13 +19,10 @@ from clustersim.planner.candidates import Candidate, base, candidates, scenario_
 from clustersim.planner.economics import DAY, Rates, costs, rates
 from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_bound, too_much
 from clustersim.planner.pareto import dominates, front
+from clustersim.planner.rounds import Runner
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario.parts import machine
 from clustersim.sweeps.crews import Executor, crew
-from clustersim.sweeps.driving import Driver
-from clustersim.sweeps.left import Task
-from clustersim.sweeps.row import Fingerprints, version
-from clustersim.sweeps.running import compute
 from clustersim.sweeps.store import Store
 
 ROUND = 8
@@ -104,7 +98,7 @@ def search(
     team, store = crew(executor, jobs), Store(Path(out))
     try:
         with store.writing(resume=True) as writer:
-            runner = _Runner(plan, path, store, writer.append, team)
+            runner = Runner(plan, path, store, writer.append, team)
             waiting = [option for option, _ in ranked]
             while waiting:
                 turn, waiting = _next_round(waiting, seen, exhaustive)
@@ -266,43 +260,3 @@ def _machines(plan: PlanFile, path: str | Path) -> tuple[dict[tuple[int, int], i
             raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
         devices.append(topology.node_types[0].device)
     return gpus, devices
-
-
-class _Runner:
-    """Simulates candidates, a round at a time; rows that are in the store are read from it."""
-
-    def __init__(
-        self,
-        plan: PlanFile,
-        path: str | Path,
-        store: Store,
-        append: Callable[[Sequence[bytes]], None],
-        team: Any,
-    ) -> None:
-        self.plan, self.path, self.append, self.team = plan, path, append, team
-        self.rows: dict[str, dict[str, Any]] = {row["key"]: row for row in store.rows()}
-        self.prints = Fingerprints()
-
-    def run(self, chosen: Sequence[Candidate]) -> dict[int, dict[str, Any]]:
-        """Rows by number. Raises :class:`ClusterSimError` where one killed its worker each time."""
-        tasks: dict[str, Task] = {}
-        keys: dict[int, str] = {}
-        for candidate in chosen:
-            known = self.prints(scenario_of(self.plan, self.path, candidate))
-            keys[candidate.number] = known.key
-            if known.key not in self.rows:
-                tasks[known.key] = Task(known, dict(candidate.changes))
-
-        def took(lines: Sequence[bytes]) -> None:
-            self.append(lines)
-            for line in lines:
-                row = msgspec.json.decode(line)
-                self.rows[row["key"]] = row
-
-        driver: Driver[Task] = Driver(self.team, partial(compute, base(self.plan), str(self.path), version()), took)
-        driver.run(iter(list(tasks.values())))
-        for task, error in driver.given_up:
-            self.rows[task.identity.key] = {
-                "error": {"class": "lost", "message": f"its worker died each time: {error}"}
-            }
-        return {number: self.rows[key] for number, key in keys.items()}
