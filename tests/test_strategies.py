@@ -18,7 +18,8 @@ from clustersim.mesh import Mesh
 from clustersim.model import Tensor
 from clustersim.program import Collective, Compute
 from clustersim.strategies import STRATEGIES
-from clustersim.strategies.ddp import MIB, DDPConfig, buckets, build, ready_order
+from clustersim.strategies.buckets import ready_order
+from clustersim.strategies.ddp import MIB, DDPConfig, buckets, build
 from clustersim.strategies.single import SingleConfig
 from clustersim.strategies.single import build as build_single
 

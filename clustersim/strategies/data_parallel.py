@@ -20,7 +20,7 @@ from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
 from clustersim.strategies import base
-from clustersim.strategies.ddp import assign
+from clustersim.strategies.buckets import assign
 from clustersim.strategies.primitives import collective
 
 CHUNK = 10 * 2**20

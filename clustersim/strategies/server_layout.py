@@ -10,7 +10,7 @@ import numpy.typing as npt
 from clustersim.errors import ProgramError
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model
-from clustersim.strategies.ddp import ready_order
+from clustersim.strategies.buckets import ready_order
 from clustersim.topology import CPU, Topology
 
 Floats = npt.NDArray[np.float64]

@@ -28,7 +28,7 @@ from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
 from clustersim.strategies import base, sharded, zero3, zero_memory
-from clustersim.strategies.ddp import ready_order
+from clustersim.strategies.buckets import ready_order
 from clustersim.strategies.zero_config import ZeroConfig, elements, overflows
 from clustersim.strategies.zero_step import finite_norm, update
 from clustersim.units import format_bytes
