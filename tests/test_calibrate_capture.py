@@ -48,6 +48,13 @@ def test_half_of_the_sizes_predict_the_others(folders, bound):
     assert bound < found.noise
 
 
+def test_gloo_measured_beside_gpus_says_nothing_of_the_cores_of_the_gpus_machine():
+    found = calibrate_captures((TWO,), "hgx-h100")
+    assert found.cores == 0
+    assert "[node]" not in topology_text(found, "mine", "hgx-h100")
+    assert [one.part for one in found.fits] == ["gloo"]
+
+
 def test_the_cores_that_ranks_share_explain_four_ranks_with_two_ranks_constants():
     """Constants of two ranks on two cores, with one more for the turns, come nearer to four ranks than a machine with
     cores for all of them would."""

@@ -56,7 +56,8 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     )
     parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
              for one in fits}  # fmt: skip
-    return Calibrated(fits, cores, Calibration(**parts, provenance=told), held_out(times), noise(samples),
+    ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
+    return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), held_out(times), noise(samples),
                       np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
 
 
