@@ -146,7 +146,8 @@ def test_it_agrees_with_the_summary(name):
     # The summary counts whole steps, the breakdown the window they end in: ranks enter it at slightly different times.
     assert kernels == pytest.approx(summary["compute_s"], rel=0.01)
     waits = by_state["exposed communication"] + by_state["stall"]
-    assert waits == pytest.approx(summary["exposed_communication_s"], rel=0.05, abs=2e-4)
+    # A rank whose list is over waits for the last one: a stall here, idle in the summary, which counts collectives.
+    assert waits == pytest.approx(summary["exposed_communication_s"] + summary["idle_s"], rel=1e-6)
 
 
 def test_a_server_is_no_rank_that_trains():

@@ -5,7 +5,7 @@
   one NCCL kernel for both: here it is a *stall* of its own). Communication beside a kernel is *hidden* and costs only
   what the kernel loses to it; it is counted beside the states, not among them.
 * *Bubble* is time a GPU is idle by the schedule's structure: a pipeline stage whose neighbours have nothing for it
-  yet, or a rank whose own list is over. The *bubble fraction* is bubble time over the whole step (GPipe, Huang et al.
+  yet, or one whose own list is over. The *bubble fraction* is bubble time over the whole step (GPipe, Huang et al.
   2019, where p stages and m micro-batches give (p-1)/(m+p-1); Megatron-LM, Narayanan et al. 2021, divides by the ideal
   time without bubbles, (p-1)/m, which is this fraction f as f/(1-f)).
 * A *stall* is any other wait for a peer: ranks that run one op list can be apart only because one is slower, or is

@@ -8,9 +8,9 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 4. a transfer that waits for a peer to arrive: a *stall*, or a *bubble* where the schedule itself is the reason;
 5. the host: copies to and from it, its own work, loading input;
 6. work that is ready and queues for a server;
-7. nothing. In a simulated run a rank without any open op has done its whole list while others have not: a *bubble*, and
-   idle in the summary, for where training goes on it would compute, and wait for nobody yet; on a real machine its
-   queue is empty because the host has not launched anything.
+7. nothing. In a simulated run a rank without any open op has done its whole list while others have not (a stall, or
+   between stages a bubble; the summary counts it as idle); on a real machine its queue is empty because the host has
+   not launched anything.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Partition:
         self._kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
         peer = [BUBBLE if by_structure(timeline, o) else STALL for o in ops]
         self._peer = np.array([*peer, BUBBLE], dtype=np.int64)
-        self._nothing = BUBBLE if timeline.source == "simulated" else HOST
+        self._nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
 
     def of(self, chosen: Classes, spans: dict[str, npt.NDArray[Any]], t0: float, t1: float) -> Pieces:
         """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
