@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
+from clustersim.label import Label
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -44,7 +45,6 @@ COLLECTIVES = (
 )
 """Kinds of :class:`Collective`, by torch.distributed's names."""
 
-REDUCE_OPS = ("sum", "avg", "prod", "min", "max")
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "uint8": 1, "int64": 8}
 """Bytes of one element. ``tf32`` is stored as fp32."""
 
@@ -55,11 +55,12 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
     Parameters
     ----------
     name : str, ``"fwd layers.3"``: the class first, since viewers colour by name.
-    duration : float or (n_ranks,) float [s], of this role's ranks in order.
+    duration : float or (n_ranks,) float [s], of this role's ranks in order, at their usual pace: see :func:`seconds`.
     stream : str
     after : indices, in the role's op list, of earlier ops that must have ended on the same rank.
     phase : one of :data:`PHASES`. bound : one of :data:`BOUNDS`.
     flops, nbytes : floating-point operations and HBM bytes of one rank, for MFU and roofline shares.
+    paced : whether the rank's pace (:attr:`Role.pace`) lengthens it.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
     flops: float = 0.0
     nbytes: float = 0.0
     step: int = 0
+    label: Label | None = None
+    paced: bool = True
 
 
 class Serve(Compute, frozen=True, eq=False, gc=False):
@@ -110,6 +113,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     protocol: str | None = None
     phase: str = "communication"
     step: int = 0
+    label: Label | None = None
 
 
 class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -126,6 +130,7 @@ class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
     tag: str = ""
     phase: str = "communication"
     step: int = 0
+    label: Label | None = None
 
 
 class Recv(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -139,6 +144,7 @@ class Recv(msgspec.Struct, frozen=True, eq=False, gc=False):
     tag: str = ""
     phase: str = "communication"
     step: int = 0
+    label: Label | None = None
 
 
 Op: TypeAlias = Compute | Collective | Send | Recv
@@ -153,11 +159,25 @@ class Role:
     name : str, such as ``"worker"``.
     ranks : (n,) int, global ranks in ascending order.
     ops : the op list; ``after`` indices point into it.
+    pace : (steps, n) float, what multiplies each rank's compute in each step; None for a steady machine.
+    stage : the pipeline stage (the ``pp`` coordinate) of its ranks; -1 where there is no pipeline.
+    serves : its ranks serve parameters, and compute no layers.
     """
 
     name: str
     ranks: Ints
     ops: tuple[Op, ...]
+    pace: Floats | None = None
+    stage: int = -1
+    serves: bool = False
+
+
+def seconds(role: Role, op: Compute) -> float | Floats:
+    """What a Compute op takes on the role's ranks [s], one number or one per rank: its duration at their pace."""
+    if role.pace is None or not op.paced:
+        return op.duration
+    spent: Floats = op.duration * role.pace[op.step]
+    return spent
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +208,7 @@ class Program:
         if not np.array_equal(np.sort(owners), np.arange(self.world_size)):
             raise ProgramError(f"the roles must hold each of the {self.world_size} ranks once")
         for role in self.roles:
+            _check_pace(role)
             _check_ops(role, self.world_size)
             queues = {op.stream for op in role.ops if isinstance(op, Serve)}
             for i, op in enumerate(role.ops):
@@ -202,7 +223,8 @@ class Program:
         role = next((r for r in self.roles if rank in r.ranks), None)
         if role is None:
             raise ProgramError(f"no rank {rank} in a world of {self.world_size}")
-        return "\n".join(_describe_op(i, op, int(np.searchsorted(role.ranks, rank))) for i, op in enumerate(role.ops))
+        position = int(np.searchsorted(role.ranks, rank))
+        return "\n".join(_describe_op(i, op, role, position) for i, op in enumerate(role.ops))
 
 
 def _check_ops(role: Role, world_size: int) -> None:
@@ -224,6 +246,18 @@ def _check_ops(role: Role, world_size: int) -> None:
                 raise _wrong(role, i, f"root {op.root} is not a position in a group of {op.groups.shape[1]}")
         elif op.peer.shape != role.ranks.shape:
             raise _wrong(role, i, "peer must name one rank per rank of the role")
+
+
+def _check_pace(role: Role) -> None:
+    if role.pace is None:
+        return
+    steps = 1 + max((op.step for op in role.ops), default=0)
+    if role.pace.ndim != 2 or role.pace.shape[1] != len(role.ranks) or len(role.pace) < steps:
+        raise ProgramError(
+            f"role {role.name!r}: the pace must be ({steps} steps x {len(role.ranks)} ranks), not {role.pace.shape}"
+        )
+    if not (role.pace.min(initial=1.0) > 0 and np.isfinite(role.pace).all()):
+        raise ProgramError(f"role {role.name!r}: every pace must be above zero and finite")
 
 
 def _timed(role: Role) -> frozenset[int]:
@@ -262,11 +296,12 @@ def _wrong(role: Role, i: int, what: str) -> ProgramError:
     return ProgramError(f"role {role.name!r}, op {i} {role.ops[i].name!r}: {what}")
 
 
-def _describe_op(i: int, op: Op, position: int) -> str:
+def _describe_op(i: int, op: Op, role: Role, position: int) -> str:
     from clustersim.units import format_bytes, format_time
 
     if isinstance(op, Compute):
-        value = float(op.duration[position]) if isinstance(op.duration, np.ndarray) else op.duration
+        spent = seconds(role, op)
+        value = float(spent[position]) if isinstance(spent, np.ndarray) else spent
         what = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
     elif isinstance(op, Collective):
         n_groups, members = op.groups.shape

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.blocks import Block, Columns, Extents, RankSets, joined, totals
+from clustersim.label import Label
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -33,6 +34,7 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute.
     flops : float, of one rank.
     step : int, the training step it belongs to.
+    label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
     detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
         alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
         members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op.
@@ -49,6 +51,8 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     role: str = ""
     after: tuple[int, ...] = ()
     detail: dict[str, Any] = {}
+    label: Label | None = None
+    stage: int = -1
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from clustersim.analysis.metrics import summary
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
-from clustersim.program import Recv, Send, Serve
+from clustersim.program import Recv, Send, Serve, seconds
 from clustersim.strategies.parameter_server import ParameterServerConfig, build, holding, place
 from clustersim.strategies.ps_report import report, staleness
 from clustersim.strategies.server_layout import shares
@@ -225,7 +225,7 @@ def test_more_slack_is_faster_up_to_compute_bound_and_never_beyond():
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(times))
     assert times[0] > 1.1 * times[-1]
     program, timeline, *_ = uneven(None)
-    compute = sum(np.asarray(op.duration) for op in program.roles[0].ops if op.phase in {"forward", "backward"})
+    compute = sum(seconds(program.roles[0], op) for op in program.roles[0].ops if op.phase in {"forward", "backward"})
     assert timeline.makespan >= compute.max()
     assert timeline.makespan == pytest.approx(compute.max(), rel=1e-3)
 
@@ -234,7 +234,7 @@ def test_no_worker_is_faster_than_its_own_compute():
     program, timeline, ranks, topology, config = uneven(None, jitter=0.3)
     rates = report(program, timeline, topology, ranks, config)["samples_per_s_by_worker"]
     durations = [
-        np.asarray(op.duration) for op in program.roles[0].ops if op.phase in {"forward", "backward"} and op.step
+        seconds(program.roles[0], op) for op in program.roles[0].ops if op.phase in {"forward", "backward"} and op.step
     ]
     alone = 23 / sum(durations)
     assert np.all(np.array(rates) <= alone * (1 + 1e-6))
@@ -248,7 +248,7 @@ def test_throughput_of_workers_at_their_own_pace_is_the_sum_of_their_own():
     figures = summary(timeline, model, samples_per_step=7.0 * 5, workers=5, together=False)
     steps = figures["steady_steps"]
     own = [
-        np.asarray(op.duration)
+        seconds(program.roles[0], op)
         for op in program.roles[0].ops
         if op.phase in {"forward", "backward"} and op.step in steps
     ]

@@ -80,14 +80,6 @@ def test_one_request_brings_several_pieces_each_when_it_is_ready():
     assert times["r0", "pull b"][1:] == (50.0, 60.0)
 
 
-def test_the_reduce_of_a_map_reduce_waits_for_every_map():
-    ops = base.OpList()
-    do.map_reduce(ops, "counts", np.array([1.0, 9.0, 2.0]), 300.0, np.array([[0, 1, 2]]), 5.0)
-    times = play(ops, ranks=[[0, 1, 2]])
-    assert times["r0", "gather counts for reduce"][1] == 9.0
-    assert times["r0", "reduce counts"][1:] == (39.0, 44.0)
-
-
 def test_a_barrier_holds_everybody_until_the_last_has_come_and_a_wait_holds_one_stream():
     ops = base.OpList()
     ops.compute("work", 1.0, "other")

@@ -134,7 +134,7 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
         last = kept[-1] if kept else None
         if (
             isinstance(op, Compute) and isinstance(last, Compute) and not op.after and i - 1 not in awaited
-            and (op.stream, op.step) == (last.stream, last.step)
+            and (op.stream, op.step, op.paced) == (last.stream, last.step, last.paced)
         ):  # fmt: skip
             kept[-1] = msgspec.structs.replace(last, duration=np.add(last.duration, op.duration))
         else:

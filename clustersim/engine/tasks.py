@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from clustersim.engine.meetings import Side, Site
 from clustersim.engine.pairs import OpKey
-from clustersim.program import Compute, Op, Program, Serve
+from clustersim.program import Compute, Op, Program, Role, Serve, seconds
 
 if TYPE_CHECKING:
     from clustersim.engine.chains import Chain
@@ -35,16 +35,16 @@ class Task:
     ready : [s], latest end among the dependencies met so far. start, end : [s]. unmet : dependencies still to end.
     """
 
-    def __init__(self, key: OpKey, op: Op, n: int) -> None:
-        self.key, self.op, self.n = key, op, n
+    def __init__(self, key: OpKey, op: Op, role: Role) -> None:
+        self.key, self.op, self.n = key, op, len(role.ranks)
         self.n_needs = 0
         self.next: list[Task] = []
         self.meets: list[tuple[Site, Side]] = []
-        self.left = n
+        self.left = self.n
         self.chain: Chain | None = None
         self.ready = self.start = self.end = np.zeros(0)
         self.unmet = np.zeros(0, dtype=np.int32)
-        self.duration: Floats = np.asarray(op.duration if isinstance(op, Compute) else 0.0, dtype=np.float64)
+        self.duration: Floats = np.asarray(seconds(role, op) if isinstance(op, Compute) else 0.0, dtype=np.float64)
 
     def open(self) -> None:
         """Make the columns, once."""
@@ -71,7 +71,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
     """One list of tasks per role: each knows which tasks wait for it and where its ranks meet others."""
     lists = []
     for r, role in enumerate(program.roles):
-        mine = [Task((r, i), op, len(role.ranks)) for i, op in enumerate(role.ops)]
+        mine = [Task((r, i), op, role) for i, op in enumerate(role.ops)]
         last: dict[str, int] = {}
         for i, op in enumerate(role.ops):
             before = [last[op.stream]] if op.stream in last and not isinstance(op, Serve) else []

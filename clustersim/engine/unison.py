@@ -24,7 +24,7 @@ from clustersim.engine.lanes import Lanes
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Loads
 from clustersim.engine.rows import Rows
-from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Serve
+from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Serve, seconds
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -60,7 +60,8 @@ class Unison:
         rows: Rows,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.ops, self.rows, self.progress = program.roles[0].ops, rows, progress
+        self.role, self.rows, self.progress = program.roles[0], rows, progress
+        self.ops = self.role.ops
         self.network = Lanes(loads, sites)
         self.site_of = {site.sides[0].key[1]: site for site in sites}
         self.n_events = self._n_done = 0
@@ -89,7 +90,7 @@ class Unison:
                 elif self._bill and op.stream == COMPUTE_STREAM:
                     held = _Held(i, op, ready, high)
                 else:
-                    self._compute(i, ready, op.duration)
+                    self._compute(i, ready, seconds(self.role, op))
             moment = self._moment()
             if held and self._bill and held.high < moment:
                 self._charged(held, self._bill)
@@ -117,16 +118,16 @@ class Unison:
             return column, high
         return np.maximum(column, alike), high
 
-    def _compute(self, i: int, start: Column, seconds: Column) -> None:
-        end = start + seconds
+    def _compute(self, i: int, start: Column, spent: Column) -> None:
+        end = start + spent
         high = end if isinstance(end, float) else float(_most(end))
         self._over(i, start, start, end, high)
 
     def _charged(self, held: _Held, bill: _Bill) -> None:
         """An op of the compute stream, lengthened by what its rank owes."""
         owed = bill.owed(held.ready, held.high)
-        seconds = held.op.duration if owed is None else held.op.duration + owed
-        self._compute(held.i, held.ready, seconds)
+        spent = seconds(self.role, held.op)
+        self._compute(held.i, held.ready, spent if owed is None else spent + owed)
         bill.ran(held.ready, self._end[held.i], self._high[held.i], self._begun)
 
     def _moment(self) -> float:

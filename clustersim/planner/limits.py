@@ -12,7 +12,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.device import device
 from clustersim.memory import Verdict
 from clustersim.planner.economics import Rates
-from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve
+from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import memory_of, model_of, placed
 from clustersim.scenario.running import Prepared
@@ -63,7 +63,7 @@ def step_bound(prepared: Prepared) -> Bound:
             if op.step != last:
                 continue
             if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
-                busy += op.duration
+                busy += seconds(role, op)
             elif isinstance(op, Collective) and op.groups.shape[1] > 1:
                 streams[op.stream] += _least(prepared, op)
         compute = min(compute, float(busy.min()))

@@ -15,7 +15,7 @@ from clustersim.analysis.whatif import WIDER
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
-from clustersim.program import Compute, Op, Role
+from clustersim.program import Compute, Op
 from clustersim.scenario.schema import version
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
@@ -65,7 +65,7 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
         return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
 
     program = prepared.program
-    roles = tuple(Role(role.name, role.ranks, tuple(one(op) for op in role.ops)) for role in program.roles)
+    roles = tuple(replace(role, ops=tuple(one(op) for op in role.ops)) for role in program.roles)
     return step_time(replace(prepared, program=replace(program, roles=roles)).run().timeline)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ScenarioError
-from clustersim.program import Compute, Op, Program, Role
+from clustersim.program import Compute, Op, Program
 from clustersim.scenario.schema import Slow
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +35,7 @@ def slowed(program: Program, slow: Sequence[Slow], workers: int) -> Program:
     if np.all(factor == 1):
         return program
     roles = tuple(
-        Role(role.name, role.ranks, tuple(_slowed(op, factor[role.ranks]) for op in role.ops)) for role in program.roles
+        replace(role, ops=tuple(_slowed(op, factor[role.ranks]) for op in role.ops)) for role in program.roles
     )
     return replace(program, roles=roles)
 

@@ -80,14 +80,8 @@ class Strategy:
 
 @dataclass
 class OpList:
-    """An op list in the making: keeps the step number and each rank's pace, and hands out op indices.
+    """An op list in the making: keeps the step number, and hands out op indices."""
 
-    Parameters
-    ----------
-    pace : (steps, ranks) float, what multiplies a rank's compute in each step; None for a steady machine.
-    """
-
-    pace: Floats | None = None
     step: int = 0
     ops: list[Op] = field(default_factory=list)
 
@@ -109,8 +103,7 @@ class OpList:
         after: tuple[int, ...] = (),
     ) -> int:
         """Append a Compute op of ``seconds`` at a rank's usual pace; returns its index."""
-        duration = seconds if self.pace is None else seconds * self.pace[self.step]
-        return self.add(Compute(name, duration, stream, after, phase, bound, flops, nbytes, self.step))
+        return self.add(Compute(name, seconds, stream, after, phase, bound, flops, nbytes, self.step))
 
 
 def pace(jitter: float, steps: int, ranks: int, seed: int) -> Floats | None:
@@ -202,7 +195,7 @@ def output_elements(model: Model) -> float:
     return float(products[-1].m * products[-1].n) if products else 0.0
 
 
-def program(ops: OpList, mesh: Mesh, cost: StepCost, notes: tuple[str, ...]) -> Program:
-    """The Program in which every rank runs the same op list."""
-    worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops))
+def program(ops: OpList, mesh: Mesh, cost: StepCost, notes: tuple[str, ...], paces: Floats | None) -> Program:
+    """The Program in which every rank runs the same op list, each at its pace."""
+    worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops), paces)
     return Program(mesh.world_size, (worker,), overlap_slowdown=cost.overlap_slowdown, notes=notes)

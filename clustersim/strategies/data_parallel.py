@@ -55,7 +55,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: DataParallelConfig, 
             f"torch.nn.DataParallel is one process on one node, but the mesh has {mesh.n_nodes} nodes; use 'ddp', or "
             "cluster.nodes = 1 (at $.strategy.kind)"
         )
-    ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
     run = _Run(ops, model, cost, mesh.world_group(), config)
     for step in range(steps):
         base.begin_step(ops, cost, step)
@@ -65,7 +65,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: DataParallelConfig, 
             if micro_step:
                 run.at_zero("accumulate gradients", base.gradient_pass(3.0 * run.parameters, cost), "gradient")
         run.at_zero("optimizer", cost.optimizer, "optimizer")
-    return base.program(ops, mesh, cost, (*_notes(run), *cost.notes))
+    return base.program(ops, mesh, cost, (*_notes(run), *cost.notes), paces)
 
 
 class _Run:
@@ -150,7 +150,7 @@ class _Run:
         """Work of device 0 alone, on the same stream as its kernels."""
         first = np.zeros(self.n)
         first[0] = 1.0
-        spent = first * seconds if self.ops.pace is None else first * seconds * self.ops.pace[self.ops.step]
+        spent = first * seconds
         # FLOPs are a number per rank: device 0's share is spread, so that the total is right.
         op = Compute(name, spent, COMPUTE_STREAM, after, phase, "memory", flops / self.n, 0.0, self.ops.step)
         return (self.ops.add(op),)
@@ -158,7 +158,9 @@ class _Run:
     def _host(self, name: str, seconds: float, after: tuple[int, ...]) -> tuple[int, ...]:
         if not seconds:
             return ()
-        return (self.ops.add(Compute(name, seconds, HOST_STREAM, after, "other", "host", step=self.ops.step)),)
+        return (
+            self.ops.add(Compute(name, seconds, HOST_STREAM, after, "other", "host", step=self.ops.step, paced=False)),
+        )
 
     def _talk(self, kind: str, what: str, nbytes: float, after: tuple[int, ...]) -> int:
         pin = None if self.config.nccl or kind not in {"broadcast", "reduce"} else "direct"

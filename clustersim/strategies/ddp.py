@@ -99,7 +99,7 @@ def _buckets(model: Model, element: int, limits: tuple[int, int], rebuilds: bool
 def build(model: Model, cost: StepCost, mesh: Mesh, config: DDPConfig, steps: int, seed: int) -> Program:
     """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
     base.check(model, cost, steps)
-    ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
     final = ready_order(model)
     layouts = [buckets(model, config, iteration) for iteration in (1, 2)]
     group = mesh.world_group()  # one array for all ops: the engine recognises it
@@ -116,7 +116,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: DDPConfig, steps: in
         reducer = _Reducer(ops, cost, group, config, layouts[min(step, 1)])
         _synced_backward(reducer, model, final)
         ops.compute("optimizer", cost.optimizer, "optimizer", after=reducer.finish())
-    return base.program(ops, mesh, cost, (*_notes(mesh, config, layouts), *cost.notes))
+    return base.program(ops, mesh, cost, (*_notes(mesh, config, layouts), *cost.notes), paces)
 
 
 def _broadcast_buffers(ops: base.OpList, model: Model, group: Ints, config: DDPConfig) -> tuple[int, ...]:

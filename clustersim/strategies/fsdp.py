@@ -38,7 +38,7 @@ REPLICATE = "replicate"
 def build(model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig, steps: int, seed: int) -> Program:
     """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
     base.check(model, cost, steps)
-    ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
     host = sharded.host(mesh, cost, config.pcie_bandwidth, config.dram_bandwidth) if config.cpu_offload else None
     rank = _Rank(ops, model, cost, config, plan(model, mesh, config), host)
     for step in range(steps):
@@ -49,7 +49,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig, steps: i
             rank.forward()
             rank.backward(first=not micro_step, sync=last or not config.no_sync)
         _optimize(rank, mesh)
-    return base.program(ops, mesh, cost, (*_notes(mesh, config, rank.plan), *cost.notes))
+    return base.program(ops, mesh, cost, (*_notes(mesh, config, rank.plan), *cost.notes), paces)
 
 
 @dataclass

@@ -103,12 +103,13 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
     roles = []
     for name, ranks, serves in _cast(who, config):
         works = serves < 0 or config.server == "worker"
-        ops = base.OpList(paces[:, ranks] if paces is not None and works else None)
+        ops = base.OpList()
         server = _server(ops, model, cost, who, serves, config) if serves >= 0 else None
         worker = Worker(ops, model, cost, who, ranks, element, config.by_layer, serves) if works else None
         for step in range(steps):
             _step(ops, cost, config, step, worker, server)
-        roles.append(Role(name, ranks, tuple(ops.ops)))
+        pace = paces[:, ranks] if paces is not None and works else None
+        roles.append(Role(name, ranks, tuple(ops.ops), pace, serves=bool(serves >= 0)))
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, (*_notes(model, who, config), *cost.notes))
 
 

@@ -1,4 +1,4 @@
-"""The words of distributed training, each as ops a timeline shows: push, pull, scatter, reduce, wait, map-reduce...
+"""The words of distributed training, each as ops a timeline shows: push, pull, scatter, reduce, wait...
 
 *Push* is started by the sender: the receiver has its receive posted and waits. *Pull* is started by the receiver: a
 small request travels first, then the data. Collectives keep their torch.distributed names. *Wait* makes a stream stand
@@ -11,14 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from clustersim.mesh import Ints
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM, Collective, Compute, Recv, Send
 from clustersim.strategies import base
-
-Floats = npt.NDArray[np.float64]
 
 REQUEST_BYTES = 64.0
 """A pull's request: a key and a header."""
@@ -116,28 +111,4 @@ def barrier(ops: base.OpList, groups: Ints, after: tuple[int, ...] = (), *, stre
 
 def wait(ops: base.OpList, what: str, after: tuple[int, ...], *, stream: str = COMPUTE_STREAM) -> int:
     """A stream stands still until these ops have ended: no work of its own, the gap before it is the wait."""
-    return ops.add(Compute(f"wait {what}", 0.0, stream, after, "other", "communication", step=ops.step))
-
-
-def map_reduce(
-    ops: base.OpList,
-    what: str,
-    seconds: float | Floats,
-    nbytes: float,
-    groups: Ints,
-    reduce_seconds: float,
-    after: tuple[int, ...] = (),
-) -> int:
-    """Map on every rank, then reduce at the first of its group, which waits for every map.
-
-    Parameters
-    ----------
-    seconds : of a map, one number or one per rank of the role. nbytes : all results of a group together.
-    reduce_seconds : of combining them, spent at the root; the others only hand over.
-    """
-    mapped = ops.add(Compute(f"map {what}", seconds, COMPUTE_STREAM, after, "other", "compute", step=ops.step))
-    handed = collective(ops, "gather", f"{what} for reduce", nbytes, groups, (mapped,))
-    roots = np.zeros(int(groups.max()) + 1)
-    roots[groups[:, 0]] = reduce_seconds
-    spent = roots[np.sort(groups.ravel())]
-    return ops.add(Compute(f"reduce {what}", spent, COMPUTE_STREAM, (handed,), "other", "memory", step=ops.step))
+    return ops.add(Compute(f"wait {what}", 0.0, stream, after, "other", "communication", step=ops.step, paced=False))

@@ -121,7 +121,7 @@ class Server:
     def _serve(self, name: str, seconds: float, phase: str, after: tuple[int, ...]) -> int:
         nbytes = seconds * self.rate
         return self.ops.add(
-            Serve(name, seconds, SERVER_STREAM, after, phase, "memory", 0.0, nbytes, step=self.ops.step)
+            Serve(name, seconds, SERVER_STREAM, after, phase, "memory", 0.0, nbytes, step=self.ops.step, paced=False)
         )
 
 

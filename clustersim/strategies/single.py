@@ -27,7 +27,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: SingleConfig, steps:
             f"strategy 'single' uses one GPU, but the mesh has {mesh.world_size} ranks; "
             "use 'ddp', or one node and one process (at $.strategy.kind)"
         )
-    ops = base.OpList(base.pace(cost.jitter, steps, 1, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, 1, seed)
     accumulate = base.gradient_pass(3.0 * model.parameters * DTYPE_BYTES[config.param_dtype], cost)
     for step in range(steps):
         base.begin_step(ops, cost, step)
@@ -37,7 +37,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: SingleConfig, steps:
             if micro_step:
                 ops.compute("accumulate gradients", accumulate, "gradient")
         ops.compute("optimizer", cost.optimizer, "optimizer")
-    return base.program(ops, mesh, cost, ("single: one GPU, no communication", *cost.notes))
+    return base.program(ops, mesh, cost, ("single: one GPU, no communication", *cost.notes), paces)
 
 
 STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1)

@@ -71,7 +71,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: StepsOfSGDConfig, st
     """The Program of ``steps`` steps on all ranks; see the module's docstring."""
     base.check(model, cost, steps)
     n, group = mesh.world_size, mesh.world_group()
-    ops = base.OpList(base.pace(cost.jitter, steps, n, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, n, seed)
     parameters = float(model.parameters * DTYPE_BYTES[config.param_dtype])
     batch = n * config.gradient_accumulation_steps * config.micro_batch_size * base.sample_bytes(model)
     last: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: StepsOfSGDConfig, st
                 ops.compute("accumulate gradients", base.gradient_pass(3.0 * parameters, cost), "gradient")
         last = _exchange_and_update(ops, cost, config, group, parameters)
     notes = f"sgd_steps: {n} ranks, gradients by {config.exchange}, nothing overlaps"
-    return base.program(ops, mesh, cost, (notes, *cost.notes))
+    return base.program(ops, mesh, cost, (notes, *cost.notes), paces)
 
 
 def _here(ops: base.OpList) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ def _exchange_and_update(
 def _at_root(ops: base.OpList, name: str, seconds: float, phase: str, n: int, after: int, nbytes: float = 0.0) -> int:
     """Work that rank 0 does while the others have none."""
     spent = np.zeros(n)
-    spent[0] = seconds if ops.pace is None else seconds * float(ops.pace[ops.step, 0])
+    spent[0] = seconds
     return ops.add(Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, ops.step))
 
 

@@ -37,11 +37,11 @@ from clustersim.units import format_bytes
 def build(model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig, steps: int, seed: int) -> Program:
     """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
     base.check(model, cost, steps)
-    ops = base.OpList(base.pace(cost.jitter, steps, mesh.world_size, seed))
+    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
     host = sharded.host(mesh, cost, config.pcie_bandwidth, config.dram_bandwidth)
     if config.zero_optimization.stage == 3:
         zero3.play(ops, model, cost, mesh, config, steps, host)
-        return base.program(ops, mesh, cost, (*zero3.notes(model, mesh, config), *cost.notes))
+        return base.program(ops, mesh, cost, (*zero3.notes(model, mesh, config), *cost.notes), paces)
     rank = _Rank(ops, model, cost, config, mesh.world_group(), host)
     for step in range(steps):
         base.begin_step(ops, cost, step)
@@ -51,7 +51,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig, steps: i
             rank.wait = ()
             rank.backward(micro_step, boundary)
         rank.step()
-    return base.program(ops, mesh, cost, (*_notes(model, mesh, config), *cost.notes))
+    return base.program(ops, mesh, cost, (*_notes(model, mesh, config), *cost.notes), paces)
 
 
 @dataclass

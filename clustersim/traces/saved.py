@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from clustersim.calibrated import Calibration
 from clustersim.errors import TraceError
+from clustersim.label import Label
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
@@ -214,7 +215,9 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
 
 def _op(fields: dict[str, Any], arrays: dict[str, Array]) -> OpInfo:
     detail = {key: _restored(value, arrays) for key, value in fields["detail"].items()}
-    return OpInfo(**{**fields, "after": tuple(fields["after"]), "detail": detail})
+    label = fields.get("label")
+    told = {"after": tuple(fields["after"]), "detail": detail, "label": Label(**label) if label else None}
+    return OpInfo(**{**fields, **told})
 
 
 def _restored(value: Any, arrays: dict[str, Array]) -> Any:
