@@ -17,6 +17,17 @@ from clustersim.memo import Keeper
 Floats = npt.NDArray[np.float64]
 
 
+CUTS = ("whole", "sequence", "column", "row", "heads", "vocab", "expert_column", "expert_row", "expert")
+"""How tensor parallelism over t ranks divides a kernel or a tensor (Megatron-LM's ColumnParallelLinear and its kin).
+
+``whole``: every rank has all of it. ``sequence``: all tokens on every rank, or 1/t of them under sequence parallelism
+(norms, dropout, residual sums). ``column``: 1/t of the outputs (qkv, up and gate projections). ``row``: 1/t of the
+inputs; outputs are partial sums (output and down projections). ``heads``: between a column and a row cut, everything
+1/t (attention, rotation, activation). ``vocab``: 1/t of the padded vocabulary (embedding, logits, loss).
+``expert...``: of routed experts, divided over expert and expert-tensor parallel ranks; ``expert_column`` and
+``expert_row`` are their products."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A parameter (or buffer) tensor, in registration order.
@@ -26,11 +37,13 @@ class Tensor:
     name : str, as ``model.named_parameters()`` would print it.
     numel : int, elements.
     tied_to : name of the tensor it shares storage with, counted once (``lm_head.weight`` tied to the embedding).
+    cut : how tensor parallelism divides it, one of :data:`CUTS`.
     """
 
     name: str
     numel: int
     tied_to: str = ""
+    cut: str = "whole"
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,9 @@ class Kernel:
     groups : int, of a grouped convolution.
     heads, head_dim, seq : for attention. causal : half of the square is computed.
     launches, backward_launches : GPU kernels launched.
+    cut : how tensor parallelism divides it, one of :data:`CUTS`.
+    repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
+        ``m`` is of one.
     """
 
     name: str
@@ -70,6 +86,8 @@ class Kernel:
     causal: bool = False
     launches: int = 1
     backward_launches: int = 2
+    cut: str = "sequence"
+    repeat: int = 1
 
     @property
     def model_flops(self) -> float:

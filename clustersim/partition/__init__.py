@@ -1,0 +1,1 @@
+"""What each rank holds and computes when the model itself is split: arithmetic on shapes, which knows no time."""
