@@ -42,23 +42,53 @@ def kernel_time(
     >>> 4.3e-3 < seconds < 5.3e-3, bound
     (True, 'compute')
     """
-    return time_in(setting(device, dtype, attention_kernel=attention_kernel), kernel, batch, backward=backward)
+    where = setting(device, dtype, attention_kernel=attention_kernel)
+    return time_in(where, kernel, batch, "B" if backward else "F")
 
 
-def time_in(where: Setting, kernel: Kernel, batch: float, *, backward: bool = False) -> tuple[float, str]:
-    """:func:`kernel_time` in a full :class:`~clustersim.compute.base.Setting`."""
+def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, str]:
+    """Seconds of one part of a kernel in a full :class:`~clustersim.compute.base.Setting`, and what limits it.
+
+    ``part`` : ``F`` forward, ``B`` backward, ``I`` or ``W`` the half of backward that makes input or weight gradients:
+    everything but products with weights has an I half only.
+    """
     if kernel.kind not in KINDS:
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
-    compute, memory = parts(where, kernel, batch, backward=backward)
-    floor = (kernel.backward_launches if backward else kernel.launches) * where.device.kernel_floor.value
+    compute, memory = parts(where, kernel, batch, part)
+    floor = launches(kernel, part) * where.device.kernel_floor.value
     busy = max(compute, memory)
     if floor > busy:
         return busy + floor, "launch"
     return busy + floor, "compute" if compute >= memory else "memory"
 
 
-def parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+def weighted(kernel: Kernel) -> bool:
+    """Whether a kernel is a product with weights, whose backward has two halves that can be apart."""
+    return kernel.kind == "gemm" and not kernel.batch and kernel.backward_flops >= 1.5 * kernel.flops
+
+
+def launches(kernel: Kernel, part: str) -> int:
+    """GPU kernels launched for one part of a kernel."""
+    if part in {"F", "R"}:
+        return kernel.launches
+    if part == "W":
+        return kernel.backward_launches // 2 if weighted(kernel) else 0
+    return kernel.backward_launches - launches(kernel, "W") if part == "I" else kernel.backward_launches
+
+
+def flops(kernel: Kernel, part: str) -> float:
+    """FLOPs per sample that one part of a kernel executes."""
+    if part in {"F", "R"}:
+        return kernel.flops
+    half = kernel.backward_flops / 2 if weighted(kernel) else 0.0
+    return {"B": kernel.backward_flops, "I": kernel.backward_flops - half, "W": half}[part]
+
+
+def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
+    if part == "W" and not weighted(kernel):
+        return 0.0, 0.0
+    backward = part not in {"F", "R"}
     if kernel.kind == "memory":
         return 0.0, memory_time(where, kernel, batch, backward=backward)
     if kernel.kind == "attention":
@@ -67,20 +97,22 @@ def parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tu
         return attention.attention_parts(where, kernel, batch, backward=backward)
     if kernel.kind == "conv":
         return conv_parts(where, kernel, batch, backward=backward)
-    return _linear(where, kernel, batch, backward=backward)
+    return _linear(where, kernel, batch, part)
 
 
-def _linear(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows)."""
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     m, n, k = float(rows), float(kernel.n), float(kernel.k)
     # Operands and their gradients are laid out with n or k innermost.
     share = where.constants.misaligned if where.half and (kernel.n % 2 or kernel.k % 2) else 1.0
-    if not backward:
+    if part in {"F", "R"}:
         compute, memory = gemm.linear_parts(where, m, n, k, count)
         return compute / share, memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
     shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
+    if weighted(kernel):
+        shapes = {"W": shapes[:1], "I": shapes[1:]}.get(part, shapes)
     each = [gemm.linear_parts(where, *shape, count) for shape in shapes]
     return sum(max(compute / share, memory) for compute, memory in each), max(memory for _, memory in each)
 
@@ -91,7 +123,7 @@ def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) ->
                     backward_flops=2.0)  # fmt: skip
     context = Kernel("context", "gemm", m=kernel.seq, n=kernel.head_dim, k=kernel.seq, batch=kernel.heads, flops=1.0,
                      backward_flops=2.0)  # fmt: skip
-    products = [_linear(where, product, batch, backward=backward) for product in (scores, context)]
+    products = [_linear(where, product, batch, "B" if backward else "F") for product in (scores, context)]
     square = float(kernel.heads) * kernel.seq**2 * _EAGER_PASSES
     softmax = Kernel("softmax", "memory", nbytes=square, backward_nbytes=square)
     elementwise = memory_time(where, softmax, batch, backward=backward)

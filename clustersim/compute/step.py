@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
-from clustersim.compute.kernels import time_in
 from clustersim.compute.optimizer import fused_traffic, optimizer_floor, optimizer_time
+from clustersim.compute.price import Pass, cast_time, price
 from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
 from clustersim.model import Kernel, Layer, Model, StepCost
 from clustersim.program import DTYPE_BYTES
 
 CHECKPOINTING = ("none", "full", "selective")
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Seconds, executed FLOPs and bound of one layer's pass, and the host's seconds to launch it."""
-
-    seconds: float
-    flops: float
-    bound: str
-    launch: float
 
 
 def step_cost(
@@ -113,9 +102,9 @@ def _notes(where: Setting) -> tuple[str, ...]:
     return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
 
 
-def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tuple[list[LayerCost], list[LayerCost]]:
+def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tuple[list[Pass], list[Pass]]:
     """Costs of forward and backward of every layer; layers with the same kernels are priced once."""
-    known: dict[tuple[object, ...], tuple[LayerCost, LayerCost]] = {}
+    known: dict[tuple[object, ...], tuple[Pass, Pass]] = {}
     costs = []
     for layer in model.layers:
         recompute = checkpointing if layer.kind == "block" else "none"
@@ -126,49 +115,17 @@ def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tup
     return [forward for forward, _ in costs], [backward for _, backward in costs]
 
 
-def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[LayerCost, LayerCost]:
-    # fp8 is for the linear layers of blocks; embedding, head and products of activations stay in bf16.
-    outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
-
-    def priced(kernels: list[Kernel], *, backward: bool) -> list[tuple[float, str, int]]:
-        rows = []
-        for kernel in kernels:
-            dense = layer.kind == "block" and kernel.kind == "gemm" and not kernel.batch
-            seconds, bound = time_in(where if dense else outside, kernel, batch, backward=backward)
-            rows.append((seconds, bound, kernel.backward_launches if backward else kernel.launches))
-        return rows
-
-    kernels = list(layer.kernels)
-    cast = [(_cast_time(where, layer), "memory", 0)] if where.autocast else []
-    ahead = priced(kernels, backward=False) + cast
-    again = {"none": [], "full": kernels, "selective": _selective(kernels)}[recompute]
-    back = priced(kernels, backward=True) + priced(again, backward=False) + cast
-    flops = float(sum(kernel.flops for kernel in kernels)) * batch
-    back_flops = float(sum(k.backward_flops for k in kernels) + sum(k.flops for k in again)) * batch
-    return _cost(where, ahead, flops), _cost(where, back, back_flops)
+def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pass, Pass]:
+    kernels, dense = layer.kernels, layer.kind == "block"
+    cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
+    again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
+    ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast)
+    back = price(where, ((kernels, "B"), (again, "R")), batch, dense=dense, more=cast)
+    return ahead, back
 
 
-def _selective(kernels: list[Kernel]) -> list[Kernel]:
+def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product."""
     products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm"]
     kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
-    return [kernel for i, kernel in enumerate(kernels) if i not in kept]
-
-
-def _cast_time(where: Setting, layer: Layer) -> float:
-    """Autocast's copy of fp32 weights to 16 bits, and of their gradients back: 6 bytes a parameter each."""
-    if layer.kind == "embedding":
-        return 0.0
-    return 6.0 * layer.parameters / where.device.stream_rate()
-
-
-def _cost(where: Setting, kernels: list[tuple[float, str, int]], flops: float) -> LayerCost:
-    """A layer takes its kernels' time, or the host's time to launch them if that is longer."""
-    busy = sum(seconds for seconds, _, _ in kernels)
-    host = sum(launches for _, _, launches in kernels) * where.device.launch.value
-    if host > busy:
-        return LayerCost(host, flops, "launch", host)
-    shares: defaultdict[str, float] = defaultdict(float)
-    for seconds, bound, _ in kernels:
-        shares[bound] += seconds
-    return LayerCost(busy, flops, max(shares, key=lambda bound: shares[bound]) if shares else "compute", host)
+    return tuple(kernel for i, kernel in enumerate(kernels) if i not in kept)
