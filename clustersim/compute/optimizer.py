@@ -49,12 +49,29 @@ def optimizer_time(
     optimizer : a key of :data:`PASSES`, or None for no step. implementation : one of :data:`IMPLEMENTATIONS`.
     element_bytes : of parameters, gradients and states.
     """
+    return update_time(where, model.parameters, tensors_of(model), optimizer, implementation, element_bytes)
+
+
+def update_time(
+    where: Setting,
+    parameters: float,
+    tensors: int,
+    optimizer: str | None,
+    implementation: str,
+    element_bytes: int = 4,
+) -> float:
+    """:func:`optimizer_time` of so many elements in so many tensors."""
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    seconds = passes_of(optimizer, implementation) * element_bytes * model.parameters / where.device.stream_rate()
-    floor = optimizer_floor(where, model, optimizer, implementation)
+    seconds = passes_of(optimizer, implementation) * element_bytes * parameters / where.device.stream_rate()
+    floor = _floor(where, parameters, tensors, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor
+
+
+def tensors_of(model: Model) -> int:
+    """Parameter tensors of a model, tied ones once."""
+    return sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
 
 
 def passes_of(optimizer: str, implementation: str) -> int:
@@ -64,10 +81,11 @@ def passes_of(optimizer: str, implementation: str) -> int:
 
 def optimizer_floor(where: Setting, model: Model, optimizer: str | None, implementation: str) -> float:
     """Seconds that the launches of the optimizer step take, however little each of them has to do."""
-    if optimizer is None:
-        return 0.0
-    tensors = sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
-    launches = launches_of(where.device, optimizer, implementation, tensors, model.parameters)
+    return _floor(where, model.parameters, tensors_of(model), optimizer, implementation) if optimizer else 0.0
+
+
+def _floor(where: Setting, parameters: float, tensors: int, optimizer: str, implementation: str) -> float:
+    launches = launches_of(where.device, optimizer, implementation, tensors, parameters)
     cost = where.device.launch if implementation == "for-loop" else where.device.kernel_floor
     return launches * cost.value
 
