@@ -1,0 +1,88 @@
+"""The step builder: a partitioned model, a schedule and data-parallel hooks become a Program, one Role per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clustersim.builder.laying import Here, Laid
+from clustersim.builder.walk import Replicas, Route, StageWalk
+from clustersim.compute.local import LocalCost
+from clustersim.mesh import Mesh
+from clustersim.model import StepCost
+from clustersim.partition.base import Partition, Stage
+from clustersim.program import Program, Role
+from clustersim.schedules.base import Orders
+from clustersim.strategies import base
+
+MakeReplicas = Callable[[Here, Laid, Stage, int], Replicas]
+"""``(here, laid, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What varies between steps of split models.
+
+    Parameters
+    ----------
+    partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks.
+    messages : how stages wait for each other, one of :data:`clustersim.builder.messages.MODES`.
+    dtype : of activations and messages. replicas : the data-parallel hooks.
+    """
+
+    partition: Partition
+    orders: Orders
+    placement: str
+    messages: str
+    dtype: str
+    replicas: MakeReplicas
+
+
+def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
+    """The Program of ``steps`` training steps.
+
+    Parameters
+    ----------
+    local : prices of one rank's kernels. cost : the host's part of a step, jitter, and the price of overlap.
+    mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``.
+    """
+    paces = base.pace(cost.jitter, steps, mesh.workers, seed)
+    roles = []
+    for rank in range(mesh.size("pp")):
+        ranks = mesh.ranks(pp=rank)
+        ops = _stage(recipe, local, cost, mesh, rank, steps)
+        name = "worker" if mesh.size("pp") == 1 else f"stage {rank}"
+        roles.append(Role(name, ranks, tuple(ops.ops), None if paces is None else paces[:, ranks], rank))
+    notes = (*recipe.partition.notes, *cost.notes)
+    return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes)
+
+
+def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
+    """The op list of one pipeline rank."""
+    ops = base.OpList()
+    here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
+    laid = Laid(ops)
+    stage = recipe.partition.stages[rank]
+    walk = StageWalk(
+        here,
+        laid,
+        stage,
+        recipe.orders[rank],
+        _route(recipe, mesh, rank),
+        recipe.replicas(here, laid, stage, rank),
+        recipe.messages,
+        recipe.dtype,
+    )
+    for step in range(steps):
+        base.begin_step(ops, cost, step)
+        laid.kernel = len(ops.ops) - 1 if cost.step_overhead else laid.kernel
+        walk.step()
+    return ops
+
+
+def _route(recipe: Recipe, mesh: Mesh, rank: int) -> Route:
+    stages = mesh.size("pp")
+    borders = {chunk.stage: chunk.message for stage in recipe.partition.stages for chunk in stage.chunks}
+    peers = tuple(mesh.ranks(pp=other) for other in range(stages))
+    sizes = tuple(borders[s] for s in range(len(borders)))
+    return Route(recipe.placement, rank, stages, len(borders), peers, sizes)

@@ -1,0 +1,193 @@
+"""Local layers laid down as ops: runs of kernels on the compute stream, exchanges on their communicators' streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.compute.local import LocalCost, Runs
+from clustersim.label import Label
+from clustersim.mesh import Mesh
+from clustersim.partition.base import Exchange, Item, LocalLayer, Work
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Compute, Recv, Send
+from clustersim.schedules.base import Action
+from clustersim.strategies.base import OpList
+
+Ints = npt.NDArray[np.int64]
+
+PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
+"""Which parts of a layer's items each kind of action plays."""
+
+
+class Run(NamedTuple):
+    """Adjacent works with nothing to wait for in between: one op. ``items`` : their places in the layer's list."""
+
+    name: str
+    runs: Runs
+    part: str
+    needs: tuple[int, ...]
+    items: tuple[int, ...]
+
+
+Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
+"""What an action plays of a layer, in order; an exchange comes with its place in the layer's list."""
+
+
+@dataclass(eq=False)
+class Here:
+    """Where ops are laid: one stage's ranks.
+
+    Parameters
+    ----------
+    mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices. batch : samples a micro-batch.
+    dtype : of activations and the gradients of activations.
+    """
+
+    mesh: Mesh
+    ranks: Ints
+    cost: LocalCost
+    batch: int
+    dtype: str
+    _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
+    _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
+    _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces]] = field(default_factory=dict, init=False, repr=False)
+
+    def groups(self, dims: tuple[str, ...]) -> Ints:
+        """(groups, members): the stage's groups over these dimensions, the same array at every call."""
+        known = self._groups
+        if dims not in known:
+            everywhere = self.mesh.groups(*dims)
+            mine = everywhere[np.isin(everywhere, self.ranks).any(axis=1)]
+            known[dims] = everywhere if len(mine) == len(everywhere) else mine
+        return known[dims]
+
+    def ring(self, dims: tuple[str, ...], forward: bool) -> Ints:
+        """(n,) int: whom each rank sends to on the ring of its group (``forward``), or receives from."""
+        known = self._rings
+        if (dims, forward) not in known:
+            groups = self.groups(dims)
+            peer = np.full(self.mesh.workers, -1, dtype=np.int64)
+            peer[groups] = np.roll(groups, -1 if forward else 1, axis=1)
+            known[dims, forward] = peer[self.ranks]
+        return known[dims, forward]
+
+    def runs(self, layer: LocalLayer, kind: str) -> Pieces:
+        """What an action of this kind plays of a layer: runs of works, and exchanges with their places."""
+        known = self._runs
+        if (id(layer), kind) not in known:
+            items = layer.forward if kind == "F" else layer.backward
+            known[id(layer), kind] = layer, tuple(_joined(items, PARTS[kind], self))
+        return known[id(layer), kind][1]
+
+
+def _joined(items: Sequence[Item], parts: str, here: Here) -> Iterator[Run | tuple[int, Exchange]]:
+    """Items of these parts, works joined where nothing is waited for between them; exchanges of one rank are none."""
+    real = [not isinstance(item, Exchange) or here.groups(item.dims).shape[1] > 1 for item in items]
+    awaited = {n for item in items for n in item.needs}
+    held: list[tuple[int, Work]] = []
+    for i, item in enumerate(items):
+        if item.part not in parts or not real[i]:
+            continue
+        if isinstance(item, Exchange):
+            if held:
+                yield _run(held, real)
+                held = []
+            yield i, item
+            continue
+        waits = any(real[n] and isinstance(items[n], Exchange) for n in item.needs)
+        cut = held and (waits or held[-1][0] in awaited or (held[-1][1].part == "R") != (item.part == "R"))
+        if cut:
+            yield _run(held, real)
+            held = []
+        held.append((i, item))
+    if held:
+        yield _run(held, real)
+
+
+def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
+    works = [work for _, work in held]
+    names = list(dict.fromkeys(work.name for work in works))
+    needs = tuple(n for work in works for n in work.needs if real[n])
+    part = {frozenset("IW"): "B"}.get(frozenset(work.part for work in works), works[0].part)
+    return Run(
+        "+".join(names), tuple((work.kernels, work.part) for work in works), part, needs, tuple(i for i, _ in held)
+    )
+
+
+@dataclass
+class Laid:
+    """What has been laid of a stage so far.
+
+    Parameters
+    ----------
+    ops : the op list. kernel : the last op of the compute stream, -1 for none. waits : what the next kernel waits for
+        besides its own needs.
+    """
+
+    ops: OpList
+    kernel: int = -1
+    waits: tuple[int, ...] = ()
+
+    def lay(self, here: Here, layer: LocalLayer, action: Action) -> int:
+        """Lay one layer's part in an action; returns its last kernel."""
+        for _ in self.pieces(here, layer, action):
+            pass
+        return self.kernel
+
+    def pieces(self, here: Here, layer: LocalLayer, action: Action) -> Iterator[None]:
+        """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between."""
+        index: dict[int, int] = {}
+        for piece in here.runs(layer, action.kind):
+            if isinstance(piece, Run):
+                after = tuple(index[n] for n in piece.needs if n in index)
+                done = self._compute(here, layer, action, piece, after)
+                index |= dict.fromkeys(piece.items, done)
+            else:
+                i, exchange = piece
+                after = tuple(index[n] for n in exchange.needs if n in index)
+                index[i] = self._exchange(here, layer, action, exchange, after)
+                yield
+
+    def _compute(self, here: Here, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
+        spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
+        phase = "forward" if action.kind == "F" else "backward"
+        label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
+        name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
+        op = Compute(
+            name, spent.seconds, COMPUTE_STREAM, (*self.waits, *after), phase, spent.bound, spent.flops,
+            step=self.ops.step, label=label,
+        )  # fmt: skip
+        self.waits, self.kernel = (), self.ops.add(op)
+        return self.kernel
+
+    def _exchange(
+        self, here: Here, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]
+    ) -> int:
+        """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
+        dtype = exchange.dtype or here.dtype
+        nbytes = float(exchange.elements * DTYPE_BYTES[dtype] * (here.batch if exchange.per_sample else 1))
+        dim = exchange.communicator or "-".join(exchange.dims)
+        label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
+        after = (*self.waits, *after, *((self.kernel,) if self.kernel >= 0 else ()))
+        step, name = self.ops.step, f"{exchange.kind} {exchange.name} {layer.name}"
+        if exchange.kind == "ring":
+            tag = f"{dim} ring"
+            # Two streams, since a rank sends and receives at once; whoever waits needs what has come, and the buffer
+            # free.
+            sent = Send(name, nbytes, here.ring(exchange.dims, True), f"{dim} send", after, tag, step=step, label=label)
+            self.ops.add(sent)
+            came = Recv(
+                name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
+            )
+            return self.ops.add(came)
+        groups = here.groups(exchange.dims)
+        return self.ops.add(
+            Collective(name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label)
+        )
+
+
+_SHORT = {"F": "fwd", "B": "bwd", "I": "dgrad", "W": "wgrad"}

@@ -1,0 +1,117 @@
+"""When a pipeline rank sends and receives, and what it waits for: the p2p calls between the actions of a schedule.
+
+What is imitated (Megatron-LM core/pipeline_parallel/{schedules,p2p_communication}.py; facts: MODEL_PARALLEL.md 2.3):
+
+* ``blocking``: plain 1F1B. Each transfer is waited for before the next kernel. A forward followed by a backward, or the
+  other way round, fuses what the first sends and the second receives into one call; like after like are two calls.
+* ``batched``: interleaved 1F1B without overlap. One call after each forward of the warm-up, each backward of the
+  cool-down, and each *pair* of the steady state: all that the pair sends, and all that the next pair receives.
+* ``overlapped``: interleaved 1F1B as from Megatron's command line, and PyTorch's pipelining runtime. After each action
+  its output is sent, and the input of the next action of the same direction is asked for; only that action waits.
+
+A call is a group of transfers that end together for whoever waits. Transfers of one direction run in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clustersim.schedules.base import Action, Slot
+
+MODES = ("blocking", "batched", "overlapped")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message of one rank: the activation or gradient of a micro-batch at the border of two stages.
+
+    Parameters
+    ----------
+    sends : whether this rank sends it. direction : ``"F"`` activation, ``"B"`` gradient.
+    action : of this rank, which made it or needs it.
+    """
+
+    sends: bool
+    direction: str
+    action: Action
+
+
+@dataclass(frozen=True)
+class Call:
+    """Transfers issued together after slot ``at`` of a rank's order (-1: before the first).
+
+    ``waited`` : whether everything behind waits for all of them; else each receive is waited for by its action alone.
+    """
+
+    at: int
+    transfers: tuple[Transfer, ...]
+    waited: bool
+
+
+def calls(
+    order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool], mode: str
+) -> list[Call]:
+    """The p2p calls of one rank, in the order it makes them.
+
+    Parameters
+    ----------
+    order : its slots. sends, receives : whether an action's result goes to another rank, and its input comes from one.
+    mode : one of :data:`MODES`.
+    """
+    if mode == "overlapped":
+        return _overlapped(order, sends, receives)
+    blocks = _pairs(order) if mode == "batched" else [[i] for i in range(len(order))]
+    found: list[Call] = []
+    for k in range(-1, len(blocks)):
+        mine = [order[i] for i in blocks[k]] if k >= 0 else []
+        following = [order[i] for i in blocks[k + 1]] if k + 1 < len(blocks) else []
+        out = [Transfer(True, direction(a), a) for slot in mine for a in slot if a.kind != "W" and sends(a)]
+        into = [Transfer(False, direction(a), a) for slot in following for a in slot if a.kind != "W" and receives(a)]
+        at = blocks[k][-1] if k >= 0 else -1
+        fused = mode == "batched" or (mine and following and _kind(mine[-1]) != _kind(following[0]))
+        found += [Call(at, tuple(group), True) for group in ([out + into] if fused else [out, into]) if group]
+    return found
+
+
+def direction(action: Action) -> str:
+    """Which way an action's message travels: ``F`` down the pipeline, ``B`` up."""
+    return "F" if action.kind == "F" else "B"
+
+
+def _kind(slot: Slot) -> str:
+    return direction(slot[-1])
+
+
+def _pairs(order: Sequence[Slot]) -> list[list[int]]:
+    """Slots between which an interleaved rank makes calls: a forward and the backward behind it are one block."""
+    warm_up = next((i for i, slot in enumerate(order) if _kind(slot) == "B"), len(order)) - 1
+    blocks: list[list[int]] = []
+    for i, slot in enumerate(order):
+        after_forward = bool(blocks) and len(blocks[-1]) == 1 and _kind(order[blocks[-1][0]]) == "F"
+        if _kind(slot) == "B" and after_forward and blocks[-1][0] >= warm_up:
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    return blocks
+
+
+def _overlapped(
+    order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]
+) -> list[Call]:
+    """Sends behind each action; each receive is posted behind the last action of its direction."""
+    found: list[tuple[int, Transfer]] = []
+    posted = {"F": -1, "B": -1}
+    for i, slot in enumerate(order):
+        for action in slot:
+            if action.kind == "W":
+                continue
+            way = direction(action)
+            if receives(action):
+                found.append((posted[way], Transfer(False, way, action)))
+            if sends(action):
+                found.append((i, Transfer(True, way, action)))
+        for action in slot:
+            posted[direction(action)] = i if action.kind != "W" else posted[direction(action)]
+    found.sort(key=lambda pair: pair[0])
+    return [Call(at, (transfer,), False) for at, transfer in found]

@@ -1,0 +1,75 @@
+"""Toy pipelines for tests: stages of one layer whose passes take times that are easy to add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.builder import Recipe, build
+from clustersim.compute.price import Pass
+from clustersim.dims import Dims
+from clustersim.engine import simulate
+from clustersim.mesh import Mesh
+from clustersim.model import Kernel, Model, StepCost
+from clustersim.partition.base import Chunk, LocalLayer, Partition, Stage, Work
+from clustersim.schedules.base import stage_count, stage_of
+from toy import plan as toy_plan
+from toy import star
+
+KERNEL = Kernel("work", "gemm")
+
+
+@dataclass(frozen=True)
+class ToyCost:
+    """A forward takes ``f``, an input gradient ``i``, a weight gradient ``w`` seconds; longer on some layers."""
+
+    f: float = 1.0
+    i: float = 1.0
+    w: float = 1.0
+    micro_batch_size: int = 1
+
+    def work(self, runs, *, dense, cast=0):
+        return Pass(sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs), 0.0, "compute", 0.0)
+
+
+class Nothing:
+    """No data parallelism: a step ends with its last action."""
+
+    def begin_step(self):
+        pass
+
+    def before(self, chunk, layer, action):
+        return ()
+
+    def after(self, chunk, layer, action, *, last):
+        pass
+
+    def finish(self):
+        pass
+
+
+def partition(p, v, placement, message=1.0):
+    """One layer a chunk."""
+    layer = LocalLayer(
+        "layer", "block", (Work("", (KERNEL,), "F"),), (Work("", (KERNEL,), "I"), Work("", (KERNEL,), "W"))
+    )
+    n = stage_count(placement, p, v)
+    at = [[stage_of(placement, r, c, p) for c in range(v)] for r in range(p)]
+    stages = tuple(Stage(tuple(Chunk(s, (layer,), 0.0 if s == n - 1 else message) for s in mine)) for mine in at)
+    return Partition(Model("toy", "toy", ()), stages)
+
+
+def play(orders, placement="loop", *, mode="overlapped", cost=ToyCost(), transfer=0.0, steps=1):
+    """The Timeline of a toy pipeline whose transfers take ``transfer`` seconds each and share nothing."""
+    p, v = len(orders), 1 + max(action.chunk for order in orders for slot in order for action in slot)
+    topology = star(p)
+    mesh = Mesh(topology.gpus, p, dims=Dims(pp=p))
+    recipe = Recipe(partition(p, v, placement), orders, placement, mode, "bf16", lambda *_: Nothing())
+    program = build(recipe, cost, STEADY, mesh, steps, 0)
+    program.check()
+    return simulate(program, topology, mesh, planner=lambda request, group: toy_plan(request, [], transfer, np.inf))
+
+
+_NONE = np.zeros(0)
+STEADY = StepCost(_NONE, _NONE, (), (), _NONE, _NONE, 0.0, 1e12)

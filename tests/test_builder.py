@@ -1,0 +1,56 @@
+"""Steps of split models: pipelines with toy layers against the published op orders' own arithmetic."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pipelines import ToyCost, play
+
+from clustersim.schedules import schedule
+from clustersim.schedules.text import parse
+
+DATA = Path(__file__).parent / "data"
+
+# Makespan of p = 4 stages, F 1, B 2, with transfers that take 0, 0.1 and 0.25: executed send, receive and wait order of
+# Megatron-LM@d98e8a64 megatron/core/pipeline_parallel/schedules.py, and the pure data flow (facts: MODEL_PARALLEL.md 2.3).
+TRANSFERS = {
+    ("1f1b", 1, 8, "blocking"): (33.0, 34.9, 37.75),
+    ("1f1b", 1, 16, "blocking"): (57.0, 60.5, 65.75),
+    ("1f1b", 1, 8, "overlapped"): (33.0, 34.6, 37.0),
+    ("1f1b", 1, 16, "overlapped"): (57.0, 59.8, 64.0),
+    ("interleaved_1f1b", 2, 8, "batched"): (57.0, 59.5, 63.25),
+    ("interleaved_1f1b", 2, 16, "batched"): (105.0, 109.1, 115.25),
+    ("interleaved_1f1b", 2, 8, "overlapped"): (57.0, 58.4, 60.5),
+    ("interleaved_1f1b", 2, 16, "overlapped"): (105.0, 106.4, 108.5),
+}
+
+
+@pytest.mark.parametrize(("name", "chunks", "microbatches", "mode"), TRANSFERS)
+def test_a_transfer_costs_what_the_frameworks_order_of_calls_makes_it_cost(name, chunks, microbatches, mode):
+    orders = schedule(name).order(4, chunks, microbatches)
+    spent = [play(orders, mode=mode, transfer=transfer).makespan for transfer in (0.0, 0.1, 0.25)]
+    assert spent == pytest.approx(TRANSFERS[name, chunks, microbatches, mode], rel=1e-12)
+
+
+def _cases():
+    """Every executed op order: rows of one case, by rank."""
+    cases = {}
+    with (DATA / "pipeline_examples.csv").open() as lines:
+        for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+            cases.setdefault(row["case"], []).append(row)
+    return cases
+
+
+@pytest.mark.parametrize("case", _cases().values(), ids=_cases())
+def test_the_engine_plays_every_executed_order_in_its_makespan(case):
+    rows = sorted(case, key=lambda row: int(row["rank"]))
+    placement = {"loop": "loop", "v": "v"}.get(rows[0]["placement"], "both")
+    timeline = play(tuple(parse(row["ops"]) for row in rows), placement)
+    pairs = any("|" in row["ops"] for row in rows)
+    # A pair's kernels take turns on one stream: the forward first, and its backward's gradient only when both are through.
+    wanted = float(rows[0]["makespan_pair_atomic" if pairs else "makespan"])
+    assert timeline.makespan == pytest.approx(wanted, rel=1e-12)
