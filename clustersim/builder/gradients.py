@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clustersim.builder.laying import Here, Laid
-from clustersim.label import Label
+from clustersim.builder.tail import clip, collective, shared_gradients
 from clustersim.partition.base import LocalLayer, Stage
-from clustersim.program import DTYPE_BYTES, Collective
+from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Action
 
 DENSE, EXPERT = ("dp", "cp"), ("edp",)
@@ -86,7 +86,6 @@ class Replicated:
     buckets: list[Bucket] = field(default_factory=list, init=False)
     _of: dict[tuple[int, int], list[Bucket]] = field(default_factory=dict, init=False)
     _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
-    _first: dict[int, tuple[int, str]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         for c, chunk in enumerate(self.stage.chunks):
@@ -126,98 +125,47 @@ class Replicated:
         for bucket in self.buckets:
             if bucket.reduced < 0:
                 self._reduce(bucket)
-        after = tuple(bucket.reduced for bucket in self.buckets)
-        after = self._replicated(after)
-        after = self._tied(after)
-        after = self._norm(after)
+        after = tuple(bucket.reduced for bucket in self.buckets) or (self.laid.kernel,)
+        dtype = self.config.grad_dtype
+        after = shared_gradients(self.here, self.laid, self.stage, self.tied, dtype, after)
+        if self.config.clip:
+            after = clip(self.here, self.laid, float(self._updated() * DTYPE_BYTES[dtype]), after)
         self._update(after)
-
-    # --- reductions --------------------------------------------------------------------------------------------------
 
     def _reduce(self, bucket: Bucket) -> None:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
-        nbytes = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype])
-        here = (self.laid.kernel,)
-        bucket.reduced = self._collective(kind, bucket.name, nbytes, bucket.dims, here, self.config.grad_dtype)
+        nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
+        kernel = (self.laid.kernel,)
+        (bucket.reduced,) = collective(self.here, self.laid, kind, bucket.name, nbytes, bucket.dims, kernel, dtype)
 
-    def _replicated(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        numel = sum(layer.replicated for layer in self.stage.layers)
-        if not numel or self.here.mesh.size("tp") == 1:
-            return after
-        nbytes = float(numel * DTYPE_BYTES[self.config.grad_dtype])
-        name = "replicated gradients"
-        return (self._collective("all_reduce", name, nbytes, ("tp",), after, self.config.grad_dtype),)
-
-    def _tied(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        if not self.tied:
-            return after
-        nbytes = float(self.tied * DTYPE_BYTES[self.config.grad_dtype])
-        return (self._collective("all_reduce", "tied embeddings", nbytes, ("embd",), after, self.config.grad_dtype),)
-
-    def _norm(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The squared norm of this rank's part, one number over everybody, and the factor applied."""
-        if not self.config.clip:
-            return after
-        numel = sum(self._updated())
-        nbytes = float(numel * DTYPE_BYTES[self.config.grad_dtype])
-        rate = self.here.cost.where.device.stream_rate()
-        ops = self.laid.ops
-        normed = ops.compute("gradient norm", nbytes / rate, "gradient", after=after, nbytes=nbytes)
-        everybody = self.here.groups(("tp", "cp", "dp", "pp"))
-        if everybody.size > 1:
-            label = Label("gradient norm", dim="world")
-            normed = ops.add(
-                Collective(
-                    "all_reduce gradient norm", "all_reduce", 4.0, everybody, "world", (normed,), "fp32",
-                    communicator="world", step=ops.step, label=label,
-                )
-            )  # fmt: skip
-        self.laid.kernel = ops.compute(
-            "clip gradients", 2 * nbytes / rate, "gradient", after=(normed,), nbytes=2 * nbytes
-        )
-        return (self.laid.kernel,)
-
-    def _updated(self) -> tuple[float, float]:
-        """Dense and expert elements that this rank's optimizer updates."""
+    def _updated(self) -> float:
+        """Elements that this rank's optimizer updates."""
         dense, expert = float(self.stage.parameters), float(self.stage.expert_parameters)
         if not self.config.distributed:
-            return dense, expert
+            return dense + expert
         size = self.here.mesh.size
-        return dense / size(*DENSE), expert / size(*EXPERT) if expert else 0.0
+        return dense / size(*DENSE) + (expert / size(*EXPERT) if expert else 0.0)
 
     def _update(self, after: tuple[int, ...]) -> None:
-        numel = sum(self._updated())
+        numel = self._updated()
         tensors = 1 if self.config.distributed else sum(len(layer.tensors) for layer in self.stage.layers)
         rate = self.here.cost.where.device.stream_rate()
         seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / rate
         self.laid.kernel = self.laid.ops.compute("optimizer", seconds, "optimizer", after=after)
-        if not self.config.distributed:
-            return
+        if self.config.distributed:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Updated parameters to everybody: awaited at once, or by the chunk that uses them."""
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
-            here = (self.laid.kernel,)
-            name = f"parameters {bucket.name}"
-            done = self._collective("all_gather", name, nbytes, bucket.dims, here, self.config.param_dtype)
+            name, kernel, dtype = f"parameters {bucket.name}", (self.laid.kernel,), self.config.param_dtype
+            done = collective(self.here, self.laid, "all_gather", name, nbytes, bucket.dims, kernel, dtype)
             for chunk in {c for c, _ in bucket.layers}:
-                self._gathered[chunk] = (*self._gathered.get(chunk, ()), done)
-        if not self.config.overlap_param_gather:  # the step ends when all parameters are there
-            everything = tuple(op for waits in self._gathered.values() for op in waits)
+                self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
+        if not self.config.overlap_param_gather:
+            self.laid.waits = (*self.laid.waits, *(op for waits in self._gathered.values() for op in waits))
             self._gathered.clear()
-            self.laid.waits = (*self.laid.waits, *everything)
-
-    def _collective(
-        self, kind: str, name: str, nbytes: float, dims: tuple[str, ...], after: tuple[int, ...], dtype: str
-    ) -> int:
-        """A collective over mesh dimensions; where a group has one rank, what it would have waited for."""
-        groups = self.here.groups(dims)
-        if groups.shape[1] == 1:
-            return after[-1]
-        dim = "-".join(dims)
-        ops, label = self.laid.ops, Label(name, dim=dim)
-        op = Collective(
-            f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=ops.step, label=label
-        )
-        return ops.add(op)
 
 
 def _buckets(

@@ -40,21 +40,43 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig, steps: i
     base.check(model, cost, steps)
     ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
     host = sharded.host(mesh, cost, config.pcie_bandwidth, config.dram_bandwidth) if config.cpu_offload else None
-    rank = _Rank(ops, model, cost, config, plan(model, mesh, config), host)
+    rank = FSDPRank(ops, cost, config, plan(model, mesh, config), host)
     for step in range(steps):
         base.begin_step(ops, cost, step)
         rank.begin()
         for micro_step in range(config.gradient_accumulation_steps):
             last = micro_step == config.gradient_accumulation_steps - 1
-            rank.forward()
-            rank.backward(first=not micro_step, sync=last or not config.no_sync)
+            _forward(rank, model)
+            _backward(rank, model, first=not micro_step, sync=last or not config.no_sync)
         _optimize(rank, mesh)
     return base.program(ops, mesh, cost, (*_notes(mesh, config, rank.plan), *cost.notes), paces)
 
 
+def _forward(rank: FSDPRank, model: Model) -> None:
+    """Unit after unit: gather, compute, free."""
+    rank.begin_forward()
+    for s, (_, layers) in enumerate(rank.plan.segments):
+        after = rank.enter_forward(s)
+        for i in layers:
+            rank.kernel, after = base.forward_layer(rank.ops, model, rank.cost, i, after), ()
+        rank.leave_forward(s)
+
+
+def _backward(rank: FSDPRank, model: Model, *, first: bool, sync: bool) -> None:
+    """The same in reverse; gradients of a unit are reduced as soon as its first layer has been through."""
+    for s, (_, layers) in reversed(list(enumerate(rank.plan.segments))):
+        after = rank.enter_backward(s)
+        for i in reversed(layers):
+            rank.kernel, after = base.backward_layer(rank.ops, model, rank.cost, i, after=after), ()
+        rank.leave_backward(s, first=first, sync=sync)
+
+
 @dataclass
-class _Rank:
+class FSDPRank:
     """What FSDP keeps on one rank while a Program is written: what is gathered, and who waits for what.
+
+    Its hooks are called around each segment of :attr:`Plan.segments`; whoever writes the kernels sets ``kernel``, the
+    last of them.
 
     Parameters
     ----------
@@ -65,7 +87,6 @@ class _Rank:
     """
 
     ops: base.OpList
-    model: Model
     cost: StepCost
     config: FSDPConfig
     plan: Plan
@@ -84,38 +105,47 @@ class _Rank:
         last = len(self.ops.ops) - 1
         self.issue, self.kernel, self.reduced = tuple(i for i in {*self.reduced, last} if i >= 0), -1, []
 
-    def forward(self) -> None:
-        """Unit after unit: gather, compute, free. Events of the last backward are long past, so they do not count."""
+    def begin_forward(self) -> None:
+        """A forward begins. Events of the last backward are long past, so they do not count."""
         self.freed.clear()
-        order = self.plan.segments
-        last_segment = {unit: s for s, (unit, _) in enumerate(order)}
-        for s, (unit, layers) in enumerate(order):
-            after = self._unshard(unit, self.plan.shard, forward=True)
-            if self.config.forward_prefetch and s + 1 < len(order):
-                self._gather(order[s + 1][0], self.plan.shard)
-            for i in layers:
-                self.kernel, after = base.forward_layer(self.ops, self.model, self.cost, i, after), ()
-            keeps = self.config.keeps_root if unit == 0 else self.config.keeps
-            if last_segment[unit] == s and not keeps:
-                self._free(unit)
 
-    def backward(self, first: bool, sync: bool) -> None:
-        """The same in reverse; gradients of a unit are reduced as soon as its first layer has been through."""
-        order = self.plan.segments[::-1]
-        last_segment = {unit: s for s, (unit, _) in enumerate(order)}
-        for s, (unit, layers) in enumerate(order):
-            following = order[s + 1][0] if s + 1 < len(order) else None
-            after = self._unshard(unit, self.plan.backward, forward=False)
-            if following is not None and self.config.prefetch == "BACKWARD_PRE":
-                self._gather(following, self.plan.backward)
-            for i in reversed(layers):
-                self.kernel, after = base.backward_layer(self.ops, self.model, self.cost, i, after=after), ()
-            if last_segment[unit] == s:
-                if sync or not self.config.keeps:
-                    self._free(unit)
-                if following is not None and self.config.prefetch == "BACKWARD_POST":
-                    self._gather(following, self.plan.backward, after=(self.kernel,))
-                self._gradient(unit, first, sync)
+    def enter_forward(self, s: int) -> tuple[int, ...]:
+        """Before a segment's forward: gather its unit; what its first kernel waits for."""
+        order = self.plan.segments
+        after = self._unshard(order[s][0], self.plan.shard, forward=True)
+        if self.config.forward_prefetch and s + 1 < len(order):
+            self._gather(order[s + 1][0], self.plan.shard)
+        return after
+
+    def leave_forward(self, s: int) -> None:
+        """After a segment's forward: free its unit behind its last segment, unless it is kept for backward."""
+        unit = self.plan.segments[s][0]
+        keeps = self.config.keeps_root if unit == 0 else self.config.keeps
+        if self.plan.last_of(unit) == s and not keeps:
+            self._free(unit)
+
+    def enter_backward(self, s: int) -> tuple[int, ...]:
+        """Before a segment's backward: gather its unit again, and the next one ahead of time."""
+        following = self.plan.segments[s - 1][0] if s else None
+        after = self._unshard(self.plan.segments[s][0], self.plan.backward, forward=False)
+        if following is not None and self.config.prefetch == "BACKWARD_PRE":
+            self._gather(following, self.plan.backward)
+        return after
+
+    def leave_backward(self, s: int, *, first: bool, sync: bool) -> None:
+        """After a segment's backward: behind its unit's first segment free it, and reduce its gradients if ``sync``.
+
+        ``first`` : nothing has piled up from earlier micro-batches.
+        """
+        unit = self.plan.segments[s][0]
+        following = self.plan.segments[s - 1][0] if s else None
+        if self.plan.first_of(unit) != s:
+            return
+        if sync or not self.config.keeps:
+            self._free(unit)
+        if following is not None and self.config.prefetch == "BACKWARD_POST":
+            self._gather(following, self.plan.backward, after=(self.kernel,))
+        self._gradient(unit, first, sync)
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -226,7 +256,7 @@ class _Rank:
         self.reduced.append(done)
 
 
-def _optimize(rank: _Rank, mesh: Mesh) -> None:
+def _optimize(rank: FSDPRank, mesh: Mesh) -> None:
     """Clip and update this rank's shard, when all of its gradients are reduced."""
     ops, config, degree = rank.ops, rank.config, rank.plan.degree
     numel = sum(unit.padded(degree) for unit in rank.plan.units) / degree

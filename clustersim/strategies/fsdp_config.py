@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -136,10 +137,25 @@ class Plan:
         """Ranks that share a unit."""
         return int(self.shard.shape[1])
 
+    def first_of(self, unit: int) -> int:
+        """The first segment of a unit, which backward reaches last."""
+        return self._ends[unit][0]
+
+    def last_of(self, unit: int) -> int:
+        """The last segment of a unit."""
+        return self._ends[unit][1]
+
+    @cached_property
+    def _ends(self) -> dict[int, tuple[int, int]]:
+        ends: dict[int, tuple[int, int]] = {}
+        for s, (unit, _) in enumerate(self.segments):
+            ends[unit] = (ends[unit][0] if unit in ends else s, s)
+        return ends
+
 
 def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> Plan:
     """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
-    wrapped = sharded.units(model, config.blocks_per_unit, config.min_num_params)
+    wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params)
     degree = shard_degree(mesh, config)
     shard = sharded.shard_groups(mesh, degree, "$.strategy.data_parallel_shard_degree")
     backward, again = shard, config.reshard_after_forward
@@ -149,7 +165,7 @@ def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> Plan:
                 f"{degree} sharding ranks do not divide by {again} (at $.strategy.reshard_after_forward)"
             )
         backward = sharded.shard_groups(mesh, again, "$.strategy.reshard_after_forward")
-    return Plan(wrapped, sharded.segments(model, wrapped), shard, backward, np.ascontiguousarray(shard.T))
+    return Plan(wrapped, sharded.segments(len(model.layers), wrapped), shard, backward, np.ascontiguousarray(shard.T))
 
 
 def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from clustersim.errors import ProgramError, UnitError
 from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
+from clustersim.model import StepCost
 from clustersim.program import DTYPE_BYTES, Collective
 from clustersim.strategies import base
 from clustersim.units import parse_bandwidth
@@ -39,8 +40,19 @@ class Unit:
         return -(-self.numel // members) * members
 
 
-def units(model: Model, blocks_per_unit: int = 1, min_num_params: int | None = None) -> tuple[Unit, ...]:
-    """The wrapping of a model; the root unit comes first and holds what no other unit does.
+class Wrappable(Protocol):
+    """A layer to wrap, whole or one rank's part of it; ``parameters`` : elements of its own."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+
+
+def units(layers: Sequence[Wrappable], blocks_per_unit: int = 1, min_num_params: int | None = None) -> tuple[Unit, ...]:
+    """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
 
     Parameters
     ----------
@@ -49,30 +61,30 @@ def units(model: Model, blocks_per_unit: int = 1, min_num_params: int | None = N
         (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
     """
     root, wrapped, open_unit = [], [], list[int]()
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(layers):
         if layer.kind in {"embedding", "head", "loss"} or (min_num_params is None and layer.kind != "block"):
             root.append(i)
             continue
         open_unit.append(i)
-        enough = _numel(model, open_unit) >= min_num_params if min_num_params else len(open_unit) == blocks_per_unit
+        enough = _numel(layers, open_unit) >= min_num_params if min_num_params else len(open_unit) == blocks_per_unit
         if enough:
             wrapped.append(open_unit)
             open_unit = []
     if open_unit:
         wrapped.append(open_unit)
-    named = [Unit(model.layers[layers[0]].name, tuple(layers), _numel(model, layers)) for layers in wrapped]
-    return (Unit("root", tuple(root), _numel(model, root)), *(unit for unit in named if unit.numel))
+    named = [Unit(layers[some[0]].name, tuple(some), _numel(layers, some)) for some in wrapped]
+    return (Unit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
 
 
-def _numel(model: Model, layers: list[int]) -> int:
-    return sum(model.layers[i].parameters for i in layers)
+def _numel(layers: Sequence[Wrappable], some: list[int]) -> int:
+    return sum(layers[i].parameters for i in some)
 
 
-def segments(model: Model, wrapped: tuple[Unit, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def segments(n_layers: int, wrapped: tuple[Unit, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Forward order as (index of the unit, consecutive layers of it); layers without a unit belong to the root."""
     owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
     found: list[tuple[int, list[int]]] = []
-    for i in range(len(model.layers)):
+    for i in range(n_layers):
         unit = owner.get(i, 0)
         if found and found[-1][0] == unit:
             found[-1][1].append(i)
