@@ -1,0 +1,26 @@
+"""How a model is split: the ``[parallel]`` table, the names other frameworks have for it, and what must divide what.
+
+It knows no model and no machine: a model's sizes come as a :class:`ModelShape`, a machine as its number of ranks.
+"""
+
+from clustersim.parallel.checks import check
+from clustersim.parallel.config import ParallelConfig, Routing
+from clustersim.parallel.layout import stages_of
+from clustersim.parallel.names import FIELDS, PRESETS, field_for, translate
+from clustersim.parallel.recompute import Recompute, recompute
+from clustersim.parallel.shape import ModelShape, padded_vocab
+
+__all__ = [
+    "FIELDS",
+    "PRESETS",
+    "ModelShape",
+    "ParallelConfig",
+    "Recompute",
+    "Routing",
+    "check",
+    "field_for",
+    "padded_vocab",
+    "recompute",
+    "stages_of",
+    "translate",
+]

@@ -1,0 +1,286 @@
+"""What must divide what, and which settings exclude each other: one line with field, value and what would work.
+
+Constraints are Megatron-LM's (training/arguments.py ``validate_args``, transformer/transformer_config.py,
+parallel_state.py), DeepSpeed's (runtime/pipe/engine.py) and Transformer Engine's (context parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import gcd, prod
+
+from clustersim.errors import ScenarioError
+from clustersim.parallel.config import ParallelConfig
+from clustersim.parallel.shape import ModelShape
+
+
+def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """Raise :class:`ScenarioError` with field, value and the nearest value that works, for the first thing wrong.
+
+    Parameters
+    ----------
+    parallel : what is asked for. shape : the model's sizes. world : ranks that compute.
+    """
+    for rule in (_world, _tensor, _sequence, _context, _experts, _expert_settings, _stages, _pipeline):
+        rule(parallel, shape, world)
+    _recompute(parallel)
+    _optimizer(parallel, world)
+
+
+def nearest_that(works: Callable[[int], bool], value: int, most: int) -> str:
+    """``"use 2 or 4"``: the values from 1 to ``most`` next below and above one that does not work.
+
+    >>> nearest_that(lambda n: 32 % n == 0, 3, 32)
+    'use 2 or 4'
+    """
+    below = next((n for n in range(min(value, most + 1) - 1, 0, -1) if works(n)), None)
+    above = next((n for n in range(value + 1, most + 1) if works(n)), None)
+    return "use " + " or ".join(str(n) for n in (below, above) if n is not None)
+
+
+def _refuse(field: str, what: str) -> ScenarioError:
+    return ScenarioError(f"{what} (at $.parallel.{field})")
+
+
+def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """``world % (tp cp pp)`` and ``world % (etp ep pp)``; the first degree that does not fit is named."""
+    for names in (("tp", "cp", "pp"), ("tp", "ep", "pp") if parallel.etp is None else ("etp", "ep", "pp")):
+        inside = 1
+        # The pipeline's degree is named last: nodes are added in its multiples.
+        for name in names:
+            degree = getattr(parallel, name) or 1
+            if world % (inside * degree):
+                beside = f" beside {' * '.join(names[: names.index(name)])} = {inside}" if inside > 1 else ""
+                fits = _divisor(world // inside, degree)
+                raise _refuse(name, f"{name} = {degree} does not fit into {world} ranks{beside}; {fits}")
+            inside *= degree
+    parallel.dims(world)  # the order, and the replicas
+
+
+def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    t = parallel.tp
+    sizes = {"heads": shape.heads, "of hidden": shape.hidden, "of the MLP's width": shape.ffn}
+    sizes["of the shared experts' width"] = shape.shared_ffn
+    common = gcd(*sizes.values())
+    for what, size in sizes.items():
+        if size % t:
+            raise _refuse("tp", f"tp = {t} does not divide {size:,} {what}; {_divisor(common, t)}")
+    kv = shape.kv_heads
+    if kv and kv % t and t % kv:
+        fits = nearest_that(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
+        raise _refuse("tp", f"tp = {t} is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
+    if t == 1 and parallel.tp_overlap != "none":
+        raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} overlaps what only tp > 1 sends; tp is 1")
+
+
+def _divisor(size: int, value: int) -> str:
+    return nearest_that(lambda n: size % n == 0, value, size)
+
+
+def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """Sequence parallelism, and what it excludes."""
+    t, sp = parallel.tp, parallel.sequence_parallel
+    if sp and t == 1:
+        raise _refuse("sequence_parallel", "sequence_parallel = true needs tp > 1; tp is 1")
+    if sp and parallel.tp_grad_overlap:
+        raise _refuse(
+            "tp_grad_overlap",
+            "tp_grad_overlap = true overlaps an all_reduce that sequence_parallel = true replaces; leave one out",
+        )
+    if not sp and parallel.tp_overlap != "none":
+        raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} needs sequence_parallel = true")
+    if sp and shape.seq_len // parallel.cp % t:
+        local = shape.seq_len // parallel.cp
+        raise _refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {_divisor(local, t)}")
+    if parallel.framework == "megatron" and shape.experts and t > 1 and not sp:
+        raise _refuse(
+            "sequence_parallel", f"a mixture of experts with tp = {t} needs sequence_parallel = true, which is false"
+        )
+
+
+def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    c, s = parallel.cp, shape.seq_len
+    per_layer = parallel.cp_comm_type
+    if not isinstance(per_layer, str) and len(per_layer) != shape.layers:
+        raise _refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
+    if c == 1:
+        return
+    if not s:
+        raise _refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
+    pieces = 2 if parallel.cp_load_balancer == "headtail" else 1
+    if s % (pieces * c):
+        fits = nearest_that(lambda n: s % (pieces * n) == 0, c, s)
+        raise _refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
+    kinds = {per_layer} if isinstance(per_layer, str) else set(per_layer)
+    sizes = parallel.hierarchical_context_parallel_sizes
+    if "a2a+p2p" in kinds and sizes is None:
+        raise _refuse(
+            "hierarchical_context_parallel_sizes",
+            f"cp_comm_type 'a2a+p2p' needs hierarchical_context_parallel_sizes, two sizes whose product is cp {c}",
+        )
+    if sizes is not None and (len(sizes) != 2 or prod(sizes) != c):
+        product = " * ".join(map(str, sizes))
+        raise _refuse(
+            "hierarchical_context_parallel_sizes",
+            f"hierarchical_context_parallel_sizes {product} are not two sizes whose product is cp {c}",
+        )
+    for kind, ranks in (("a2a", c), ("a2a+p2p", sizes[0] if sizes else 1)):
+        if kind in kinds:
+            _heads_of_all_to_all(parallel, shape, kind, ranks)
+
+
+def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str, ranks: int) -> None:
+    """Each rank of the all_to_all gets whole heads; DeepSpeed's Ulysses alone may give them unevenly."""
+    if parallel.framework == "deepspeed":
+        return
+    for what, heads in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
+        local = max(1, heads // parallel.tp)
+        if heads and local % ranks:
+            field = "cp" if kind == "a2a" else "hierarchical_context_parallel_sizes"
+            raise _refuse(
+                field,
+                f"{kind} over {ranks} ranks does not divide the {local} {what} of a rank; {_divisor(local, ranks)}, or "
+                "another cp_comm_type",
+            )
+
+
+def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    e, experts, cut = parallel.ep, shape.experts, parallel.etp or parallel.tp
+    if e > 1 and not experts:
+        raise _refuse("ep", f"ep = {e} spreads experts; the model has none; use 1")
+    if experts % e:
+        raise _refuse("ep", f"ep = {e} does not divide {experts} experts; {_divisor(experts, e)}")
+    if experts and shape.moe_ffn % cut:
+        field = "tp" if parallel.etp is None else "etp"
+        raise _refuse(
+            field, f"{field} = {cut} does not divide {shape.moe_ffn:,} of an expert's width; "
+            f"{_divisor(shape.moe_ffn, cut)}",
+        )  # fmt: skip
+
+
+def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    if parallel.pad_to_capacity and parallel.capacity_factor is None:
+        raise _refuse("pad_to_capacity", "pad_to_capacity = true needs a capacity_factor, such as 1.0")
+    if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
+        raise _refuse("dispatcher", "dispatcher = 'allgather' sends every token everywhere, whatever capacity_factor "
+                      f"= {parallel.capacity_factor:g} says; use 'alltoall'")  # fmt: skip
+    if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
+        raise _refuse("shared_expert_overlap", "shared_expert_overlap = true needs dispatcher = 'alltoall' or 'flex', "
+                      "not 'allgather'")  # fmt: skip
+    if not parallel.ep_overlap:
+        return
+    if parallel.ep == 1:
+        raise _refuse("ep_overlap", "ep_overlap = true overlaps what only ep > 1 sends; ep is 1")
+    if parallel.shared_expert_overlap:
+        raise _refuse("ep_overlap", "ep_overlap and shared_expert_overlap exclude each other; both are true")
+    if parallel.recompute_granularity == "full":
+        raise _refuse("ep_overlap", "ep_overlap = true excludes recompute_granularity = 'full'")
+    if parallel.pp > 1 and parallel.chunks(shape.layers) == 1:
+        raise _refuse("ep_overlap", f"ep_overlap = true with pp = {parallel.pp} needs vpp > 1; vpp is 1")
+
+
+def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """Whether the layers make as many stages."""
+    p, layers = parallel.pp, shape.layers
+    if parallel.layout is not None:
+        _layout(parallel, shape)
+        return
+    vpp = parallel.chunks(layers)
+    if parallel.layers_per_virtual_stage is not None and parallel.vpp not in {None, 1} and parallel.vpp != vpp:
+        each = parallel.layers_per_virtual_stage
+        raise _refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
+    if p * vpp > layers:
+        field, value = ("pp", p) if p > layers else ("vpp", vpp)
+        fits = _divisor(layers if field == "pp" else layers // p, value)
+        raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
+    _even(parallel, layers, vpp)
+
+
+def _even(parallel: ParallelConfig, layers: int, vpp: int) -> None:
+    """Megatron's stages are equal but for the first and the last, where these are given."""
+    ends = (parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
+    counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
+    if (parallel.first_stage_less_layers, parallel.last_stage_less_layers, parallel.partition_method) != (None,) * 3:
+        return
+    if any(counted) and any(ends):
+        name = f"account_for_{'embedding' if counted[0] else 'loss'}_in_pipeline_split"
+        raise _refuse(name, f"{name} and decoder_*_pipeline_num_layers both set the ends of the pipeline; say one")
+    given = [n for n in ends if n is not None]
+    rest, ranks = layers - sum(given) + sum(counted), parallel.pp - len(given)
+    if rest < 0 or ranks < (rest > 0) or (ranks and rest % (ranks * vpp)):
+        what = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
+        beside = " beside the ends" if given else " with the embedding and loss counted" if any(counted) else ""
+        field = "vpp" if ranks and rest % ranks == 0 else "pp"
+        value, size = (vpp, rest // ranks) if field == "vpp" else (parallel.pp, layers)
+        fits = "" if given or any(counted) else f"; {_divisor(size, value)}, or a layout"
+        raise _refuse(field, f"{field} = {value}: {what}{beside}{fits}")
+    if any((n or 0) % vpp for n in ends):
+        raise _refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")
+
+
+def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
+    """Whether a layout adds up."""
+    other = [name for name in ("vpp", "layers_per_virtual_stage", "decoder_first_pipeline_num_layers",
+             "decoder_last_pipeline_num_layers", "first_stage_less_layers", "last_stage_less_layers",
+             "partition_method") if getattr(parallel, name) is not None]  # fmt: skip
+    if parallel.framework == "megatron" and other and other != ["vpp"]:
+        raise _refuse("layout", f"layout and {other[-1]} both say which layers a stage has; say one")
+    stages = parallel.stages
+    if len(stages) % parallel.pp or parallel.vpp not in {None, len(stages) // parallel.pp}:
+        raise _refuse("layout", f"layout has {len(stages)} stages, which pp {parallel.pp} and vpp {parallel.vpp or 1} "
+                      "do not make")  # fmt: skip
+    held = sum(stage if isinstance(stage, int) else stage.count("t") for stage in stages)
+    if held != shape.layers:
+        raise _refuse("layout", f"layout holds {held} layers; the model has {shape.layers}")
+
+
+def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """Messages between stages; what a schedule needs is its own to say."""
+    if parallel.chunks > 1 and parallel.pp == 1:
+        raise _refuse("vpp", f"vpp = {parallel.chunks} needs pp > 1; pp is 1")
+    interleaved = parallel.chunks > 1 and parallel.schedule is None
+    if interleaved and parallel.pp == 2 and not parallel.overlap_p2p_communication:
+        raise _refuse(
+            "overlap_p2p_communication", "overlap_p2p_communication = false with vpp > 1 needs pp > 2; pp is 2"
+        )
+    if parallel.defer_embedding_wgrad_compute and parallel.pp == 1:
+        raise _refuse("defer_embedding_wgrad_compute", "defer_embedding_wgrad_compute = true needs pp > 1; pp is 1")
+
+
+def _recompute(parallel: ParallelConfig) -> None:
+    granularity, method = parallel.recompute_granularity, parallel.recompute_method
+    for name in ("recompute_method", "recompute_num_layers"):
+        value = getattr(parallel, name)
+        if value is not None and granularity != "full":
+            raise _refuse(name, f"{name} = {value!r} belongs to recompute_granularity = 'full'; it is {granularity!r}")
+    if granularity == "full" and (method is None or parallel.recompute_num_layers is None):
+        raise _refuse("recompute_granularity", "recompute_granularity = 'full' needs recompute_method and "
+                      "recompute_num_layers, such as 'uniform' and 1")  # fmt: skip
+    if parallel.recompute_modules is not None and granularity != "selective":
+        raise _refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
+                      f"{granularity!r}")  # fmt: skip
+    if parallel.distribute_saved_activations:
+        wrong = {
+            "tp > 1": parallel.tp == 1,
+            "recompute_granularity = 'full'": granularity != "full",
+            "sequence_parallel = false": parallel.sequence_parallel,
+        }
+        for need in _true(wrong):
+            raise _refuse("distribute_saved_activations", f"distribute_saved_activations = true needs {need}")
+
+
+def _true(named: dict[str, bool]) -> Iterable[str]:
+    return [name for name, holds in named.items() if holds]
+
+
+def _optimizer(parallel: ParallelConfig, world: int) -> None:
+    if parallel.overlap_param_gather:
+        for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
+            if not getattr(parallel, name):
+                raise _refuse("overlap_param_gather", f"overlap_param_gather = true needs {name} = true")
+    copies = parallel.num_distributed_optimizer_instances
+    if copies > 1 and not parallel.use_distributed_optimizer:
+        raise _refuse("num_distributed_optimizer_instances", f"num_distributed_optimizer_instances = {copies} needs "
+                      "use_distributed_optimizer = true")  # fmt: skip
+    if parallel.ddp_bucket_size is not None and parallel.ddp_num_buckets is not None:
+        raise _refuse("ddp_num_buckets", "ddp_bucket_size and ddp_num_buckets both say how large a bucket is; say one")
