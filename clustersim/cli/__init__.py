@@ -20,6 +20,7 @@ from clustersim.cli.claims import claims
 from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
+from clustersim.cli.describe import describe
 from clustersim.cli.explain import explain
 from clustersim.cli.lessons import lessons
 from clustersim.cli.memory import memory
@@ -27,7 +28,7 @@ from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
 from clustersim.cli.replay import replay
 from clustersim.cli.report import export, report
-from clustersim.cli.run import describe, run
+from clustersim.cli.run import run
 from clustersim.cli.sensitivity import sensitivity
 from clustersim.cli.sweep import sweep
 from clustersim.cli.trace import trace

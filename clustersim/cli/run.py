@@ -1,4 +1,4 @@
-"""``clustersim run`` and ``clustersim describe``: a scenario's outcome, and its Program before it runs."""
+"""``clustersim run``: a scenario's outcome."""
 
 from __future__ import annotations
 
@@ -153,17 +153,3 @@ def _text(value: float, unit: str) -> str:
     if unit == "bytes":
         return format_bytes(value)
     return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"
-
-
-@click.command(short_help="Print a scenario's Program before it runs.")
-@click.argument("scenario")
-@set_option
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose op list to print.")
-def describe(scenario: str, changes: tuple[str, ...], rank: int) -> None:
-    """Print a scenario's Program before it runs: streams, buckets, sizes and what waits for what."""
-    from clustersim import scenario as scenarios
-
-    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
-    with working(f"building {loaded.name}"):
-        prepared = loaded.prepare()
-    click.echo(prepared.describe(rank))

@@ -185,10 +185,12 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if parallel.layout is not None:
         _layout(parallel, shape)
         return
-    vpp = parallel.chunks(layers)
-    if parallel.layers_per_virtual_stage is not None and parallel.vpp not in {None, 1} and parallel.vpp != vpp:
-        each = parallel.layers_per_virtual_stage
+    vpp, each = parallel.chunks(layers), parallel.layers_per_virtual_stage
+    if each is not None and parallel.vpp not in {None, vpp}:
         raise _refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
+    if each is not None and (made := parallel.made_of(layers, each)) % p:
+        raise _refuse("layers_per_virtual_stage", f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} "
+                      f"layers, which pp {p} does not divide; {_divisor(max(1, layers // p), each)}")  # fmt: skip
     if p * vpp > layers:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
         fits = _divisor(layers if field == "pp" else layers // p, value)
@@ -236,13 +238,12 @@ def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
 
 def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Messages between stages; what a schedule needs is its own to say."""
-    if parallel.chunks > 1 and parallel.pp == 1:
-        raise _refuse("vpp", f"vpp = {parallel.chunks} needs pp > 1; pp is 1")
-    interleaved = parallel.chunks > 1 and parallel.schedule is None
-    if interleaved and parallel.pp == 2 and not parallel.overlap_p2p_communication:
-        raise _refuse(
-            "overlap_p2p_communication", "overlap_p2p_communication = false with vpp > 1 needs pp > 2; pp is 2"
-        )
+    chunks = parallel.chunks(shape.layers)
+    if chunks > 1 and parallel.pp == 1:
+        raise _refuse("vpp", f"vpp = {chunks} needs pp > 1; pp is 1")
+    if chunks > 1 and parallel.schedule is None and parallel.pp == 2 and not parallel.overlap_p2p_communication:
+        name = "overlap_p2p_communication"
+        raise _refuse(name, f"{name} = false with vpp > 1 needs pp > 2; pp is 2")
     if parallel.defer_embedding_wgrad_compute and parallel.pp == 1:
         raise _refuse("defer_embedding_wgrad_compute", "defer_embedding_wgrad_compute = true needs pp > 1; pp is 1")
 

@@ -191,9 +191,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             return max(1, len(self.stages) // self.pp)
         if self.layers_per_virtual_stage is None:
             return self.vpp or 1
+        return max(1, self.made_of(layers, self.layers_per_virtual_stage) // self.pp)
+
+    def made_of(self, layers: int, each: int) -> int:
+        """Chunks of ``each`` layers, the last maybe shorter, embedding and head counted where they weigh."""
         ends = (self.first_stage_less_layers or 0) + (self.last_stage_less_layers or 0)
-        counted = self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
-        return max(1, (layers + ends + counted) // (self.layers_per_virtual_stage * self.pp))
+        ends += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
+        return -(-(layers + ends) // each)
 
     def schedule_name(self, layers: int) -> str:
         """The schedule, or the one that Megatron takes for as many chunks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from clustersim.errors import ScenarioError
+from clustersim.errors import ScenarioError, nearest
 from clustersim.parallel.config import ParallelConfig
 
 FIELDS: tuple[str, ...] = ParallelConfig.__struct_fields__
@@ -122,6 +122,7 @@ def _two_chunks(said: Mapping[str, Any]) -> Values:
 PRESETS: dict[str, Callable[[Mapping[str, Any]], Values]] = {
     "megatron": lambda said: {},
     "torchtitan": lambda said: {
+        "order": "torchtitan",
         "etp": 1,
         "sequence_parallel": said.get("tp", 1) != 1,
         "cp_comm_type": "all_gather",
@@ -133,6 +134,7 @@ PRESETS: dict[str, Callable[[Mapping[str, Any]], Values]] = {
         "make_vocab_size_divisible_by": 1,
     },
     "deepspeed": lambda said: {
+        "order": "deepspeed",
         "cp_comm_type": "a2a",
         "dispatcher": "alltoall",
         "capacity_factor": 1.0,
@@ -168,8 +170,8 @@ def translate(table: Mapping[str, object], at: str = "$.parallel") -> tuple[Valu
     table : as written, by any names. at : its field path, for errors.
 
     Returns the fields, and beside them what belongs to other tables, by dotted name (``"strategy.micro_batch_size"``).
-    Names that nobody has are left as they are. Raises :class:`ScenarioError` where two names give one field different
-    values, naming both.
+    Raises :class:`ScenarioError` for a name that nobody has, with the nearest, and where two names give one field
+    different values, naming both.
     """
     found: Values = {}
     said: dict[str, str] = {}
@@ -217,7 +219,11 @@ def _meaning(name: str, value: object, at: str) -> Values:
         return _SPECIAL[plain](value)
     if plain in _ELSEWHERE:
         return {_ELSEWHERE[plain]: value}
-    return {SAME.get(plain, plain if plain in FIELDS else name): value}
+    if plain in SAME or plain in FIELDS:
+        return {SAME.get(plain, plain): value}
+    near = nearest(plain, [*FIELDS, *SAME, *_FLAGS, *_CHOICES, *_ELSEWHERE, *_SPECIAL])
+    near = near if near.startswith("did") else f"the first ones are {', '.join(FIELDS[1:5])} (docs: ParallelConfig)"
+    raise ScenarioError(f"unknown field {name!r} = {value!r}; {near} (at {at}.{name})")
 
 
 def _interval(value: object) -> Values:

@@ -60,6 +60,8 @@ class Scenario:
 
         strategy = msgspec.to_builtins(self.config) | {"kind": self.file.strategy["kind"]}
         table: dict[str, Any] = msgspec.to_builtins(self.file, enc_hook=str)
+        if self.file.parallel is None:
+            del table["parallel"]  # a run without it is the run it was before there was such a table
         return table | {"strategy": strategy}
 
     def at(self, field: str) -> AbstractContextManager[None]:
@@ -108,10 +110,13 @@ def from_table(
     table: Table, path: str | Path = "scenario.toml", changes: Mapping[str, object] | None = None
 ) -> Scenario:
     """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
+    from clustersim.scenario.splitting import filled, misplaced, own_names
     from clustersim.strategies import STRATEGIES
 
-    path, changes = Path(path), dict(changes or {})
-    whole = override(table, changes)
+    path = Path(path)
+    with place(str(path), "$.parallel", changes or {}):
+        translated, changes = own_names(table, changes or {})
+        whole = filled(override(translated, changes))
     read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
         version(read.run.nccl_version)
@@ -120,6 +125,8 @@ def from_table(
         what = "missing field 'kind'" if kind is None else f"unknown strategy {kind!r}"
         source = "--set strategy.kind" if "strategy.kind" in changes else path
         raise ScenarioError(f"{source}: {what}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
+    with place(str(path), "$.strategy", changes):
+        misplaced(read.strategy, STRATEGIES[kind].config)
     config = convert(read.strategy, STRATEGIES[kind].config, str(path), "$.strategy", changes)
     return Scenario(path.stem, path, read, config, changes, table)
 

@@ -15,6 +15,7 @@ from clustersim.model import Model
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.comparison import forms
 from clustersim.scenario.parts import memory_of, model_of, placed
+from clustersim.scenario.splitting import with_micro_batches
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import Topology
 
@@ -68,6 +69,7 @@ def _other(own: Scenario, kind: str, variant: str, knobs: dict[str, Any]) -> dic
 
 def _row(scenario: Scenario, kind: str, variant: str) -> dict[str, Any]:
     topology, mesh = placed(scenario)
+    scenario = with_micro_batches(scenario, mesh)
     model = model_of(scenario)
     with scenario.at("$.strategy"):
         use = memory_of(scenario, model, topology, mesh)

@@ -15,6 +15,7 @@ from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
+from clustersim.scenario.splitting import refuse_split, split
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import CPU, Topology
 
@@ -41,13 +42,14 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
 
 
 def placed(scenario: Scenario) -> tuple[Topology, Mesh]:
-    """The machine with the ranks where the strategy has them, servers beside workers."""
+    """The machine with the ranks where the strategy has them, servers beside workers, in the dimensions of
+    ``[parallel]``."""
     topology, mesh = machine(scenario)
     place = STRATEGIES[scenario.file.strategy["kind"]].place
-    if place is None:
-        return topology, mesh
     with scenario.at("$.strategy"):
-        return topology, place(topology, mesh, scenario.config)
+        ranks = mesh if place is None else place(topology, mesh, scenario.config)
+    parallel = scenario.file.parallel
+    return topology, ranks if parallel is None else split(scenario, parallel, ranks, model_of(scenario))
 
 
 def _beside(scenario: Scenario, name: str) -> str:
@@ -75,6 +77,7 @@ def cost_of(
     scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed
 ) -> tuple[Device, StepCost, tuple[str, ...]]:
     """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
+    refuse_split(scenario)
     names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
     priced = []
     for name in names:
@@ -161,6 +164,7 @@ def _optimizer(scenario: Scenario) -> str | None:
 def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
+    refuse_split(scenario)
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     row = STRATEGIES[scenario.file.strategy["kind"]]
     holding = row.holding(model, mesh, config) if row.holding and not whole else None

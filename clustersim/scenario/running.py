@@ -16,6 +16,7 @@ from clustersim.program import Program
 from clustersim.scenario.parts import cores_of, cost_of, memory_of, model_of, placed
 from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
+from clustersim.scenario.splitting import with_micro_batches
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, Topology
@@ -209,6 +210,7 @@ class Result:
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
     topology, mesh = placed(scenario)
+    scenario = with_micro_batches(scenario, mesh)
     row = STRATEGIES[scenario.file.strategy["kind"]]
     model = model_of(scenario)
     gpu, cost, notes = cost_of(scenario, topology, mesh, model, speed)

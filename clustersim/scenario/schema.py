@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.errors import UnitError
+from clustersim.parallel import ParallelConfig
 from clustersim.units import Bandwidth
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -120,12 +121,14 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file. ``strategy`` is read a second time by the strategy's own Struct, which ``kind`` names."""
+    """A whole file. ``strategy`` is read a second time by the strategy's own Struct, which ``kind`` names; without
+    ``parallel`` every rank holds the whole model."""
 
     cluster: Cluster
     model: Model
     strategy: dict[str, Any]
     run: Run = Run()
+    parallel: ParallelConfig | None = None
 
 
 def version(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from clustersim.errors import ScenarioError, nearest
+from clustersim.parallel import FIELDS, field_for
 from clustersim.scenario.schema import ScenarioFile
 from clustersim.strategies import STRATEGIES
 
@@ -38,7 +39,10 @@ def _check_exists(key: str, base: Mapping[str, Any], path: str, place: str) -> N
         )
     if not rest:
         return
-    known = _strategy_fields() if first == "strategy" else _fields(ScenarioFile, first)
+    if first == "parallel":
+        known = {*FIELDS, *([rest[0]] if field_for(rest[0]) else [])}
+    else:
+        known = _strategy_fields() if first == "strategy" else set(_fields(ScenarioFile, first))
     if rest[0] not in known:
         raise ScenarioError(f"{path}: no field {key!r} in a scenario; {nearest(rest[0], known)} (at {place})")
 

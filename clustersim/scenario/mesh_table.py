@@ -1,0 +1,134 @@
+"""The mesh of a scenario as a table: groups over each dimension, the links they run over, and one rank's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.mesh import Ints, Mesh
+from clustersim.routing import Router
+from clustersim.topology import NVSWITCH, Topology
+
+PAIRS = 8
+"""Neighbours of a group whose routes are looked at, inside a node and between nodes."""
+NAMES = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C", "pcie": "PCIe", "cpu": "between sockets", "net": "NIC"}
+
+
+@dataclass(frozen=True)
+class DimensionRow:
+    """Groups over one dimension or several.
+
+    Parameters
+    ----------
+    dims : ``("dp", "cp")``. degree : members of a group. groups : how many there are. first : members of the first one.
+    inside : groups whose members are all on one node. nodes : nodes of the group that is on most.
+    links : what joins neighbours, in words, nearest first: ``("NVSwitch", "NIC")``.
+    """
+
+    dims: tuple[str, ...]
+    degree: int
+    groups: int
+    first: tuple[int, ...]
+    inside: int
+    nodes: int
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One worker: torchrun's variables, the GPU it drives, and its place in every dimension.
+
+    Parameters
+    ----------
+    environment : variable -> value. vertex : ``"node2/gpu1"``. coordinate : dimension -> index.
+    groups : dimensions -> the ranks it talks to along them, itself included.
+    """
+
+    environment: dict[str, int]
+    vertex: str
+    coordinate: dict[str, int]
+    groups: dict[tuple[str, ...], tuple[int, ...]]
+
+
+def dimensions(mesh: Mesh) -> list[tuple[str, ...]]:
+    """The dimensions worth a row: those along which more than one rank is."""
+    found: list[tuple[str, ...]] = [("tp",), ("cp",), ("dp",), ("dp_replicate",), ("dp_shard",), ("dp", "cp"), ("pp",)]
+    if mesh.layout.ep > 1 or mesh.layout.etp is not None:
+        found += [("etp",), ("ep",), ("edp",)]
+    found += [("cp_a2a",), ("cp_p2p",)]
+    compound = {("dp_replicate",): "dp", ("dp_shard",): "dp", ("cp_a2a",): "cp", ("cp_p2p",): "cp"}
+    return [
+        dims
+        for dims in found
+        if mesh.size(*dims) > 1
+        and not (dims in compound and mesh.size(*dims) == mesh.size(compound[dims]))
+        and not (dims == ("dp", "cp") and 1 in {mesh.size("dp"), mesh.size("cp")})
+    ]
+
+
+def rows(topology: Topology, mesh: Mesh) -> list[DimensionRow]:
+    """A row for each dimension with more than one rank."""
+    router = Router(topology)
+    return [_row(router, mesh, dims) for dims in dimensions(mesh)]
+
+
+def _row(router: Router, mesh: Mesh, dims: tuple[str, ...]) -> DimensionRow:
+    groups = mesh.groups(*dims)
+    nodes = np.sort(router.topology.vertex_node[mesh.gpus][groups], axis=1)
+    touched = 1 + (np.diff(nodes, axis=1) != 0).sum(axis=1)
+    looked = [groups[0], groups[int(touched.argmax())]]
+    return DimensionRow(
+        dims,
+        int(groups.shape[1]),
+        len(groups),
+        tuple(groups[0].tolist()),
+        int((touched == 1).sum()),
+        int(touched.max()),
+        tuple(dict.fromkeys(name for pair in _neighbours(router, mesh, looked) for name in _words(router, *pair))),
+    )
+
+
+def _neighbours(router: Router, mesh: Mesh, groups: Sequence[Ints]) -> Iterator[tuple[int, int]]:
+    """GPUs of some ranks next to each other in their groups, those on one node first."""
+    gpus = [(int(a), int(b)) for group in groups for a, b in zip(mesh.gpus[group], mesh.gpus[group][1:], strict=False)]
+    node = router.topology.vertex_node
+    near = [pair for pair in gpus if node[pair[0]] == node[pair[1]]]
+    yield from near[:PAIRS]
+    yield from [pair for pair in gpus if node[pair[0]] != node[pair[1]]][:PAIRS]
+
+
+def _words(router: Router, a: int, b: int) -> Iterator[str]:
+    """What joins two GPUs: the network where a route uses it, else the slowest kind of link inside the node."""
+    topology, route = router.topology, router.route(a, b)
+    kinds = {topology.link_kinds[link] for link in route}
+    if "net" in kinds:
+        net = topology.node_types[int(topology.vertex_node[a])].net
+        yield f"NIC ({net})" if net != "none" else "NIC"
+    elif any(topology.vertex_kinds[int(topology.link_dst[link])] == NVSWITCH for link in route):
+        yield "NVSwitch"
+    else:
+        for kind in ("cpu", "pcie", "c2c", "xgmi", "nvlink"):
+            if kind in kinds:
+                yield "PCIe between sockets" if kind == "cpu" else NAMES[kind]
+                return
+
+
+def rank_view(topology: Topology, mesh: Mesh, rank: int) -> RankView:
+    """One worker. Raises :class:`ProgramError` for a rank that is none."""
+    coordinate = mesh.coordinate(rank)
+    each = mesh.nproc_per_node
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank % each,
+        "WORLD_SIZE": mesh.world_size,
+        "LOCAL_WORLD_SIZE": each,
+        "GROUP_RANK": rank // each,
+        "GROUP_WORLD_SIZE": mesh.n_nodes,
+    }
+    groups = {}
+    for dims in dimensions(mesh):
+        table = mesh.groups(*dims)
+        groups[dims] = tuple(table[int(np.flatnonzero((table == rank).any(axis=1))[0])].tolist())
+    return RankView(environment, topology.vertex_names[int(mesh.gpus[rank])], coordinate, groups)

@@ -1,0 +1,188 @@
+"""``[parallel]`` of a scenario: read by anybody's names, checked against model and machine, made into a mesh.
+
+What plays a split model is the step builder; until it does, :func:`refuse_split` says so, in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from clustersim import models
+from clustersim.errors import ScenarioError
+from clustersim.mesh import Mesh
+from clustersim.model import Model
+from clustersim.models.base import Shape
+from clustersim.models.hf import shape_from_hf
+from clustersim.parallel import PRESETS, ModelShape, ParallelConfig, check, field_for, recompute, translate
+from clustersim.scenario.reading import Table, override
+from clustersim.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+Changes = Mapping[str, object]
+DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
+"""The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
+UNPLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
+"""Settings that change a step even where every degree is 1."""
+
+
+def own_names(table: Table, changes: Changes) -> tuple[Table, dict[str, object]]:
+    """The tables, and what ``--set`` changes, with ``[parallel]`` in its own names and other tables' fields moved.
+
+    Raises :class:`ScenarioError` where two names say different things, in the file or between it and another table.
+    """
+    if isinstance(table.get("parallel"), dict):
+        fields, elsewhere = translate(table["parallel"])
+        for name, value in elsewhere.items():
+            if (said := _at(table, name)) not in {None, value}:
+                raise ScenarioError(
+                    f"{name} = {said!r}, and [parallel] says {value!r}; write it once, in its own table (at $.{name})"
+                )
+        table = override(table | {"parallel": fields}, elsewhere)
+    return table, {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
+
+
+def _change(name: str, value: object) -> dict[str, object]:
+    table, _, field = name.partition(".")
+    if table != "parallel" or field.split(".")[0] == "routing" != field:
+        return {name: value}
+    fields, elsewhere = translate({field: value})
+    return {f"parallel.{key}": meant for key, meant in fields.items()} | elsewhere
+
+
+def _at(table: Any, name: str) -> Any:
+    for part in name.split("."):
+        table = table.get(part) if isinstance(table, dict) else None
+    return table
+
+
+def filled(table: Table) -> Table:
+    """The tables with the framework's defaults where ``[parallel]`` says nothing, and FSDP's degrees said in both.
+
+    Raises :class:`ScenarioError` where ``[parallel]`` and ``[strategy]`` have different data-parallel degrees.
+    """
+    parallel, strategy = table.get("parallel"), table.get("strategy")
+    if not isinstance(parallel, dict) or not isinstance(strategy, dict):
+        return table
+    preset = PRESETS.get(str(parallel.get("framework", "megatron")))
+    parallel = {**(preset(parallel) if preset else {}), **parallel}
+    if strategy.get("kind") == "fsdp":
+        for here, there in DEGREES.items():
+            one, other = parallel.get(here), strategy.get(there)
+            if one is not None and other is not None and one != other:
+                raise ScenarioError(
+                    f"parallel.{here} = {one!r} and strategy.{there} = {other!r} contradict each other; say one "
+                    f"(at $.parallel.{here})"
+                )
+            if one is not None or other is not None:
+                parallel[here] = other if one is None else one
+                strategy = strategy | {there: parallel[here]}
+    elif isinstance(parallel.get("dp_shard"), int) and parallel["dp_shard"] > 1:
+        raise ScenarioError(
+            f"dp_shard = {parallel['dp_shard']} shares parameters out over data-parallel ranks, which strategy "
+            f"{strategy.get('kind')!r} does not; use strategy 'fsdp' (at $.parallel.dp_shard)"
+        )
+    return table | {"parallel": parallel, "strategy": strategy}
+
+
+def misplaced(strategy: Mapping[str, object], known: type[msgspec.Struct]) -> None:
+    """Raise :class:`ScenarioError` for a field of ``[parallel]`` that is written in ``[strategy]``."""
+    for name, value in strategy.items():
+        where = None if name in {"kind", *known.__struct_fields__} else field_for(name)
+        if where is not None and where.startswith("parallel."):
+            raise ScenarioError(
+                f"{name} = {value!r} is no field of a strategy; it belongs in the table [parallel]: write {where} "
+                f"(at $.strategy.{name})"
+            )
+
+
+def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model) -> Mesh:
+    """The mesh with the dimensions of ``[parallel]``, whose fields are checked against the model and the world.
+
+    Raises :class:`ScenarioError`.
+    """
+    with scenario.at("$.parallel"):
+        _check_strategy(scenario, parallel)
+        recompute(parallel, scenario.file.model.activation_checkpointing)
+        check(parallel, shape_of(scenario, model), mesh.workers)
+        return dataclasses.replace(mesh, dims=parallel.dims(mesh.workers))
+
+
+def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
+    """Whether the data-parallel ranks can do what they do beside a split model."""
+    row = STRATEGIES[scenario.file.strategy["kind"]]
+    if parallel.splits and (row.place is not None or row.world_size == 1 or row.launch is not None):
+        raise ScenarioError(
+            f"strategy {row.name!r} has a whole model on every worker, which [parallel] splits; use 'ddp', 'zero' or "
+            "'fsdp' (at $.strategy.kind)"
+        )
+    zero = getattr(scenario.config, "zero_optimization", None)
+    if zero is not None and parallel.pp > 1 and zero.stage > 1:
+        raise ScenarioError(
+            f"ZeRO stage {zero.stage} with pp = {parallel.pp}: gradients of a pipeline stay whole until its last "
+            "micro-batch; use stage 0 or 1 (at $.strategy.zero_optimization.stage)"
+        )
+
+
+def with_micro_batches(scenario: Scenario, mesh: Mesh) -> Scenario:
+    """The scenario with as many ``gradient_accumulation_steps`` as ``[parallel]`` has micro-batches."""
+    parallel, config = scenario.file.parallel, scenario.config
+    if parallel is None:
+        return scenario
+    with scenario.at("$.parallel"):
+        count = parallel.micro_batches(mesh.size("dp"), config.micro_batch_size, config.gradient_accumulation_steps)
+    return dataclasses.replace(scenario, config=msgspec.structs.replace(config, gradient_accumulation_steps=count))
+
+
+def refuse_split(scenario: Scenario) -> None:
+    """Raise :class:`ScenarioError` for what no program is built of yet: the one place that knows."""
+    parallel = scenario.file.parallel or ParallelConfig()
+    said = {name: getattr(parallel, name) for name in ("tp", "pp", "cp", "ep", "etp", *UNPLAYED)}
+    for name, value in said.items():
+        if value in {None, False, 1}:
+            continue
+        with scenario.at(f"$.parallel.{name}"):
+            raise ScenarioError(
+                f"{name} = {value!r} is read and its mesh is made (`clustersim describe --mesh`), but no step of it is "
+                "played yet"
+            )
+
+
+def shape_of(scenario: Scenario, model: Model) -> ModelShape:
+    """The model's sizes, as a check of degrees needs them."""
+    found = _transformer(scenario)
+    if found is None:
+        layers = model.n_blocks or len(model.layers)
+        heads = model.heads
+        return ModelShape(layers, model.seq_len, model.hidden, model.vocab, heads, heads)
+    return ModelShape(
+        found.layers,
+        model.seq_len,
+        found.d_model,
+        found.vocab,
+        found.heads,
+        found.kv_heads,
+        found.head_dim,
+        ffn=0 if found.experts else found.d_ff,
+        experts=found.experts,
+        top_k=found.experts_per_token,
+        moe_ffn=found.d_ff if found.experts else 0,
+        causal=found.causal,
+    )
+
+
+def _transformer(scenario: Scenario) -> Shape | None:
+    """The shape that the model was built from; None for one that comes from no config.json."""
+    spec = scenario.file.model
+    path = scenario.path.parent / Path(spec.hf_config) if spec.hf_config else models.file(str(spec.name))
+    if path is None:
+        return None
+    shape, _ = shape_from_hf(path)
+    fields = {field.name for field in dataclasses.fields(Shape)}
+    return dataclasses.replace(shape, **{name: value for name, value in spec.options.items() if name in fields})
