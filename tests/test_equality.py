@@ -1,0 +1,116 @@
+"""The engine plays random Programs as the oracle does, and the oracle plays by the rules it states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equality
+import numpy as np
+import oracle
+import pytest
+import random_programs
+import toy
+from hypothesis import given, settings
+
+from clustersim.engine import simulate
+from clustersim.errors import ProgramError, TopologyError
+from clustersim.program import Compute, Recv, Send, Serve
+
+
+def play(program, planner=toy.up_links):
+    topology = toy.star(program.world_size)
+    return oracle.play(program, topology, toy.mesh(topology), planner)
+
+
+class TestRules:
+    """Closed forms of the oracle itself, on a star of 10 bytes/s."""
+
+    def test_ops_of_a_stream_follow_one_another_and_those_named_in_after(self):
+        ops = [Compute("a", 2.0), Compute("b", 3.0, stream="copy"), Compute("c", 1.0, after=(1,))]
+        assert play(toy.program(ops, ranks=1)).spans == {(0, 0): (0, 0, 2), (0, 1): (0, 0, 3), (0, 2): (3, 3, 4)}
+
+    def test_a_collective_starts_with_its_last_member_and_shares_its_links(self):
+        late = Compute("late", np.array([0.0, 4.0]), stream="comm")
+        both = [late, toy.all_reduce("a", 20.0, [0, 1]), toy.all_reduce("b", 20.0, [0, 1], stream="comm2", after=(0,))]
+        spans = play(toy.program(both, ranks=2)).spans
+        assert spans[0, 1] == (0, 4, 8)
+        assert spans[1, 2] == (4, 4, 8)
+
+    def test_a_flow_below_its_share_leaves_the_rest_to_others(self):
+        def planner(request, group):
+            return toy.plan(request, [0], latency=1.0, ceiling=2.0 if request.nbytes == 20 else np.inf)
+
+        both = [toy.all_reduce("a", 20.0, [0, 1]), toy.all_reduce("b", 40.0, [0, 1], stream="comm2")]
+        played = play(toy.program(both, ranks=2), planner)
+        assert played.spans[0, 0] == (0, 0, 11)
+        assert played.spans[0, 1] == (0, 0, 6)
+        assert played.meetings[1].pieces == [(1, 6, 8)]
+
+    def test_the_first_kernel_after_a_hidden_collective_pays_for_the_time_both_ran(self):
+        ops = [toy.all_reduce("a", 20.0, [0, 1]), Compute("k", 1.5), Compute("l", 1.0), Compute("m", 1.0)]
+        spans = play(toy.program(ops, ranks=2, slowdown=0.5)).spans  # the collective is over at 2
+        assert [spans[0, i] for i in (1, 2, 3)] == [(0, 0, 1.5), (1.5, 1.5, 2.5), (2.5, 2.5, 4.5)]
+
+    def test_who_is_ready_first_is_served_first_and_ties_go_by_the_list(self):
+        waits = [Compute(f"w{i}", seconds, stream=f"w{i}") for i, seconds in enumerate((2.0, 1.0, 1.0))]
+        serves = [Serve(f"s{i}", 3.0, stream="cpu", after=(i,)) for i in range(3)]
+        spans = play(toy.program([*waits, *serves], ranks=1)).spans
+        assert [spans[0, i][1] for i in (3, 4, 5)] == [7, 1, 4]
+
+    def test_the_kth_send_of_a_tag_meets_the_kth_recv(self):
+        sends = [Send("a", 10.0, np.array([1])), Send("b", 20.0, np.array([1]), tag="x")]
+        recvs = [Recv("x", 20.0, np.array([0]), tag="x", stream="other"), Recv("a", 10.0, np.array([0]))]
+        spans = play(toy.program(sends, recvs, ranks=1)).spans
+        assert spans[0, 1] == spans[1, 2] == (1, 1, 3) or spans[1, 2] == (0, 1, 3)
+
+    def test_ranks_that_wait_for_each_other_are_told(self):
+        one, two = (toy.all_reduce("a", 1.0, [0, 1]), Recv("r", 1.0, np.array([1])))
+        with pytest.raises(ProgramError, match="never ends"):
+            play(toy.program([one, two], [Send("s", 1.0, np.array([0])), one], ranks=1))
+
+    def test_a_dead_link_is_told(self):
+        topology = toy.star(2)
+        topology = replace(topology, link_bandwidth=np.zeros(4))
+        program = toy.program([toy.all_reduce("a", 1.0, [0, 1])])
+        with pytest.raises(TopologyError, match="without bandwidth"):
+            oracle.play(program, topology, toy.mesh(topology), toy.up_links)
+
+
+@pytest.mark.parametrize("number", range(56))
+def test_the_engine_plays_a_numbered_program_as_the_oracle_does(number):
+    assert equality.compare(equality.numbered(7, number)).wrong == ""
+
+
+@given(random_programs.cases())
+@settings(max_examples=60)
+def test_the_engine_plays_any_program_as_the_oracle_does(case):
+    assert equality.compare(case).wrong == ""
+
+
+def test_kinds_of_programs_take_turns():
+    assert [equality.numbered(0, n).kind for n in range(len(random_programs.KINDS))] == list(random_programs.KINDS)
+
+
+@pytest.mark.xfail(raises=KeyError, strict=True, reason="one role and no pair: taken for a run of meetings of all")
+def test_a_send_to_nobody_passes_by():
+    program = toy.program([Send("s", 1.0, np.array([-1, -1])), Compute("k", 1.0, stream="comm")])
+    topology = toy.star(2)
+    timeline = simulate(program, topology, toy.mesh(topology))
+    assert timeline.makespan == play(program).spans[0, 1][2] == 1.0
+
+
+@pytest.mark.parametrize("change", ["bandwidth", "price"])
+def test_a_difference_is_seen(monkeypatch, change):
+    real = equality.simulate
+
+    def other(program, topology, *rest, **options):
+        if change == "bandwidth":
+            topology = replace(topology, link_bandwidth=topology.link_bandwidth * (1 + 1e-6))
+        else:
+            program = replace(program, overlap_slowdown=program.overlap_slowdown + 1e-6)
+        return real(program, topology, *rest, **options)
+
+    monkeypatch.setattr(equality, "simulate", other)
+    wrong = [equality.compare(equality.numbered(0, n)).wrong for n in range(14)]
+    assert sum(map(bool, wrong)) > 3
+    assert any("oracle (" in text for text in wrong)
