@@ -71,6 +71,7 @@ class MemoryUse:
     activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
         gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
     context : of the driver, outside the allocator. course : all of it over a step.
+    where : whose memory it is, where ranks differ: ``"stage 0"``.
     """
 
     parameters: float
@@ -85,6 +86,7 @@ class MemoryUse:
     optimizer_workspace: float
     course: Course
     context: float = CONTEXT_BYTES
+    where: str = ""
 
     @property
     def allocated(self) -> float:
@@ -108,7 +110,8 @@ class MemoryUse:
 
     def parts(self) -> dict[str, float]:
         """Bytes by part, the largest first."""
-        values = {field.name: float(getattr(self, field.name)) for field in fields(self) if field.name != "course"}
+        names = (field.name for field in fields(self) if field.name not in {"course", "where"})
+        values = {name: float(getattr(self, name)) for name in names}
         return dict(sorted(values.items(), key=lambda item: -item[1]))
 
     def fits(self, device: Device) -> Verdict:
@@ -146,10 +149,11 @@ class Verdict:
         held = ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.parts().items())[:3]
         )
+        where = f" ({self.use.where})" if self.use.where else ""
         if not self.ok:
-            return f"does not fit on {self.device}: {format_bytes(-self.spare)} too much; held by {held}"
+            return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        return f"fits on {self.device} with {format_bytes(self.spare)} to spare ({self.share:.0%} used{tight}); {held}"
+        return f"fits on {self.device}{where} with {format_bytes(self.spare)} to spare ({self.share:.0%} used{tight}); {held}"
 
 
 def memory(

@@ -28,6 +28,7 @@ class Recipe:
     partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks.
     messages : how stages wait for each other, one of :data:`clustersim.builder.messages.MODES`.
     dtype : of activations and messages. replicas : the data-parallel hooks.
+    microbatches, accumulates : as in :class:`~clustersim.builder.walk.StageWalk`; 0 where each step ends in a flush.
     """
 
     partition: Partition
@@ -36,6 +37,8 @@ class Recipe:
     messages: str
     dtype: str
     replicas: MakeReplicas
+    microbatches: int = 0
+    accumulates: bool = True
 
 
 def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
@@ -44,7 +47,8 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
     Parameters
     ----------
     local : prices of one rank's kernels. cost : the host's part of a step, jitter, and the price of overlap.
-    mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``.
+    mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``. steps : as many as the orders have, for
+        an asynchronous schedule.
     """
     paces = base.pace(cost.jitter, steps, mesh.workers, seed)
     roles = []
@@ -72,7 +76,12 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
         recipe.replicas(here, laid, stage, rank),
         recipe.messages,
         recipe.dtype,
+        recipe.microbatches,
+        recipe.accumulates,
     )
+    if recipe.microbatches:
+        walk.through()
+        return ops
     for step in range(steps):
         base.begin_step(ops, cost, step)
         laid.kernel = len(ops.ops) - 1 if cost.step_overhead else laid.kernel

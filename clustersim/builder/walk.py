@@ -91,9 +91,11 @@ class StageWalk:
     replicas: Replicas
     mode: str
     dtype: str
+    microbatches: int = 0
+    accumulates: bool = True
     _calls: dict[int, list[Call]] = field(default_factory=dict, init=False)
     _arrived: dict[Action, tuple[int, ...]] = field(default_factory=dict, init=False)
-    _last: dict[int, Action] = field(default_factory=dict, init=False)
+    _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         sends = lambda action: self.route.other(action, out=True) is not None  # noqa: E731
@@ -102,16 +104,35 @@ class StageWalk:
             self._calls.setdefault(call.at, []).append(call)
         for action in chain.from_iterable(self.order):
             if action.kind in "BW":
-                self._last[action.chunk] = action
+                self._last[action.chunk, self._update(action)] = action
+
+    def _update(self, action: Action) -> int:
+        """Which of the order's updates an action's gradient is for."""
+        if not self.microbatches:
+            return 0
+        return action.microbatch // (self.microbatches if self.accumulates else 1)
 
     def step(self) -> None:
-        """Lay one step."""
+        """Lay one step, with a flush at its end."""
         self.replicas.begin_step()
         self._call(-1)
         for at, slot in enumerate(self.order):
             self._slot(slot)
             self._call(at)
         self.replicas.finish()
+
+    def through(self) -> None:
+        """Lay an asynchronous order: no flush, each stage updates its weights as soon as it has their gradients."""
+        last = set(self._last.values())
+        self.replicas.begin_step()
+        self._call(-1)
+        for at, slot in enumerate(self.order):
+            self.laid.ops.step = slot[0].microbatch // self.microbatches
+            self._slot(slot)
+            self._call(at)
+            if any(action in last for action in slot):
+                self.replicas.finish()
+                self.replicas.begin_step()
 
     def _slot(self, slot: Slot) -> None:
         """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels."""
@@ -130,7 +151,7 @@ class StageWalk:
         laid, replicas = self.laid, self.replicas
         laid.waits = (*laid.waits, *replicas.before(action.chunk, i, action))
         yield from laid.pieces(self.here, layer, action)
-        replicas.after(action.chunk, i, action, last=self._last[action.chunk] == action)
+        replicas.after(action.chunk, i, action, last=self._last[action.chunk, self._update(action)] == action)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
-from clustersim.scenario.splitting import refuse_split, split
+from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import CPU, Topology
 
@@ -77,7 +77,6 @@ def cost_of(
     scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed
 ) -> tuple[Device, StepCost, tuple[str, ...]]:
     """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
-    refuse_split(scenario)
     names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
     priced = []
     for name in names:
@@ -164,7 +163,6 @@ def _optimizer(scenario: Scenario) -> str | None:
 def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
-    refuse_split(scenario)
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     row = STRATEGIES[scenario.file.strategy["kind"]]
     holding = row.holding(model, mesh, config) if row.holding and not whole else None

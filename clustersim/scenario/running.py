@@ -16,7 +16,8 @@ from clustersim.program import Program
 from clustersim.scenario.parts import cores_of, cost_of, memory_of, model_of, placed
 from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
-from clustersim.scenario.splitting import with_micro_batches
+from clustersim.scenario.split_step import Split, program_of, split_of
+from clustersim.scenario.splitting import splits, with_micro_batches
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, Topology
@@ -35,7 +36,8 @@ class Prepared:
     Parameters
     ----------
     device : the GPU of every rank; the slowest where node types are mixed. cost : of one rank's step on it.
-    memory : of one rank. program : what should happen. notes : assumptions, for people.
+    memory : of one rank, of the fullest stage. program : what should happen. notes : assumptions, for people.
+    split : stages, schedule and memory by stage, where ``[parallel]`` splits the model.
     """
 
     scenario: Scenario
@@ -47,6 +49,7 @@ class Prepared:
     memory: MemoryUse
     program: Program
     notes: tuple[str, ...]
+    split: Split | None = None
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
         """Simulate; ``progress`` is called with (ops finished, ops in all)."""
@@ -137,7 +140,7 @@ class Result:
         return summary(
             self.timeline,
             p.model,
-            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.workers,
+            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
             workers=p.mesh.workers,
             together=STRATEGIES[file.strategy["kind"]].together(config),
             peak_flops=p.device.peak[runs_as],
@@ -215,12 +218,19 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     model = model_of(scenario)
     gpu, cost, notes = cost_of(scenario, topology, mesh, model, speed)
     file, config = scenario.file, scenario.config
-    with scenario.at("$.strategy"):
-        use = memory_of(scenario, model, topology, mesh)
-    with scenario.at("$.strategy"):
-        program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
-        program.check()
+    split = None
+    if file.parallel is not None and splits(file.parallel):
+        with scenario.at("$.parallel"):
+            split = split_of(scenario, file.parallel, mesh, model)
+            use = split.memory[split.worst]
+            program = program_of(scenario, file.parallel, split, mesh, gpu, cost)
+            program.check()
+    else:
+        with scenario.at("$.strategy"):
+            use = memory_of(scenario, model, topology, mesh)
+            program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
+            program.check()
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
     said = dict.fromkeys((*model.notes, *notes, *program.notes))
-    return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said))
+    return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said), split)

@@ -1,7 +1,4 @@
-"""``[parallel]`` of a scenario: read by anybody's names, checked against model and machine, made into a mesh.
-
-What plays a split model is the step builder; until it does, :func:`refuse_split` says so, in one place.
-"""
+"""``[parallel]`` of a scenario: read by anybody's names, checked against model and machine, made into a mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 Changes = Mapping[str, object]
 DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
-UNPLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
+PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
 """Settings that change a step even where every degree is 1."""
 
 
@@ -140,18 +137,9 @@ def with_micro_batches(scenario: Scenario, mesh: Mesh) -> Scenario:
     return dataclasses.replace(scenario, config=msgspec.structs.replace(config, gradient_accumulation_steps=count))
 
 
-def refuse_split(scenario: Scenario) -> None:
-    """Raise :class:`ScenarioError` for what no program is built of yet: the one place that knows."""
-    parallel = scenario.file.parallel or ParallelConfig()
-    said = {name: getattr(parallel, name) for name in ("tp", "pp", "cp", "ep", "etp", *UNPLAYED)}
-    for name, value in said.items():
-        if value in {None, False, 1}:
-            continue
-        with scenario.at(f"$.parallel.{name}"):
-            raise ScenarioError(
-                f"{name} = {value!r} is read and its mesh is made (`clustersim describe --mesh`), but no step of it is "
-                "played yet"
-            )
+def splits(parallel: ParallelConfig) -> bool:
+    """Whether the step builder plays it: something is split, or done as Megatron's data parallelism does it."""
+    return parallel.splits or any(getattr(parallel, name) not in {None, False} for name in PLAYED)
 
 
 def shape_of(scenario: Scenario, model: Model) -> ModelShape:

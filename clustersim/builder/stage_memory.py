@@ -1,0 +1,117 @@
+"""Memory of each stage, read off its actions: what is allocated and freed in which order, and where the peak is.
+
+A forward leaves its layers' activations, times the micro-batches in flight; the input gradient frees most of them, and
+the weight gradient what it still needs (so a delayed W costs memory). Sources: MODEL_PARALLEL.md section 5
+(Korthikanti et al., arXiv:2205.05198; Megatron-LM training/theoretical_memory_usage.py; zero-bubble README).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.memory import Course, MemoryUse
+from clustersim.partition.base import Chunk, Partition, Stage
+from clustersim.schedules.base import Order, Orders
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of a rank's model states, per element of its dense and of its expert parameters.
+
+    Parameters
+    ----------
+    parameters, gradients : as the module holds them. masters, states : of the optimizer, shared out as they are: a
+        pair (dense, expert) of bytes per element on this rank. gathered : borrowed while all units are unsharded.
+    """
+
+    parameters: tuple[float, float]
+    gradients: tuple[float, float]
+    masters: tuple[float, float]
+    states: tuple[float, float]
+    gathered: tuple[float, float] = (0.0, 0.0)
+
+
+def stages(partition: Partition, orders: Orders, states: StateBytes, batch: int, element: int) -> tuple[MemoryUse, ...]:
+    """What one rank of each stage holds over a step.
+
+    Parameters
+    ----------
+    batch : samples of a micro-batch. element : bytes of an activation.
+    """
+    return tuple(
+        _stage(stage, order, states, batch, element) for stage, order in zip(partition.stages, orders, strict=True)
+    )
+
+
+def worst(uses: Sequence[MemoryUse]) -> int:
+    """The stage that needs most; the first of equal ones."""
+    return int(np.argmax([use.total for use in uses]))
+
+
+def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: int) -> MemoryUse:
+    count = stage.parameters, stage.expert_parameters
+    names, activations, logits = zip(*_moments(stage, order, batch, element), strict=True)
+    n = len(names)
+
+    def always(each: tuple[float, float]) -> Floats:
+        return np.full(n, each[0] * count[0] + each[1] * count[1])
+
+    parts = {
+        "parameters": always(states.parameters),
+        "gathered": always(states.gathered),
+        "weight_copies": np.zeros(n),
+        "master_weights": always(states.masters),
+        "gradients": always(states.gradients),
+        "optimizer_states": always(states.states),
+        "buckets": np.zeros(n),
+        "activations": np.array(activations),
+        "logits": np.array(logits),
+        "optimizer_workspace": np.zeros(n),
+    }
+    course = Course(names, parts)
+    return MemoryUse(**{name: float(column.max()) for name, column in parts.items()}, course=course)
+
+
+def _moments(stage: Stage, order: Order, batch: int, element: int) -> Iterator[tuple[str, float, float]]:
+    """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
+    held = heads = 0.0
+    for slot in order:
+        for action in slot:
+            made = _Made.of(stage.chunks[action.chunk], batch, element)
+            name = f"{action.kind} {action.microbatch}.{action.chunk}"
+            if action.kind == "F":
+                held, heads = held + made.kept + made.for_weights, heads + made.fp32
+                yield name, held, heads
+                continue
+            yield name, held + (made.repeated if action.kind in "BI" else 0.0), heads
+            if action.kind in "BI":
+                held, heads = held - made.kept, heads - made.fp32
+            if action.kind in "BW":
+                held -= made.for_weights
+    yield "optimizer", max(held, 0.0), max(heads, 0.0)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Bytes that one forward of a chunk leaves: until I, until W, in fp32; and that a repeated forward brings back."""
+
+    kept: float
+    for_weights: float
+    fp32: float
+    repeated: float
+
+    @classmethod
+    def of(cls, chunk: Chunk, batch: int, element: int) -> _Made:
+        layers = chunk.layers
+        return cls(
+            batch * element * sum(layer.kept for layer in layers),
+            batch * element * sum(layer.kept_for_weights for layer in layers),
+            batch * 4.0 * sum(layer.fp32_kept for layer in layers),
+            batch * element * max((layer.repeated for layer in layers), default=0.0),
+        )
