@@ -22,8 +22,10 @@ CUTS = ("whole", "sequence", "column", "row", "heads", "vocab", "expert_column",
 
 ``whole``: every rank has all of it. ``sequence``: all tokens on every rank, or 1/t of them under sequence parallelism
 (norms, dropout, residual sums). ``column``: 1/t of the outputs (qkv, up and gate projections). ``row``: 1/t of the
-inputs; outputs are partial sums (output and down projections). ``heads``: between a column and a row cut, everything
-1/t (attention, rotation, activation). ``vocab``: 1/t of the padded vocabulary (embedding, logits, loss).
+inputs; outputs are partial sums (output and down projections, the lookup in an embedding table cut by rows).
+``heads``: between a column and a row cut, everything 1/t (attention, rotation, activation). ``vocab``: 1/t of the
+padded vocabulary (embedding table, logits, loss). Of a tensor, ``whole`` and ``sequence`` are held by every rank;
+the gradient of a ``sequence`` one is partial where its rank sees only 1/t of the tokens.
 ``expert...``: of routed experts, divided over expert and expert-tensor parallel ranks; ``expert_column`` and
 ``expert_row`` are their products."""
 
@@ -67,6 +69,8 @@ class Kernel:
     cut : how tensor parallelism divides it, one of :data:`CUTS`.
     repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
         ``m`` is of one.
+    saved : elements per sample that forward keeps for this kernel's backward, its own and no other's (q, k and v read
+        one input, which the first of them keeps).
     """
 
     name: str
@@ -88,6 +92,7 @@ class Kernel:
     backward_launches: int = 2
     cut: str = "sequence"
     repeat: int = 1
+    saved: float = 0.0
 
     @property
     def model_flops(self) -> float:
@@ -138,7 +143,8 @@ class Model(Keeper):
     name, family : ``"gpt2-xl"``, ``"gpt2"``.
     layers : in forward order; parameter registration order is the order of their tensors.
     seq_len : tokens per sample; 0 for images. sample : what a sample is called, ``"sequence"`` or ``"image"``.
-    n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise.
+    n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise. kv_heads, head_dim : of its
+        attention.
     notes : assumptions made while building.
     """
 
@@ -152,6 +158,8 @@ class Model(Keeper):
     heads: int = 0
     vocab: int = 0
     notes: tuple[str, ...] = field(default=())
+    kv_heads: int = 0
+    head_dim: int = 0
 
     @cached_property
     def parameters(self) -> int:

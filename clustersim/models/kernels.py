@@ -7,7 +7,7 @@ PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.model import Kernel
 from clustersim.models.base import Shape
@@ -57,12 +57,22 @@ SCORES = {
     "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
 }
 SCORES |= {"mpt": SCORES["bert"], "mixtral": SCORES["llama"]}
-# A dropout mask is one byte per element, a quarter of an fp32 pass.
+# A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)
+MASK = 0.5
+
+LINEAR_CUTS = dict.fromkeys(("q", "k", "v", "qkv", "gate", "up"), "column")
+LINEAR_CUTS |= {"out": "row", "down": "row", "logits": "vocab"}
+"""How tensor parallelism cuts the linears of a transformer, by name; others are whole on every rank."""
 
 
-def memory(name: str, elements: float, passes: Passes, times: int = 1) -> Kernel:
-    """A bandwidth-bound op over ``elements`` values per sample, launched ``times`` times."""
+def memory(
+    name: str, elements: float, passes: Passes, times: int = 1, *, cut: str = "sequence", saved: float = 0.0
+) -> Kernel:
+    """A bandwidth-bound op over ``elements`` values per sample, launched ``times`` times.
+
+    ``saved`` : tensors of that many elements it keeps for backward.
+    """
     return Kernel(
         name,
         "memory",
@@ -70,33 +80,45 @@ def memory(name: str, elements: float, passes: Passes, times: int = 1) -> Kernel
         backward_nbytes=passes.backward * elements * times,
         launches=passes.launches * times,
         backward_launches=passes.backward_launches * times,
+        cut=cut,
+        saved=saved * elements,
     )
 
 
 def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | None = None) -> Kernel:
-    """A dense layer on ``tokens`` rows per sample; backward is one GEMM each for input and weight gradients."""
+    """A dense layer on ``tokens`` rows per sample; backward is one GEMM each for input and weight gradients.
+
+    It keeps its input, which the weight gradient needs.
+    """
     rows = float(tokens if flop_tokens is None else flop_tokens)
     flops = 2.0 * rows * n_in * n_out
     moved = rows * (n_in + n_out)
     return Kernel(
         name, "gemm", m=tokens, n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved,
+        nbytes=moved, backward_nbytes=2 * moved, cut=LINEAR_CUTS.get(name, "sequence"), saved=rows * n_in,
     )  # fmt: skip
 
 
+def sharing_input(kernel: Kernel) -> Kernel:
+    """A linear whose input another one keeps for backward already."""
+    return replace(kernel, saved=0.0)
+
+
 def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
-    """``batch`` equal GEMMs per sample of two activations; backward has a GEMM for each operand."""
+    """``batch`` equal GEMMs per sample of two activations, one per head; backward has a GEMM for each operand."""
     flops = 2.0 * batch * m * n * k
     moved = float(batch) * (m * k + k * n + m * n)
     return Kernel(
         name, "gemm", m=m, n=n, k=k, batch=batch, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved,
+        nbytes=moved, backward_nbytes=2 * moved, cut="heads",
     )  # fmt: skip
 
 
-def norm(s: Shape, name: str, elements: float | None = None) -> Kernel:
-    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values)."""
-    return memory(name, float(s.seq_len * s.d_model) if elements is None else elements, norm_passes(s))
+def norm(s: Shape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
+    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
+    passes = norm_passes(s)
+    over = float(s.seq_len * s.d_model) if elements is None else elements
+    return memory(name, over, passes, saved=passes.saved if saved is None else saved)
 
 
 def norm_passes(s: Shape) -> Passes:
@@ -113,22 +135,38 @@ def activation_passes(s: Shape) -> Passes:
     return ACTIVATION[s.activation]
 
 
+def mlp_activation(s: Shape, name: str, elements: float) -> Kernel:
+    """The nonlinearity between an MLP's products; its output is the next product's input, which that one keeps."""
+    passes = activation_passes(s)
+    return memory(name, elements, passes, cut="heads", saved=passes.saved - 1)
+
+
 def residual(s: Shape, name: str) -> Kernels:
     """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
     elements = float(s.seq_len * s.d_model)
     if s.implementation == "fused":
         mask = 0.25 if s.hidden_dropout else 0.0
-        return (memory(name, elements, Passes(2 + mask, 1 + mask, 0, 0)),)
-    drop = (memory(f"{name}_dropout", elements, DROPOUT),) if s.hidden_dropout else ()
+        return (memory(name, elements, Passes(2 + mask, 1 + mask, 0, 0), saved=MASK * s.hidden_dropout),)
+    drop = (memory(f"{name}_dropout", elements, DROPOUT, saved=MASK),) if s.hidden_dropout else ()
     return (*drop, memory(name, elements, Passes(3, 3)))
 
 
-def bias_gradients(s: Shape, widths: list[int]) -> Kernels:
-    """Column sums of output gradients, one kernel per biased linear; the forward bias rides on the GEMM."""
-    if not widths:
+def bias_gradients(s: Shape, widths: list[int], row_widths: list[int]) -> Kernels:
+    """Column sums of output gradients, one kernel per biased linear; the forward bias rides on the GEMM.
+
+    ``widths`` are of linears that tensor parallelism cuts by columns and ``row_widths`` of those it cuts by rows, whose
+    bias every rank has whole: the kernel's ``n`` and ``k``.
+    """
+    n, k = sum(widths), sum(row_widths)
+    if not n + k:
         return ()
-    elements = float(s.seq_len) * sum(widths)
-    return (Kernel("bias_gradients", "memory", backward_nbytes=elements, launches=0, backward_launches=len(widths)),)
+    launches = len(widths) + len(row_widths)
+    return (
+        Kernel(
+            "bias_gradients", "memory", n=n, k=k, backward_nbytes=float(s.seq_len) * (n + k), launches=0,
+            backward_launches=launches, cut="column",
+        ),
+    )  # fmt: skip
 
 
 def input_gradient_sums(s: Shape, extra: int) -> Kernels:
@@ -136,7 +174,9 @@ def input_gradient_sums(s: Shape, extra: int) -> Kernels:
     if extra <= 0 or s.implementation == "fused":
         return ()
     nbytes = 3.0 * extra * s.seq_len * s.d_model
-    return (Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra),)
+    return (
+        Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra, cut="whole"),
+    )
 
 
 def attention(s: Shape) -> Kernels:
@@ -144,12 +184,13 @@ def attention(s: Shape) -> Kernels:
     kernels: list[Kernel] = []
     tokens = float(s.seq_len)
     if s.qk_norm:
-        kernels.append(norm(s, "qk_norm", tokens * (s.width + s.kv_width)))
+        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width), saved=0), cut="heads"))
     if s.positions == "rotary":
-        kernels.append(memory("rotary", tokens * (s.width + s.kv_width), ROTARY[s.implementation == "fused"]))
+        passes = ROTARY[s.implementation == "fused"]
+        kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
     if s.kv_heads < s.heads and s.implementation != "fused":
         # Keys and values are copied out to every query head; backward sums the copies.
-        kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2)))
+        kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2), cut="heads"))
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
 
 
@@ -160,25 +201,31 @@ def _flash(s: Shape) -> Kernels:
         Kernel(
             "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=qkvo, backward_nbytes=2 * qkvo,
             heads=s.heads, head_dim=s.head_dim, seq=s.seq_len, causal=s.causal, launches=1, backward_launches=3,
+            cut="heads", saved=float(s.seq_len) * (s.width + 2 * s.kv_width),
         ),
     )  # fmt: skip
 
 
 def _eager(s: Shape) -> Kernels:
     t, square = s.seq_len, float(s.heads) * s.seq_len**2
-    scores = batched("scores", s.heads, t, t, s.head_dim)
+    kept = float(t) * (s.width + 2 * s.kv_width)
+    # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
+    square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
+    scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=kept)
     context = batched("context", s.heads, t, s.head_dim, t)
     if s.implementation == "fused":
-        ops = [memory("softmax", square, Passes(2, 3))]
+        ops = [memory("softmax", square, Passes(2, 3), cut="heads")]
     else:
-        ops = [memory(name, square, passes) for name, passes in SCORES[s.family].items()]
+        ops = [memory(name, square, passes, cut="heads") for name, passes in SCORES[s.family].items()]
         if s.attn_dropout:
-            ops.append(memory("dropout", square, DROPOUT))
+            ops.append(memory("dropout", square, DROPOUT, cut="heads"))
+    ops = [replace(op, saved=square_kept) if op.name == "softmax" else op for op in ops]
     # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
-    copies = memory("head_copies", float(t * s.d_model), Passes(2, 2), times=4)
+    copies = memory("head_copies", float(t * s.d_model), Passes(2, 2), times=4, cut="heads")
     return (copies, scores, *ops, context)
 
 
 def cross_entropy(s: Shape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
-    return memory("cross_entropy", float(positions) * s.vocab, CROSS_ENTROPY[s.implementation])
+    passes = CROSS_ENTROPY[s.implementation]
+    return memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0)

@@ -7,7 +7,7 @@ llm-foundry for MPT), not the order of execution. One row of :data:`FAMILIES` pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.model import Tensor
 from clustersim.models.base import Shape
@@ -25,20 +25,32 @@ class Family:
 
 
 def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
-    weight = Tensor(f"{name}.weight", n_in * n_out)
-    return (weight, Tensor(f"{name}.bias", n_out)) if bias else (weight,)
+    """A linear that every tensor-parallel rank has whole."""
+    weight = Tensor(f"{name}.weight", n_in * n_out, cut="sequence")
+    return (weight, Tensor(f"{name}.bias", n_out, cut="sequence")) if bias else (weight,)
+
+
+def _column(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
+    """A linear whose outputs tensor parallelism divides."""
+    return tuple(replace(tensor, cut="column") for tensor in _linear(name, n_in, n_out, bias))
+
+
+def _row(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
+    """A linear whose inputs tensor parallelism divides; the bias is added to the reduced sum, whole."""
+    weight, *rest = _linear(name, n_in, n_out, bias)
+    return (replace(weight, cut="row"), *rest)
 
 
 def _norm(name: str, s: Shape, width: int = 0) -> Tensors:
     size = width or s.d_model
-    weight = Tensor(f"{name}.weight", size)
-    return (weight, Tensor(f"{name}.bias", size)) if s.norm_bias else (weight,)
+    weight = Tensor(f"{name}.weight", size, cut="sequence")
+    return (weight, Tensor(f"{name}.bias", size, cut="sequence")) if s.norm_bias else (weight,)
 
 
 def _lm_head(name: str, embedding: str, s: Shape) -> Tensors:
     if s.head != "lm":
         return ()
-    return (Tensor(name, s.vocab * s.embedding_width, tied_to=embedding if s.tied else ""),)
+    return (Tensor(name, s.vocab * s.embedding_width, tied_to=embedding if s.tied else "", cut="vocab"),)
 
 
 def _learned(name: str, s: Shape) -> Tensors:
@@ -46,25 +58,25 @@ def _learned(name: str, s: Shape) -> Tensors:
 
 
 def _mlp(s: Shape, up: str, down: str, gate: str) -> Tensors:
-    gates = _linear(gate, s.d_model, s.d_ff, s.mlp_bias) if s.gated else ()
+    gates = _column(gate, s.d_model, s.d_ff, s.mlp_bias) if s.gated else ()
     return (
         *gates,
-        *_linear(up, s.d_model, s.d_ff, s.mlp_bias),
-        *_linear(down, s.d_ff, s.d_model, s.mlp_bias),
+        *_column(up, s.d_model, s.d_ff, s.mlp_bias),
+        *_row(down, s.d_ff, s.d_model, s.mlp_bias),
     )
 
 
 # GPT-2: transformer.wte, wpe, h.N, ln_f; Conv1D keeps weights transposed, which changes no size.
 def _gpt2_embedding(s: Shape) -> Tensors:
-    return (Tensor("transformer.wte.weight", s.vocab * s.d_model), *_learned("transformer.wpe.weight", s))
+    return (Tensor("transformer.wte.weight", s.vocab * s.d_model, cut="vocab"), *_learned("transformer.wpe.weight", s))
 
 
 def _gpt2_block(s: Shape, i: int) -> Tensors:
     p = f"transformer.h.{i}"
     return (
         *_norm(f"{p}.ln_1", s),
-        *_linear(f"{p}.attn.c_attn", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.attn.c_proj", s.width, s.d_model, s.out_bias),
+        *_column(f"{p}.attn.c_attn", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
+        *_row(f"{p}.attn.c_proj", s.width, s.d_model, s.out_bias),
         *_norm(f"{p}.ln_2", s),
         *_mlp(s, f"{p}.mlp.c_fc", f"{p}.mlp.c_proj", f"{p}.mlp.c_gate"),
     )
@@ -78,8 +90,8 @@ def _mpt_block(s: Shape, i: int) -> Tensors:
     p = f"transformer.blocks.{i}"
     return (
         *_norm(f"{p}.norm_1", s),
-        *_linear(f"{p}.attn.Wqkv", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.attn.out_proj", s.width, s.d_model, s.out_bias),
+        *_column(f"{p}.attn.Wqkv", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
+        *_row(f"{p}.attn.out_proj", s.width, s.d_model, s.out_bias),
         *_norm(f"{p}.norm_2", s),
         *_mlp(s, f"{p}.ffn.up_proj", f"{p}.ffn.down_proj", f"{p}.ffn.gate_proj"),
     )
@@ -90,16 +102,17 @@ def _mpt_head(s: Shape) -> Tensors:
 
 
 def _llama_embedding(s: Shape) -> Tensors:
-    return (Tensor("model.embed_tokens.weight", s.vocab * s.d_model), *_learned("model.embed_positions.weight", s))
+    table = Tensor("model.embed_tokens.weight", s.vocab * s.d_model, cut="vocab")
+    return (table, *_learned("model.embed_positions.weight", s))
 
 
 def _llama_attention(s: Shape, p: str) -> Tensors:
-    qk_norms = (Tensor(f"{p}.q_norm.weight", s.head_dim), Tensor(f"{p}.k_norm.weight", s.head_dim))
+    qk_norms = tuple(Tensor(f"{p}.{name}.weight", s.head_dim, cut="sequence") for name in ("q_norm", "k_norm"))
     return (
-        *_linear(f"{p}.q_proj", s.d_model, s.width, s.qkv_bias),
-        *_linear(f"{p}.k_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.v_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.o_proj", s.width, s.d_model, s.out_bias),
+        *_column(f"{p}.q_proj", s.d_model, s.width, s.qkv_bias),
+        *_column(f"{p}.k_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_column(f"{p}.v_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_row(f"{p}.o_proj", s.width, s.d_model, s.out_bias),
         *(qk_norms if s.qk_norm else ()),
     )
 
@@ -149,7 +162,7 @@ def _opt_embedding(s: Shape) -> Tensors:
             *_linear(f"{p}.project_in", s.embed_dim, s.d_model, False),
         )
     return (
-        Tensor(f"{p}.embed_tokens.weight", s.vocab * s.embedding_width),
+        Tensor(f"{p}.embed_tokens.weight", s.vocab * s.embedding_width, cut="vocab"),
         *_learned(f"{p}.embed_positions.weight", s),
         *project,
     )
@@ -158,13 +171,13 @@ def _opt_embedding(s: Shape) -> Tensors:
 def _opt_block(s: Shape, i: int) -> Tensors:
     p = f"model.decoder.layers.{i}"
     return (
-        *_linear(f"{p}.self_attn.k_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.self_attn.v_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.self_attn.q_proj", s.d_model, s.width, s.qkv_bias),
-        *_linear(f"{p}.self_attn.out_proj", s.width, s.d_model, s.out_bias),
+        *_column(f"{p}.self_attn.k_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_column(f"{p}.self_attn.v_proj", s.d_model, s.kv_width, s.qkv_bias),
+        *_column(f"{p}.self_attn.q_proj", s.d_model, s.width, s.qkv_bias),
+        *_row(f"{p}.self_attn.out_proj", s.width, s.d_model, s.out_bias),
         *_norm(f"{p}.self_attn_layer_norm", s),
-        *_linear(f"{p}.fc1", s.d_model, s.d_ff, s.mlp_bias),
-        *_linear(f"{p}.fc2", s.d_ff, s.d_model, s.mlp_bias),
+        *_column(f"{p}.fc1", s.d_model, s.d_ff, s.mlp_bias),
+        *_row(f"{p}.fc2", s.d_ff, s.d_model, s.mlp_bias),
         *_norm(f"{p}.final_layer_norm", s),
     )
 
@@ -179,7 +192,7 @@ def _bert_embedding(s: Shape) -> Tensors:
     p = "bert.embeddings"
     types = (Tensor(f"{p}.token_type_embeddings.weight", s.token_types * s.d_model),) if s.token_types else ()
     return (
-        Tensor(f"{p}.word_embeddings.weight", s.vocab * s.d_model),
+        Tensor(f"{p}.word_embeddings.weight", s.vocab * s.d_model, cut="vocab"),
         *_learned(f"{p}.position_embeddings.weight", s),
         *types,
         *_norm(f"{p}.LayerNorm", s),
@@ -189,13 +202,13 @@ def _bert_embedding(s: Shape) -> Tensors:
 def _bert_block(s: Shape, i: int) -> Tensors:
     p = f"bert.encoder.layer.{i}"
     return (
-        *_linear(f"{p}.attention.self.query", s.d_model, s.width, s.qkv_bias),
-        *_linear(f"{p}.attention.self.key", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.attention.self.value", s.d_model, s.kv_width, s.qkv_bias),
-        *_linear(f"{p}.attention.output.dense", s.width, s.d_model, s.out_bias),
+        *_column(f"{p}.attention.self.query", s.d_model, s.width, s.qkv_bias),
+        *_column(f"{p}.attention.self.key", s.d_model, s.kv_width, s.qkv_bias),
+        *_column(f"{p}.attention.self.value", s.d_model, s.kv_width, s.qkv_bias),
+        *_row(f"{p}.attention.output.dense", s.width, s.d_model, s.out_bias),
         *_norm(f"{p}.attention.output.LayerNorm", s),
-        *_linear(f"{p}.intermediate.dense", s.d_model, s.d_ff, s.mlp_bias),
-        *_linear(f"{p}.output.dense", s.d_ff, s.d_model, s.mlp_bias),
+        *_column(f"{p}.intermediate.dense", s.d_model, s.d_ff, s.mlp_bias),
+        *_row(f"{p}.output.dense", s.d_ff, s.d_model, s.mlp_bias),
         *_norm(f"{p}.output.LayerNorm", s),
     )
 
@@ -207,10 +220,15 @@ def _bert_head(s: Shape) -> Tensors:
     if s.head in {"mlm", "pretraining"}:
         p = "cls.predictions"
         tensors += (
-            Tensor(f"{p}.bias", s.vocab),
+            Tensor(f"{p}.bias", s.vocab, cut="vocab"),
             *_linear(f"{p}.transform.dense", s.d_model, s.d_model, True),
             *_norm(f"{p}.transform.LayerNorm", s),
-            Tensor(f"{p}.decoder.weight", s.vocab * s.d_model, tied_to="bert.embeddings.word_embeddings.weight"),
+            Tensor(
+                f"{p}.decoder.weight",
+                s.vocab * s.d_model,
+                tied_to="bert.embeddings.word_embeddings.weight",
+                cut="vocab",
+            ),
         )
     if s.head == "pretraining":
         tensors += _linear("cls.seq_relationship", s.d_model, 2, True)

@@ -126,7 +126,7 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     )  # fmt: skip
     return Model(
         s.name, s.family, (embedding, *blocks, head), seq_len=s.seq_len, n_blocks=s.layers, hidden=s.d_model,
-        heads=s.heads, vocab=s.vocab, notes=notes,
+        heads=s.heads, vocab=s.vocab, notes=notes, kv_heads=s.kv_heads, head_dim=s.head_dim,
     )  # fmt: skip
 
 
@@ -139,16 +139,16 @@ def _head_positions(s: Shape) -> int:
 def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
     width, elements = s.embedding_width, float(s.seq_len * s.d_model)
     # Backward sorts the ids, then adds each row's gradient into the table.
-    kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5))]
+    kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5), cut="row")]
     if s.embed_dim:
         kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
     sums = (s.positions == "learned") + (s.token_types > 0)
     if sums:
         kernels.append(K.memory("sum", elements, K.Passes(3, 1, 2, 2), times=sums))
     if s.embedding_norm:
-        kernels.append(K.norm(s, "norm"))
+        kernels.append(K.norm(s, "norm", saved=1))
     if s.hidden_dropout:
-        kernels.append(K.memory("dropout", elements, K.DROPOUT))
+        kernels.append(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK))
     return tuple(kernels)
 
 
@@ -157,15 +157,17 @@ def _block_kernels(s: Shape) -> tuple[Kernel, ...]:
     split_qkv = s.family in {"llama", "mixtral", "opt", "bert"}
     qkv = s.width + 2 * s.kv_width
     if split_qkv:
-        projections = [K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width))]
+        q, k, v = (K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width)))
+        projections = [q, K.sharing_input(k), K.sharing_input(v)]
     else:
         projections = [K.linear("qkv", t, h, qkv)]
-    biases = [qkv] * s.qkv_bias + [h] * s.out_bias + ([s.d_ff, h] + [s.d_ff] * s.gated) * s.mlp_bias
+    biases = [qkv] * s.qkv_bias + [s.d_ff] * ((1 + s.gated) * s.mlp_bias)
+    row_biases = [h] * (s.out_bias + s.mlp_bias)
     branches = (2 if split_qkv else 0) + (1 if s.gated else 0)
     kernels = [
         *projections, *K.attention(s), K.linear("out", t, s.width, h), *K.residual(s, "attention_residual"),
         *_mlp_kernels(s), *K.residual(s, "mlp_residual"),
-        *K.bias_gradients(s, biases), *K.input_gradient_sums(s, branches),
+        *K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, branches),
     ]  # fmt: skip
     at = [i for i, k in enumerate(kernels) if k.name in {"attention_residual", "mlp_residual"}]
     first = (at[0] + 1, at[1] + 1) if s.post_norm else (0, at[0] + 1)
@@ -182,8 +184,8 @@ def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
     gate = (K.linear("gate", t, h, s.d_ff),) if s.gated else ()
     return (
         *gate,
-        up,
-        K.memory("activation", float(t) * s.d_ff, K.activation_passes(s)),
+        K.sharing_input(up) if s.gated else up,
+        K.mlp_activation(s, "activation", float(t) * s.d_ff),
         K.linear("down", t, s.d_ff, h),
     )
 
@@ -240,7 +242,7 @@ def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:
             K.norm(s, "transform_norm", elements),
         ]
     elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
-        kernels.append(K.norm(s, "norm"))
+        kernels.append(K.norm(s, "norm", saved=1))
     if s.head == "lm" and s.embed_dim:
         kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
     if s.head in {"lm", "mlm", "pretraining"}:
