@@ -81,7 +81,8 @@ class LocalLayer:
     Parameters
     ----------
     name, kind : the layer's, as in :class:`clustersim.model.Layer`.
-    forward : items in the order a rank issues them, with part F.
+    forward : items in the order a rank issues them, with part F. Exchanges that no item of a list needs must be over
+        before what follows the list: the next layer, or a message.
     backward : items with parts R (first, where the forward is repeated), I and W. A full backward plays them in order;
         a schedule that splits backward plays R and I in one action and W in a later one, where needs on I are met.
     tensors : local parameter tensors (``numel`` of this rank's shard), dense ones.
@@ -92,6 +93,8 @@ class LocalLayer:
     kept_for_weights : elements per sample, of inputs that weight gradients need, freed when those are done.
     repeated : elements per sample that a repeated forward brings back while this layer's backward runs.
     fp32_kept : elements per sample kept in fp32 whatever the activations' type (logits and softmax of the loss).
+    stashed : elements per sample of output gradients that weight gradients need: held from I to W where a schedule
+        separates them (they are what makes a delayed W cost memory, arXiv:2401.10241 s4).
     """
 
     name: str
@@ -105,6 +108,7 @@ class LocalLayer:
     kept_for_weights: float = 0.0
     repeated: float = 0.0
     fp32_kept: float = 0.0
+    stashed: float = 0.0
 
     @cached_property
     def parameters(self) -> int:

@@ -1,0 +1,218 @@
+"""Context parallelism: attention over sequences that are shared out, 1/c to each rank.
+
+Transformer Engine pytorch/attention/dot_product_attention/context_parallel.py. Only attention needs the others' tokens;
+everything else has 1/c of them. A causal sequence is cut in 2c chunks and rank r has r and 2c-1-r (``headtail``), so
+that every ring step costs every rank the same: half of (s/c)^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clustersim.errors import ModelError
+from clustersim.model import Kernel
+from clustersim.parallel import ParallelConfig
+from clustersim.partition.listing import Listing
+from clustersim.partition.nodes import Kernels, Node
+from clustersim.partition.share import Share
+
+
+def chunks_of(rank: int, cp: int) -> tuple[int, int]:
+    """The two of 2 cp chunks of a causal sequence that a rank has.
+
+    >>> [chunks_of(rank, 4) for rank in range(4)]
+    [(0, 7), (1, 6), (2, 5), (3, 4)]
+    """
+    return rank, 2 * cp - 1 - rank
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Elements per sample of a rank's queries (and outputs), and of its keys or values."""
+
+    queries: float
+    outputs: float
+    keys: float
+    values: float
+
+    @property
+    def pair(self) -> float:
+        """Keys and values together."""
+        return self.keys + self.values
+
+
+def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelConfig, block: int) -> Node:
+    """Attention of one block as its context-parallel ranks play it.
+
+    Parameters
+    ----------
+    kernel : the rank's, with 1/c of the arithmetic. block : its number, for a list of ``cp_comm_type``.
+
+    Raises :class:`ModelError` for attention that is not fused: scores in memory cannot be shared out like this.
+    """
+    if kernel.kind != "attention":
+        raise ModelError(
+            f"cp = {share.cp} needs fused attention, which can be merged step by step; the model has {kernel.name!r} "
+            "as a kernel of its own (at $.model.attention)"
+        )
+    tensors = _tensors(kernel, share)
+    comm = parallel.cp_comm(block)
+    if comm == "all_gather":
+        return Gathered(name, kernel, tensors, share.cp)
+    if comm == "p2p":
+        return Ring(name, kernel, tensors.pair, share.cp, ("cp",))
+    if comm == "a2a":
+        inside = Whole(name, replace(kernel, heads=kernel.heads // share.cp))
+        return Swapped(name, inside, tensors, ("cp",))
+    inner, outer = parallel.hierarchical_context_parallel_sizes or (1, share.cp)
+    ring = Ring(name, replace(kernel, heads=kernel.heads // inner), tensors.pair, outer, ("cp_p2p",))
+    return Swapped(name, ring, tensors, ("cp_a2a",))
+
+
+def _tensors(kernel: Kernel, share: Share) -> Tensors:
+    """Sizes from the kernel: it reads and writes ``seq (heads + kv heads) (head + value dimension)`` once."""
+    tokens = kernel.seq / share.cp
+    widths = kernel.nbytes / (tokens * (kernel.heads + share.local_kv_heads))
+    value = widths - kernel.head_dim
+    return Tensors(
+        tokens * kernel.heads * kernel.head_dim, tokens * kernel.heads * value,
+        tokens * share.local_kv_heads * kernel.head_dim, tokens * share.local_kv_heads * value,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Attention of all tokens that are there."""
+
+    name: str
+    kernel: Kernel
+
+    @property
+    def kernels(self) -> Kernels:
+        """The one kernel."""
+        return (self.kernel,)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """One kernel."""
+        out.work(self.name, self.kernels, part)
+
+    def backward(self, out: Listing) -> None:
+        """Its backward, which has no weights."""
+        out.work(self.name, self.kernels, "I")
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Keys and values go round while a rank attends to those it has (Ring Attention, arXiv:2310.01889).
+
+    ``pair`` : elements of a rank's keys and values. The transfer of step i + 1 is issued before the i-th product and
+    waits for the product before that, whose stream it is on (two compute streams, double buffering).
+    """
+
+    name: str
+    kernel: Kernel
+    pair: float
+    ranks: int
+    dims: tuple[str, ...]
+
+    @property
+    def kernels(self) -> Kernels:
+        """A kernel for each step. The first has the diagonal; the others half a square with nothing masked."""
+        c, whole = self.ranks, self.kernel
+        step = replace(
+            whole, flops=whole.flops / c, backward_flops=whole.backward_flops / c, seq=whole.seq // c, saved=0.0
+        )
+        return (replace(step, saved=whole.saved), *(replace(step, causal=False),) * (c - 1))
+
+    def forward(self, out: Listing, part: str) -> None:
+        """c steps, c - 1 transfers."""
+        c, kernels = self.ranks, self.kernels
+        before = out.waiting
+        sent: list[int] = []
+        for i in range(c):
+            # Transfers 1 and 2 are on their way before the first product.
+            while len(sent) < min(i + 2, c - 1):
+                needs = before if not sent else ()
+                label = f"{self.name} keys and values {len(sent) + 1} of {c - 1}"
+                sent.append(out.exchange(label, "ring", self.dims, self.pair, part, beside=True, needs=needs))
+            out.wait_for(*sent[max(0, i - 1) : i])
+            out.work(self.name, (kernels[i],), part)
+
+    def backward(self, out: Listing) -> None:
+        """c steps, c transfers: keys and values, then with their gradient so far, at last the gradient alone."""
+        c, kernels = self.ranks, self.kernels
+        before = out.waiting
+        sent: list[int] = []
+        for i in range(c):
+            size = self.pair * ((i < c - 1) + (i > 0))
+            what = ("keys and values", "keys, values and gradients", "gradients")[(i > 0) + (i == c - 1 and i > 0)]
+            needs = before if not sent else ()
+            label = f"{self.name} {what} {i + 1} of {c}"
+            sent.append(out.exchange(label, "ring", self.dims, size, "I", beside=True, needs=needs))
+            out.wait_for(*sent[max(0, i - 1) : i])
+            out.work(self.name, (kernels[c - 1 - i],), "I")
+        out.wait_for(sent[-1])
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Keys and values of all ranks are gathered first (Llama 3, arXiv:2407.21783 s3.3.2)."""
+
+    name: str
+    kernel: Kernel
+    tensors: Tensors
+    ranks: int
+
+    @property
+    def kernels(self) -> Kernels:
+        """The one kernel."""
+        return (self.kernel,)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Two all_gathers, then one kernel for all of them."""
+        self._exchange(out, "all_gather", "", part)
+        out.work(self.name, self.kernels, part)
+
+    def backward(self, out: Listing) -> None:
+        """They are gathered again, and their gradients are summed where they belong."""
+        self._exchange(out, "all_gather", " again", "I")
+        out.work(self.name, self.kernels, "I")
+        self._exchange(out, "reduce_scatter", " gradient", "I")
+
+    def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:
+        for name, elements in (("keys", self.tensors.keys), ("values", self.tensors.values)):
+            out.exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part)
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Heads for tokens: each rank attends with 1/c of the heads to the whole sequence (Ulysses, arXiv:2309.14509)."""
+
+    name: str
+    inside: Node
+    tensors: Tensors
+    dims: tuple[str, ...]
+
+    @property
+    def kernels(self) -> Kernels:
+        """Those inside."""
+        return self.inside.kernels
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Queries, keys and values in, outputs back."""
+        t = self.tensors
+        self._swap(out, {"queries": t.queries, "keys": t.keys, "values": t.values}, part)
+        self.inside.forward(out, part)
+        self._swap(out, {"output": t.outputs}, part)
+
+    def backward(self, out: Listing) -> None:
+        """The mirror."""
+        t = self.tensors
+        self._swap(out, {"output gradient": t.outputs}, "I")
+        self.inside.backward(out)
+        names = {"query gradient": t.queries, "key gradient": t.keys, "value gradient": t.values}
+        self._swap(out, names, "I")
+
+    def _swap(self, out: Listing, named: dict[str, float], part: str) -> None:
+        for name, elements in named.items():
+            out.exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, part)

@@ -1,0 +1,138 @@
+"""A layer's kernels, cut for one rank and parted at its exchanges: nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from clustersim.model import Kernel, Layer
+from clustersim.parallel import ParallelConfig
+from clustersim.partition.context import attention_node
+from clustersim.partition.expert import expert_nodes
+from clustersim.partition.listing import has_weights
+from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums
+from clustersim.partition.recompute import checkpointed, module_of, rebuilding
+from clustersim.partition.share import Share, local_kernel, rows
+from clustersim.partition.tensor import Columns, Manner, Rows
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """What decides a layer's nodes beside its kernels."""
+
+    share: Share
+    parallel: ParallelConfig
+    manner: Manner
+
+    def nodes(self, layer: Layer, block: int, modules: tuple[str, ...] = ()) -> Nodes:
+        """Nodes of a layer.
+
+        Parameters
+        ----------
+        block : its number among the blocks, for lists with an entry per layer. modules : ``recompute_modules`` that are
+            recomputed in it.
+
+        Raises as :func:`~clustersim.partition.share.local_kernel` and
+        :func:`~clustersim.partition.context.attention_node` do.
+        """
+        if self.share.whole and self.parallel.ep == 1 and not modules:
+            return (Local(layer.kind, layer.kernels),)
+        found: list[Node] = []
+        # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
+        backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
+        norm: Kernel | None = None
+        for name, kernels in sections(layer):
+            for module, group in groupby(_groups(name, kernels), lambda pair: pair[0]):
+                nodes: list[Node] = []
+                for _, group_kernels in group:
+                    made = self._node(name, group_kernels, block)
+                    if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
+                        made, norm = (*rebuilding(made[0], norm), *made[1:]), None
+                    if backward_only and (isinstance(made[0], Columns) or self.share.tp == 1):
+                        made, backward_only = (*made, Sums(name, backward_only)), ()
+                    norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
+                    nodes += made
+                found += checkpointed(tuple(nodes)) if module and module in modules else nodes
+        return tuple(found)
+
+    def _node(self, name: str, group: Kernels, block: int) -> Nodes:
+        """Nodes of neighbouring kernels that are cut alike."""
+        share, first = self.share, group[0]
+        local = tuple(local_kernel(kernel, share) for kernel in group)
+        if first.cut.startswith("expert"):
+            return expert_nodes(name, group, share, self.parallel)
+        if share.cp > 1 and any(_is_attention(kernel) for kernel in group):
+            return (attention_node(name, local[-1], share, self.parallel, block),)
+        if share.tp == 1:
+            return (Local(name, local),)
+        if first.cut in {"column", "vocab"} and has_weights(first):
+            columns = Columns(name, local, rows(first) / share.cp * first.k, self.manner)
+            return (columns, *self._widened(name, group))
+        if first.cut == "vocab":
+            # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
+            return (Loss(name, local[0], local[0].saved / 2 * share.tp / share.padded),)
+        if first.cut == "row":
+            output = rows(first) * first.n if has_weights(first) else first.nbytes / 2
+            return (Rows(name, (local[0],), output / share.cp, self.manner),)
+        return (Local(name, local),)
+
+    def _widened(self, name: str, group: Kernels) -> Nodes:
+        """Fewer key-value heads than ranks: qkv's whole output is gathered, and a rank takes what its heads need.
+
+        Megatron-LM core/transformer/attention.py: the weight is cut t ways all the same.
+        """
+        share = self.share
+        qkv = {"q", "k", "v", "qkv"} & {kernel.name for kernel in group}
+        if not qkv or share.kv_heads % share.tp == 0:
+            return ()
+        elements = sum(rows(kernel) * kernel.n for kernel in group) / share.cp
+        return (Changed(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
+
+
+def _only_backward(kernel: Kernel) -> bool:
+    return not kernel.launches and not kernel.nbytes and not kernel.flops
+
+
+def _is_attention(kernel: Kernel) -> bool:
+    return kernel.kind == "attention" or kernel.name == "scores"
+
+
+def sections(layer: Layer) -> list[tuple[str, Kernels]]:
+    """Kernels up to and with each one cut by rows, with a name: attention, mlp, experts, embedding, head.
+
+    What follows the last one belongs to it. Kernels of backward alone are in none.
+    """
+    kernels = tuple(kernel for kernel in layer.kernels if not _only_backward(kernel))
+    ends = [i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"}][:-1]
+    parts = [kernels[start:stop] for start, stop in zip([0, *ends], [*ends, len(kernels)], strict=True)]
+    return [(_name(part, layer.kind), part) for part in parts if part]
+
+
+def _name(kernels: Kernels, kind: str) -> str:
+    names = {kernel.name for kernel in kernels}
+    if any(_is_attention(kernel) for kernel in kernels):
+        return "attention"
+    if any(kernel.cut.startswith("expert") for kernel in kernels):
+        return "experts"
+    if "gather" in names:
+        return "embedding"
+    if "logits" in names:
+        return "head"
+    return "mlp" if kind == "block" else kind
+
+
+def _groups(name: str, kernels: Kernels) -> list[tuple[str, Kernels]]:
+    """Neighbours that one node takes, with their module: linears on one input, attention's core alone, the rest."""
+
+    def key(item: tuple[int, Kernel]) -> tuple[object, ...]:
+        i, kernel = item
+        module = module_of(kernel, name)
+        if kernel.cut.startswith("expert"):
+            return (module, "expert")
+        if kernel.cut in {"column", "vocab"} and has_weights(kernel):
+            return (module, kernel.cut, kernel.k)
+        if kernel.cut in {"row", "vocab"} or kernel.kind == "attention":
+            return (module, i)
+        return (module,)
+
+    return [(str(keys[0]), tuple(kernel for _, kernel in group)) for keys, group in groupby(enumerate(kernels), key)]

@@ -1,0 +1,156 @@
+"""What a local layer is made of: nodes that know how they are played forward and backward.
+
+A layer is a tuple of nodes. Forward plays them in order, backward plays each one's adjoint in reverse order: an
+all_gather becomes a reduce_scatter, and the other way round. So an exchange is written once, where it belongs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from clustersim.model import Kernel
+from clustersim.partition.base import Item
+from clustersim.partition.listing import Listing
+
+Kernels = tuple[Kernel, ...]
+
+
+class Node(Protocol):
+    """A part of a layer."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """Its kernels in local shapes, for what they keep."""
+        ...
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Append what a forward pass issues; ``part`` is F, or R for a repeated one."""
+        ...
+
+    def backward(self, out: Listing) -> None:
+        """Append what backward issues, in its order."""
+        ...
+
+
+Nodes = tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Kernels with no exchange between them."""
+
+    name: str
+    kernels: Kernels
+
+    def forward(self, out: Listing, part: str) -> None:
+        """All of them."""
+        out.work(self.name, self.kernels, part)
+
+    def backward(self, out: Listing) -> None:
+        """Input gradients, then weight gradients."""
+        out.work(self.name, self.kernels, "I")
+        out.work(self.name, self.kernels, "W")
+
+
+@dataclass(frozen=True)
+class Sums(Local):
+    """Kernels that only backward has: sums of gradients."""
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A tensor that changes its layout over some dimensions between two kernels: an exchange and its adjoint.
+
+    Parameters
+    ----------
+    kinds : forward and backward, ``""`` for none. dims, elements, dtype : as of :class:`Exchange`.
+    """
+
+    name: str
+    kinds: tuple[str, str]
+    dims: tuple[str, ...]
+    elements: float
+    dtype: str | None = None
+    kernels: Kernels = ()
+
+    def forward(self, out: Listing, part: str) -> None:
+        """The exchange."""
+        if self.kinds[0]:
+            out.exchange(self.name, self.kinds[0], self.dims, self.elements, part, dtype=self.dtype)
+
+    def backward(self, out: Listing) -> None:
+        """Its adjoint."""
+        if self.kinds[1]:
+            name = f"{self.name} gradient"
+            out.exchange(name, self.kinds[1], self.dims, self.elements, "I", dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross-entropy over a vocabulary that tensor parallelism divides (Megatron-LM tensor_parallel/cross_entropy.py).
+
+    Three fp32 all_reduces of one number per token: the largest logit, the target's logit, the sum of exponentials.
+    PyTorch's ``loss_parallel`` has as many.
+    """
+
+    name: str
+    kernel: Kernel
+    tokens: float
+
+    @property
+    def kernels(self) -> Kernels:
+        """The loss's one kernel."""
+        return (self.kernel,)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """A pass for the maximum, one for exponentials, one that divides; each third has its share of the traffic."""
+        first, second, third = pieces(self.kernel, 3)
+        out.work(self.name, (first,), part)
+        self._reduce(out, "largest logit", part)
+        out.work(self.name, (second,), part)
+        self._reduce(out, "target logit", part)
+        self._reduce(out, "sum of exponentials", part)
+        out.work(self.name, (third,), part)
+
+    def _reduce(self, out: Listing, name: str, part: str) -> None:
+        out.exchange(name, "all_reduce", ("tp",), self.tokens, part, dtype="fp32")
+
+    def backward(self, out: Listing) -> None:
+        """The softmax minus one at the target, without an exchange."""
+        out.work(self.name, self.kernels, "I")
+
+
+def pieces(kernel: Kernel, count: int) -> tuple[Kernel, ...]:
+    """The kernel in so many equal parts of its rows, each a launch of its own where it launches that many.
+
+    >>> whole = Kernel("up", "gemm", m=8, n=4, k=4, flops=256.0, launches=1)
+    >>> [(part.m, part.flops, part.launches) for part in pieces(whole, 2)]
+    [(4, 128.0, 1), (4, 128.0, 1)]
+    """
+    each = replace(
+        kernel, m=-(-kernel.m // count), flops=kernel.flops / count, backward_flops=kernel.backward_flops / count,
+        nbytes=kernel.nbytes / count, backward_nbytes=kernel.backward_nbytes / count, saved=kernel.saved / count,
+    )  # fmt: skip
+    if kernel.kind != "memory":
+        return (each,) * count
+    return tuple(replace(each, launches=(kernel.launches + i) // count) for i in range(count))
+
+
+def forward_items(nodes: Nodes, part: str = "F") -> tuple[tuple[Item, ...], tuple[int, ...]]:
+    """Items of a forward pass through nodes, and the exchanges that what follows must wait for."""
+    out = Listing()
+    for node in nodes:
+        node.forward(out, part)
+    return tuple(out.items), out.waiting
+
+
+def backward_items(nodes: Nodes, again: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> tuple[Item, ...]:
+    """Items of backward through nodes, after those of a repeated forward (with what must be waited for behind it)."""
+    out = Listing(again, waiting)
+    for node in reversed(nodes):
+        node.backward(out)
+    return tuple(out.items)

@@ -1,0 +1,75 @@
+"""Products and tensor-parallel exchanges in pieces, so that they run beside each other.
+
+``userbuffers`` is Transformer Engine's ``tp_comm_overlap`` with Megatron's defaults (pytorch/module/base.py): the
+all_gathers in front of qkv and fc1, and of the gradients in front of proj's and fc2's input gradients, as ring
+exchanges (t products, t - 1 point-to-point steps that the copy engine makes); the reduce_scatters behind proj and fc2
+pipelined with the product in 4 pieces, of which the last one's stays exposed. Its "bulk" pairs (an all_gather beside
+the input gradient's product, a reduce_scatter beside the weight gradient's) are what is issued without it too.
+
+``async_tp`` is PyTorch's micro-pipelining over symmetric memory (``_symmetric_memory.py``: ``fused_all_gather_matmul``
+and ``fused_matmul_reduce_scatter``): both kinds are t pieces with t - 1 point-to-point copies, also behind the input
+gradients of columns.
+
+The list has the pieces as works and exchanges with their needs; how many SMs a copy takes is not told here.
+"""
+
+from __future__ import annotations
+
+from clustersim.model import Kernel
+from clustersim.partition.listing import Listing
+from clustersim.partition.nodes import pieces
+
+PIPELINED = 4
+"""Pieces of a product whose reduce_scatter is pipelined, Transformer Engine's ``num_splits``."""
+
+
+def gathered_products(
+    out: Listing, name: str, what: str, kernels: tuple[Kernel, ...], elements: float, tp: int, part: str
+) -> None:
+    """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there.
+
+    Parameters
+    ----------
+    name, what : of the work and of the exchange. elements : of the gathered tensor, per sample.
+    """
+    parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
+    before = out.waiting
+    steps = []
+    for i in range(1, tp):
+        needs = before if i == 1 else ()
+        label = f"{what} {i} of {tp - 1}"
+        steps.append(
+            out.exchange(label, "ring", ("tp",), elements / tp, part, beside=True, needs=needs, communicator="tp ring")
+        )
+    out.work(name, parts[0], part)
+    for step, piece in zip(steps, parts[1:], strict=True):
+        out.wait_for(step)
+        out.work(name, piece, part)
+
+
+def reduced_products(
+    out: Listing,
+    name: str,
+    what: str,
+    kernels: tuple[Kernel, ...],
+    elements: float,
+    tp: int,
+    part: str,
+    *,
+    ring: bool,
+) -> None:
+    """Products in pieces, each piece's sum on its way while the next is computed.
+
+    ``ring``: t pieces, each but the own one copied to the rank that sums it; otherwise reduce_scatters of 4 pieces.
+    """
+    count = tp if ring else PIPELINED
+    parts = list(zip(*(pieces(kernel, count) for kernel in kernels), strict=True))
+    sent = []
+    for i, piece in enumerate(parts):
+        out.work(name, piece, part)
+        if ring and i == count - 1:
+            break
+        label, kind = f"{what} {i + 1} of {count}", "ring" if ring else "reduce_scatter"
+        communicator = "tp ring" if ring else ""
+        sent.append(out.exchange(label, kind, ("tp",), elements / count, part, beside=True, communicator=communicator))
+    out.wait_for(*sent)

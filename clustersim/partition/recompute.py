@@ -1,0 +1,190 @@
+"""What a layer keeps for backward, and what backward computes again.
+
+Megatron-LM transformer/transformer_config.py and transformer_block.py for ``full`` and for ``selective`` with its
+modules; torchtitan's per-operator policy for ``selective_op``. A forward that is repeated repeats its exchanges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from clustersim.model import Kernel, Layer
+from clustersim.partition.base import Item, Work
+from clustersim.partition.listing import Listing, has_weights
+from clustersim.partition.nodes import Kernels, Local, Node, Nodes, forward_items
+from clustersim.partition.share import Share, local_kernel, rows
+from clustersim.partition.tensor import Columns
+
+ATTENTION_CORE = frozenset(
+    {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}
+)
+"""Kernels between the rotated queries, keys and values and the output projection (``core_attn``)."""
+
+
+def module_of(kernel: Kernel, section: str) -> str:
+    """Which of ``recompute_modules`` a block's kernel belongs to; empty for none.
+
+    ``layernorm`` is none of them: it drops outputs, not what is inside.
+    """
+    if section == "attention" and kernel.name in ATTENTION_CORE:
+        return "core_attn"
+    if section == "mlp" and kernel.cut in {"column", "heads", "row"}:
+        return "mlp"
+    return ""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements per sample that forward leaves for backward, as in :class:`clustersim.partition.base.LocalLayer`."""
+
+    kept: float = 0.0
+    kept_for_weights: float = 0.0
+    repeated: float = 0.0
+    fp32_kept: float = 0.0
+    stashed: float = 0.0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(
+            self.kept + other.kept, self.kept_for_weights + other.kept_for_weights, self.repeated + other.repeated,
+            self.fp32_kept + other.fp32_kept, self.stashed + other.stashed,
+        )  # fmt: skip
+
+    @property
+    def whole(self) -> float:
+        """All of it in the activations' type."""
+        return self.kept + self.kept_for_weights + self.repeated
+
+    def dropped(self, keeps: float) -> Held:
+        """The same where forward leaves only so many elements and backward brings the rest back."""
+        return Held(keeps, 0.0, self.whole, self.fp32_kept, self.stashed)
+
+
+def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
+    """What nodes keep.
+
+    ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's keeps the
+    logits, an fp32 copy and the log-softmax.
+    """
+    total = Held()
+    for node in nodes:
+        if isinstance(node, Again):
+            total += held(node.nodes, one_fp32_copy=one_fp32_copy).dropped(node.keeps)
+        elif isinstance(node, Rebuilt):
+            total += Held(repeated=node.brings)
+        else:
+            total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), Held())
+    return total
+
+
+def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
+    if has_weights(kernel) and kernel.n and kernel.k:
+        return Held(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
+    if kernel.cut == "vocab":
+        return Held(fp32_kept=kernel.saved / 2) if one_fp32_copy else Held(kernel.saved / 2, fp32_kept=kernel.saved)
+    return Held(kernel.saved)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward."""
+
+    nodes: Nodes
+    keeps: float
+
+    @property
+    def kernels(self) -> Kernels:
+        """All kernels inside."""
+        return tuple(kernel for node in self.nodes for kernel in node.kernels)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """As without the checkpoint."""
+        for node in self.nodes:
+            node.forward(out, part)
+
+    def backward(self, out: Listing) -> None:
+        """Forward again, then backward."""
+        for node in self.nodes:
+            node.forward(out, "R")
+        for node in reversed(self.nodes):
+            node.backward(out)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
+
+    ``brings`` : its elements per sample.
+    """
+
+    name: str
+    norm: Kernel
+    brings: float
+    kernels: Kernels = ()
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Nothing: the norm itself is another node."""
+
+    def backward(self, out: Listing) -> None:
+        """The norm's forward once more."""
+        out.work(self.name, (self.norm,), "R")
+
+
+def checkpointed(nodes: Nodes) -> Nodes:
+    """One checkpoint around nodes; kept is what the first kernel that keeps anything keeps: the input."""
+    kernels = [kernel for node in nodes for kernel in node.kernels]
+    return (Again(nodes, next((kernel.saved for kernel in kernels if kernel.saved), 0.0)),)
+
+
+def rebuilding(node: Node, norm: Kernel) -> Nodes:
+    """Linears behind a norm whose output they do not keep, and what rebuilds it."""
+    if not isinstance(node, Columns | Local):
+        return (node,)
+    brings = sum(kernel.saved for kernel in node.kernels)
+    return (replace(node, kernels=tuple(replace(k, saved=0.0) for k in node.kernels)), Rebuilt("norm", norm, brings))
+
+
+def every_second(kernels: Kernels) -> frozenset[str]:
+    """Names of kernels whose output torchtitan's policy keeps: fused attention and every second product."""
+    products = [kernel.name for kernel in kernels if kernel.kind == "gemm" and kernel.repeat == 1]
+    return frozenset(products[::2]) | {kernel.name for kernel in kernels if kernel.kind == "attention"}
+
+
+def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item, ...], tuple[int, ...]]:
+    """The repeated forward under that policy: all but the named kernels, and but for reduce_scatters, which it saves.
+
+    torchtitan distributed/activation_checkpoint.py ``_op_sac_save_list``.
+    """
+    items, waiting = forward_items(nodes, "R")
+    place: dict[int, int] = {}
+    left: list[Item] = []
+    for i, item in enumerate(items):
+        needs = tuple(place[n] for n in item.needs if n in place)
+        if isinstance(item, Work):
+            kernels = tuple(kernel for kernel in item.kernels if kernel.name not in names)
+            if not kernels:
+                continue
+            left.append(Work(item.name, kernels, item.part, needs))
+        elif item.kind == "reduce_scatter":
+            continue
+        else:
+            left.append(msgspec.structs.replace(item, needs=needs))
+        place[i] = len(left) - 1
+    return tuple(left), tuple(place[i] for i in waiting if i in place)
+
+
+def kept_outputs(layer: Layer, share: Share) -> float:
+    """Elements per sample of the outputs that :func:`every_second` keeps.
+
+    The sum behind a product cut by rows is kept as it is scattered: 1/t of it with sequence parallelism.
+    """
+    names, total = every_second(layer.kernels), 0.0
+    for kernel in (local_kernel(kernel, share) for kernel in layer.kernels if kernel.name in names):
+        if kernel.kind == "attention":
+            total += kernel.heads * kernel.head_dim * kernel.seq / share.cp
+        elif kernel.batch:
+            total += kernel.n * kernel.m * kernel.batch
+        else:
+            total += kernel.n * rows(kernel) / (share.tokens / share.cp if kernel.cut == "row" else 1)
+    return total

@@ -1,0 +1,194 @@
+"""The front door: a model and its parallel configuration to stages of local layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clustersim.errors import ScenarioError
+from clustersim.model import Layer, Model, Tensor
+from clustersim.parallel import ParallelConfig, Recompute
+from clustersim.partition.base import Chunk, Item, LocalLayer, Partition, Stage
+from clustersim.partition.expert import expert_tensors
+from clustersim.partition.layers import Cutter
+from clustersim.partition.nodes import Changed, Nodes, backward_items, forward_items
+from clustersim.partition.recompute import Held, every_second, held, kept_outputs, repeated_operators
+from clustersim.partition.share import local_tensor, share_of
+from clustersim.partition.stages import Range, placed, split
+from clustersim.partition.tensor import Manner
+
+NO_RECOMPUTE = Recompute()
+
+
+def partition(
+    model: Model, parallel: ParallelConfig, recompute: Recompute = NO_RECOMPUTE, *, placement: str = "loop"
+) -> Partition:
+    """What every pipeline rank holds, computes and exchanges.
+
+    Parameters
+    ----------
+    recompute : what backward computes again, :func:`clustersim.parallel.recompute.recompute`.
+    placement : of chunks on ranks, one of :data:`clustersim.partition.stages.PLACEMENTS`, as the schedule has it.
+
+    Raises :class:`ScenarioError` (or :class:`ModelError`) with the field, for degrees and layouts that do not fit and
+    models that cannot be cut. :func:`clustersim.parallel.check` has said most of it before.
+
+    >>> from clustersim.models import model
+    >>> halves = partition(model("gpt2"), ParallelConfig(tp=2, pp=2))
+    >>> [stage.parameters for stage in halves.stages], halves.tied
+    ([41429760, 40644864], 19365888)
+    """
+    blocks = sum(layer.kind == "block" for layer in model.layers)
+    chunks = 2 if placement == "both" else parallel.chunks(blocks)
+    where = placed(parallel.pp, chunks, placement)
+    ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
+    _check(model, parallel)
+    builder = _Builder(model, parallel, recompute)
+    # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
+    beside = {
+        stage: [model.layers[i] for other in mine for i in range(*ranges[other])] for mine in where for stage in mine
+    }
+    built = [builder.chunk(stage, ranges, beside[stage]) for stage in range(len(ranges))]
+    stages = tuple(Stage(tuple(built[stage] for stage in mine)) for mine in where)
+    return Partition(model, stages, builder.tied, builder.notes())
+
+
+def _check(model: Model, parallel: ParallelConfig) -> None:
+    cuts = {kernel.cut for layer in model.layers for kernel in layer.kernels}
+    if parallel.tp > 1 and not cuts & {"column", "row", "heads", "vocab"}:
+        raise ScenarioError(f"tp = {parallel.tp}: {model.name} has nothing that tensor parallelism cuts; use 1 "
+                            "(at $.parallel.tp)")  # fmt: skip
+    if parallel.cp > 1 and not model.seq_len:
+        raise ScenarioError(f"cp = {parallel.cp} splits a sequence; {model.name} has none; use 1 (at $.parallel.cp)")
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
+
+    forward: tuple[Item, ...]
+    backward: tuple[Item, ...]
+    held: Held
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Blocks behind one checkpoint, up to and with the layer it is about; ``ends``: that is the last of them."""
+
+    layers: tuple[int, ...]
+    ends: bool = True
+
+
+class _Builder:
+    """Builds local layers, equal ones once."""
+
+    def __init__(self, model: Model, parallel: ParallelConfig, recompute: Recompute) -> None:
+        self.model, self.parallel, self.recompute = model, parallel, recompute
+        self.share = share_of(model, parallel)
+        manner = Manner(parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient)
+        self.cutter = Cutter(self.share, parallel, manner)
+        self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
+        self.known: dict[tuple[object, ...], _Passes] = {}
+        self.tied = 0
+
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed."""
+        share = self.share
+        added = share.padded - share.vocab
+        return (f"vocabulary padded by {added:,} to {share.padded:,} rows",) if added else ()
+
+    def chunk(self, stage: int, ranges: tuple[Range, ...], beside: list[Layer]) -> Chunk:
+        """One global stage; ``beside`` are all layers of its rank."""
+        first, stop = mine = ranges[stage]
+        last = stage == len(ranges) - 1
+        names = {tensor.name for layer in beside for tensor in layer.tensors}
+        layers = tuple(self._layer(i, mine, self._received(i, mine, last), names) for i in range(first, stop))
+        return Chunk(stage, layers, 0.0 if last else self._message(stop))
+
+    def _message(self, index: int) -> float:
+        """Elements of the input of a layer that is on another rank: 1/t of them where every rank needs only those."""
+        divided = self.share.cp * self.share.tp if self.parallel.pipeline_partitioned else self.share.tokens
+        return self.model.layers[index].boundary_bytes / divided
+
+    def _received(self, index: int, chunk: Range, last: bool) -> tuple[float, float]:
+        """Elements that DeepSpeed's partitioned messages are gathered to, in front of a layer and behind it."""
+        if not self.parallel.pipeline_partitioned or self.share.tp == 1:
+            return 0.0, 0.0
+        first, stop = chunk
+        layers, cp = self.model.layers, self.share.cp
+        ahead = layers[index].boundary_bytes / cp if index == first > 0 else 0.0
+        return ahead, layers[stop].boundary_bytes / cp if index == stop - 1 and not last else 0.0
+
+    def _layer(self, index: int, chunk: Range, received: tuple[float, float], names: set[str]) -> LocalLayer:
+        layer = self.model.layers[index]
+        unit = self._unit(index, chunk)
+        comm = self.parallel.cp_comm(self.blocks.get(index, 0)) if self.parallel.cp > 1 else ""
+        # Layers of one shape share their tuple of kernels.
+        key = (layer.kind, id(layer.kernels), tuple(id(self.model.layers[i].kernels) for i in unit.layers), unit.ends,
+               received, comm)  # fmt: skip
+        if key not in self.known:
+            self.known[key] = self._passes(index, unit, received)
+        passes = self.known[key]
+        mine = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
+        partial = self.parallel.sequence_parallel and self.parallel.tp > 1
+        h = passes.held
+        return LocalLayer(
+            layer.name, layer.kind, passes.forward, passes.backward, mine,
+            expert_tensors(layer.tensors, self.share, self.parallel),
+            sum(t.numel for t in mine if t.cut == "sequence" and not t.tied_to) if partial else 0,
+            h.kept, h.kept_for_weights, h.repeated, h.fp32_kept, h.stashed,
+        )  # fmt: skip
+
+    def _tensor(self, tensor: Tensor, names: set[str]) -> Tensor:
+        """A rank's shard. A tied tensor whose other is on another rank is a copy, kept equal by summing gradients."""
+        local = local_tensor(tensor, self.share)
+        if tensor.tied_to and tensor.tied_to not in names:
+            self.tied += local.numel
+            return replace(local, tied_to="")
+        return local
+
+    def _unit(self, index: int, chunk: Range) -> _Unit:
+        """``uniform`` : units of ``num_layers`` blocks of a stage. ``block`` : its first blocks, each for itself."""
+        how = self.recompute
+        if how.granularity != "full" or index not in self.blocks:
+            return _Unit(())
+        first = next(i for i in range(*chunk) if i in self.blocks)
+        place = index - first
+        if how.method == "block":
+            return _Unit((index,)) if place < how.num_layers else _Unit(())
+        ends = place % how.num_layers == how.num_layers - 1 or index + 1 == chunk[1] or index + 1 not in self.blocks
+        return _Unit(tuple(range(index - place % how.num_layers, index + 1)), ends)
+
+    def _nodes(self, index: int) -> Nodes:
+        block = self.blocks.get(index)
+        modules = self.recompute.modules if self.recompute.granularity == "selective" and block is not None else ()
+        return self.cutter.nodes(self.model.layers[index], block or 0, modules)
+
+    def _passes(self, index: int, unit: _Unit, received: tuple[float, float]) -> _Passes:
+        layer, nodes = self.model.layers[index], self._nodes(index)
+        keeps = held(nodes, one_fp32_copy=self.share.tp > 1)
+        again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
+        if unit.layers:
+            keeps = self._checkpoint(unit)
+            if unit.ends:
+                again = forward_items(tuple(node for i in unit.layers for node in self._nodes(i)), "R")
+        elif self.recompute.granularity == "selective_op" and index in self.blocks:
+            keeps = keeps.dropped(layer.boundary_bytes / self.share.tokens + kept_outputs(layer, self.share))
+            again = repeated_operators(nodes, every_second(layer.kernels))
+        elif not any(kernel.saved for kernel in layer.kernels):
+            # Models that are not described kernel by kernel; they are not cut either.
+            keeps = replace(keeps, kept=layer.activation_bytes)
+        ahead, behind = received
+        if ahead:
+            nodes = (Changed("activation", ("all_gather", ""), ("tp",), ahead), *nodes)
+        if behind:
+            nodes = (*nodes, Changed("activation", ("", "all_gather"), ("tp",), behind))
+        return _Passes(forward_items(nodes)[0], backward_items(nodes, *again), keeps)
+
+    def _checkpoint(self, unit: _Unit) -> Held:
+        """The unit's first layer keeps the input; its last one's backward brings everything back."""
+        first = self.model.layers[unit.layers[0]]
+        shared = self.share.cp * self.share.tp if self.parallel.distribute_saved_activations else self.share.tokens
+        everything = [held(self._nodes(i), one_fp32_copy=self.share.tp > 1) for i in unit.layers]
+        whole = sum(everything, Held())
+        keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
+        return replace(whole.dropped(keeps), stashed=everything[-1].stashed)

@@ -1,0 +1,126 @@
+"""Tensor and sequence parallelism: exchanges follow from how neighbouring kernels are cut.
+
+Megatron-LM core/tensor_parallel/{layers,mappings}.py; Korthikanti et al., arXiv:2205.05198 s4.2.2. In front of products
+cut by columns: an all_gather of the tokens with sequence parallelism, nothing without; behind one cut by rows: a
+reduce_scatter, or an all_reduce. Backward mirrors them, and with sequence parallelism gathers the columns' input once
+more, of which only a shard was kept: 6 all_gathers and 4 reduce_scatters a block, or 4 all_reduces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clustersim.model import Kernel
+from clustersim.partition import overlap
+from clustersim.partition.listing import Listing
+from clustersim.partition.nodes import Kernels
+
+TP = ("tp",)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How tensor-parallel exchanges are played.
+
+    Parameters
+    ----------
+    tp : ranks. sequence_parallel : all_gather and reduce_scatter in all_reduce's place.
+    overlap : ``none``, ``bulk``, ``userbuffers`` or ``async_tp``, see :mod:`clustersim.partition.overlap`.
+    beside_weights : without sequence parallelism, backward's all_reduce runs beside the weight gradient.
+    """
+
+    tp: int
+    sequence_parallel: bool = False
+    overlap: str = "none"
+    beside_weights: bool = True
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether products are cut so that exchanges of the pieces run beside them."""
+        return self.overlap in {"userbuffers", "async_tp"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Linears on one input, each with 1/t of its outputs on a rank (q, k and v; gate and up; logits).
+
+    Parameters
+    ----------
+    elements : of the input per sample, of all its tokens on the rank's context-parallel part.
+    """
+
+    name: str
+    kernels: Kernels
+    elements: float
+    manner: Manner
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Gather the tokens, then the products."""
+        name = f"{self.name} input"
+        if self.manner.sequence_parallel and self.manner.pipelined:
+            overlap.gathered_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, part)
+            return
+        if self.manner.sequence_parallel:
+            out.exchange(name, "all_gather", TP, self.elements, part)
+        out.work(self.name, self.kernels, part)
+
+    def backward(self, out: Listing) -> None:
+        """Input gradient and its reduction, which runs beside the weight gradient.
+
+        The input's second all_gather is issued first and runs beside the input gradient.
+        """
+        if not self.manner.sequence_parallel:
+            self._all_reduced(out)
+            return
+        again = out.exchange(f"{self.name} input again", "all_gather", TP, self.elements, "W", beside=True)
+        name = f"{self.name} input gradient"
+        if self.manner.overlap == "async_tp":
+            overlap.reduced_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, "I", ring=True)
+        else:
+            out.work(self.name, self.kernels, "I")
+            out.exchange(name, "reduce_scatter", TP, self.elements, "I")
+        out.work(self.name, self.kernels, "W", needs=(again,))
+
+    def _all_reduced(self, out: Listing) -> None:
+        out.work(self.name, self.kernels, "I")
+        if not self.manner.beside_weights:
+            out.work(self.name, self.kernels, "W")
+        out.exchange(f"{self.name} input gradient", "all_reduce", TP, self.elements, "I")
+        if self.manner.beside_weights:
+            out.work(self.name, self.kernels, "W")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A linear with 1/t of its inputs on a rank, or the lookup in 1/t of an embedding's rows: a partial sum.
+
+    Parameters
+    ----------
+    elements : of the output per sample, of all its tokens on the rank's context-parallel part.
+    """
+
+    name: str
+    kernels: tuple[Kernel]
+    elements: float
+    manner: Manner
+
+    def forward(self, out: Listing, part: str) -> None:
+        """The product, then its sum over ranks."""
+        name, m = f"{self.name} output", self.manner
+        if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
+            ring = m.overlap == "async_tp"
+            overlap.reduced_products(out, self.name, name, self.kernels, self.elements, m.tp, part, ring=ring)
+            return
+        out.work(self.name, self.kernels, part)
+        out.exchange(name, "reduce_scatter" if m.sequence_parallel else "all_reduce", TP, self.elements, part)
+
+    def backward(self, out: Listing) -> None:
+        """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
+        name, m = f"{self.name} output gradient", self.manner
+        if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
+            overlap.gathered_products(out, self.name, name, self.kernels, self.elements, m.tp, "I")
+        else:
+            if m.sequence_parallel:
+                out.exchange(name, "all_gather", TP, self.elements, "I")
+            out.work(self.name, self.kernels, "I")
+        out.work(self.name, self.kernels, "W")
