@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from clustersim.errors import ProgramError, nearest
+from clustersim.errors import ProgramError, ScenarioError, nearest, nearest_divisor
 
 ORDERS = {
     "megatron": "tp-cp-ep-dp-pp",
@@ -57,7 +57,7 @@ class Dims:
     cp_a2a : of cp, ranks joined by the inner all-to-all (``a2a+p2p``); the ring goes over the others.
     order : dimensions joined by ``-``, the fastest-varying first, or one of :data:`ORDERS`. Missing ones have degree 1.
 
-    Raises :class:`ProgramError` for degrees below 1, products that do not divide, an order that misses a dimension, or
+    Raises :class:`ScenarioError` for degrees below 1, products that do not divide, an order that misses a dimension, or
     one in which the pipelines of dense layers and of experts would be different ranks.
 
     >>> dims = Dims(tp=4, cp=2, pp=2, dp=4, ep=8, etp=1)
@@ -79,20 +79,20 @@ class Dims:
         for name in ("tp", "cp", "pp", "dp", "ep", "etp", "dp_replicate", "cp_a2a"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ProgramError(f"{name} = {value}: a degree is at least 1 (at $.parallel.{name})")
+                raise ScenarioError(f"{name} = {value}: a degree is at least 1 (at $.parallel.{name})")
         self._check_order()
         self._check_divides("dp", self.dp, "dp_replicate", self.dp_replicate)
         self._check_divides("cp", self.cp, "cp_a2a", self.cp_a2a)
         experts = (self.etp or self.tp) * self.ep * self.pp
         if self.world % experts:
-            raise ProgramError(
+            raise ScenarioError(
                 f"experts do not fit: etp {self.etp or self.tp} * ep {self.ep} * pp {self.pp} = {experts} does not "
                 f"divide the world of {self.world} (at $.parallel.ep)"
             )
         self._check_divides("edp", self.edp, "dp_replicate", self.dp_replicate)
         # Without experts Llama 3's order may have context parallelism inside the pipeline and data parallelism outside.
         if (self.ep > 1 or self.etp is not None) and not self._same_pipelines():
-            raise ProgramError(
+            raise ScenarioError(
                 f"order {self.order!r} gives dense layers (dp {self.dp}) and experts (edp {self.edp}) different "
                 "pipelines; end it in pp, or make dp and edp equal (at $.parallel.order)"
             )
@@ -100,22 +100,23 @@ class Dims:
     def _check_order(self) -> None:
         tokens = self.tokens
         if unknown := [name for name in tokens if name not in ("tp", "cp", "ep", "dp", "pp")]:
-            raise ProgramError(
+            raise ScenarioError(
                 f"order {self.order!r}: {unknown[0]!r} is no dimension; {nearest(unknown[0], [*ORDERS, *DENSE, 'ep'])} "
                 "(at $.parallel.order)"
             )
         if len(set(tokens)) < len(tokens):
-            raise ProgramError(f"order {self.order!r} names a dimension twice (at $.parallel.order)")
+            raise ScenarioError(f"order {self.order!r} names a dimension twice (at $.parallel.order)")
         for name in ("tp", "cp", "ep", "dp", "pp"):
             if name not in tokens and getattr(self, name) > 1:
-                raise ProgramError(
+                raise ScenarioError(
                     f"order {self.order!r} leaves out {name}, whose degree is {getattr(self, name)} "
                     "(at $.parallel.order)"
                 )
 
     def _check_divides(self, whole: str, degree: int, part: str, value: int) -> None:
         if degree % value:
-            raise ProgramError(f"{part} = {value} does not divide {whole} {degree} (at $.parallel.{part})")
+            near = nearest_divisor(degree, value)
+            raise ScenarioError(f"{part} = {value} does not divide {whole} {degree}; {near} (at $.parallel.{part})")
 
     @property
     def tokens(self) -> list[str]:

@@ -7,7 +7,7 @@ prints it as one line and exits with 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class ClusterSimError(Exception):
@@ -50,3 +50,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     lowered = {name.lower(): name for name in reversed(names)}
     close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
     return f"did you mean '{lowered[close[0]]}'?" if close else "known: " + ", ".join(names)
+
+
+def nearest_number(works: Callable[[int], bool], value: int, most: int) -> str:
+    """The same for a number: those from 1 to ``most`` that work, next below and next above one that does not.
+
+    >>> nearest_number(lambda n: 32 % n == 0, 3, 32)
+    'use 2 or 4'
+    """
+    below = next((n for n in range(min(value - 1, most), 0, -1) if works(n)), None)
+    above = next((n for n in range(value + 1, most + 1) if works(n)), None)
+    return "use " + " or ".join(str(n) for n in (below, above) if n is not None)
+
+
+def nearest_divisor(size: int, value: int) -> str:
+    """``"use 2 or 4"``: the divisors of ``size`` next to a number that is none."""
+    return nearest_number(lambda n: size % n == 0, value, size)

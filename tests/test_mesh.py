@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.dims import NAMES, ORDERS, Dims
-from clustersim.errors import ProgramError
+from clustersim.errors import ProgramError, ScenarioError
 from clustersim.mesh import Mesh
 
 
@@ -197,7 +197,10 @@ WRONG = {
         {"tp": 2, "dp": 4, "pp": 2, "ep": 4, "etp": 1, "order": "tp-ep-pp-dp"},
         "gives dense layers (dp 4) and experts (edp 2) different pipelines; end it in pp",
     ),
-    "replicas": ({"dp": 4, "dp_replicate": 3}, "dp_replicate = 3 does not divide dp 4 (at $.parallel.dp_replicate)"),
+    "replicas": (
+        {"dp": 4, "dp_replicate": 3},
+        "dp_replicate = 3 does not divide dp 4; use 2 or 4 (at $.parallel.dp_replicate)",
+    ),
     "expert replicas": ({"tp": 1, "dp": 4, "ep": 4, "dp_replicate": 2}, "does not divide edp 1"),
     "inner all-to-all": ({"cp": 4, "cp_a2a": 3}, "cp_a2a = 3 does not divide cp 4"),
 }
@@ -206,7 +209,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_degrees_that_fit_no_world_are_one_line_with_field_and_value(case):
     degrees, said = WRONG[case]
-    with pytest.raises(ProgramError) as raised:
+    with pytest.raises(ScenarioError) as raised:
         Dims(**degrees)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

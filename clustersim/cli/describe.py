@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from clustersim.mesh import Mesh
     from clustersim.topology import Topology
 
-WIDTH = 100
-"""Columns of the tables."""
-
 
 @click.command(short_help="Print a scenario's mesh and Program before it runs.")
 @click.argument("scenario")
@@ -34,8 +31,11 @@ def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool
         lines = list(_mesh(topology, mesh))
         if rank < mesh.workers or only_mesh:
             lines += ["", *_rank(topology, mesh, rank)]
-        program = "" if only_mesh else loaded.prepare().describe(rank)
-    click.echo("\n".join([*lines, "", program]).rstrip() + "\n", nl=False)
+    click.echo("\n".join(lines))
+    if not only_mesh:
+        with working(f"building {loaded.name}"):
+            program = loaded.prepare().describe(rank)
+        click.echo(f"\n{program}")
 
 
 def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:
     if not table:
         return
     yield ""
-    yield _line("groups over", "ranks", "groups", "the first", "on one node", "joined by")
+    yield _line("groups over", "ranks", "groups", "the first", "on one node", "neighbours over")
     for row in table:
         inside = "all" if row.inside == row.groups else f"{row.inside:,}" if row.inside else f"none, {row.nodes} nodes"
         first = ranks_words(row.first, 22)
@@ -59,7 +59,7 @@ def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:
 
 
 def _line(name: str, degree: str, groups: str, first: str, inside: str, links: str) -> str:
-    return f"{name:14s} {degree:>6s} {groups:>7s}  {first:22s}  {inside:16s}  {links}"[:WIDTH].rstrip()
+    return f"{name:13s} {degree:>6s} {groups:>7s}  {first:22s}  {inside:16s}  {links}".rstrip()
 
 
 def _rank(topology: Topology, mesh: Mesh, rank: int) -> Iterator[str]:

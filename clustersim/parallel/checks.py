@@ -6,10 +6,10 @@ parallel_state.py), DeepSpeed's (runtime/pipe/engine.py) and Transformer Engine'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import gcd, prod
 
-from clustersim.errors import ScenarioError
+from clustersim.errors import ScenarioError, nearest_divisor, nearest_number
 from clustersim.parallel.config import ParallelConfig
 from clustersim.parallel.shape import ModelShape
 
@@ -27,17 +27,6 @@ def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     _optimizer(parallel, world)
 
 
-def nearest_that(works: Callable[[int], bool], value: int, most: int) -> str:
-    """``"use 2 or 4"``: the values from 1 to ``most`` next below and above one that does not work.
-
-    >>> nearest_that(lambda n: 32 % n == 0, 3, 32)
-    'use 2 or 4'
-    """
-    below = next((n for n in range(min(value, most + 1) - 1, 0, -1) if works(n)), None)
-    above = next((n for n in range(value + 1, most + 1) if works(n)), None)
-    return "use " + " or ".join(str(n) for n in (below, above) if n is not None)
-
-
 def _refuse(field: str, what: str) -> ScenarioError:
     return ScenarioError(f"{what} (at $.parallel.{field})")
 
@@ -51,7 +40,7 @@ def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
             degree = getattr(parallel, name) or 1
             if world % (inside * degree):
                 beside = f" beside {' * '.join(names[: names.index(name)])} = {inside}" if inside > 1 else ""
-                fits = _divisor(world // inside, degree)
+                fits = nearest_divisor(world // inside, degree)
                 raise _refuse(name, f"{name} = {degree} does not fit into {world} ranks{beside}; {fits}")
             inside *= degree
     parallel.dims(world)  # the order, and the replicas
@@ -64,17 +53,13 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     common = gcd(*sizes.values())
     for what, size in sizes.items():
         if size % t:
-            raise _refuse("tp", f"tp = {t} does not divide {size:,} {what}; {_divisor(common, t)}")
+            raise _refuse("tp", f"tp = {t} does not divide {size:,} {what}; {nearest_divisor(common, t)}")
     kv = shape.kv_heads
     if kv and kv % t and t % kv:
-        fits = nearest_that(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
+        fits = nearest_number(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
         raise _refuse("tp", f"tp = {t} is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
     if t == 1 and parallel.tp_overlap != "none":
         raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} overlaps what only tp > 1 sends; tp is 1")
-
-
-def _divisor(size: int, value: int) -> str:
-    return nearest_that(lambda n: size % n == 0, value, size)
 
 
 def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -91,7 +76,7 @@ def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} needs sequence_parallel = true")
     if sp and shape.seq_len // parallel.cp % t:
         local = shape.seq_len // parallel.cp
-        raise _refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {_divisor(local, t)}")
+        raise _refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {nearest_divisor(local, t)}")
     if parallel.framework == "megatron" and shape.experts and t > 1 and not sp:
         raise _refuse(
             "sequence_parallel", f"a mixture of experts with tp = {t} needs sequence_parallel = true, which is false"
@@ -109,7 +94,7 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         raise _refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
     pieces = 2 if parallel.cp_load_balancer == "headtail" else 1
     if s % (pieces * c):
-        fits = nearest_that(lambda n: s % (pieces * n) == 0, c, s)
+        fits = nearest_number(lambda n: s % (pieces * n) == 0, c, s)
         raise _refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
     kinds = {per_layer} if isinstance(per_layer, str) else set(per_layer)
     sizes = parallel.hierarchical_context_parallel_sizes
@@ -137,11 +122,9 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
         local = max(1, heads // parallel.tp)
         if heads and local % ranks:
             field = "cp" if kind == "a2a" else "hierarchical_context_parallel_sizes"
-            raise _refuse(
-                field,
-                f"{kind} over {ranks} ranks does not divide the {local} {what} of a rank; {_divisor(local, ranks)}, or "
-                "another cp_comm_type",
-            )
+            near = nearest_divisor(local, ranks)
+            why = f"{kind} over {ranks} ranks does not divide the {local} {what} of a rank"
+            raise _refuse(field, f"{why}; {near}, or another cp_comm_type")
 
 
 def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -149,12 +132,12 @@ def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if e > 1 and not experts:
         raise _refuse("ep", f"ep = {e} spreads experts; the model has none; use 1")
     if experts % e:
-        raise _refuse("ep", f"ep = {e} does not divide {experts} experts; {_divisor(experts, e)}")
+        raise _refuse("ep", f"ep = {e} does not divide {experts} experts; {nearest_divisor(experts, e)}")
     if experts and shape.moe_ffn % cut:
         field = "tp" if parallel.etp is None else "etp"
         raise _refuse(
             field, f"{field} = {cut} does not divide {shape.moe_ffn:,} of an expert's width; "
-            f"{_divisor(shape.moe_ffn, cut)}",
+            f"{nearest_divisor(shape.moe_ffn, cut)}",
         )  # fmt: skip
 
 
@@ -189,11 +172,12 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if each is not None and parallel.vpp not in {None, vpp}:
         raise _refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
     if each is not None and (made := parallel.made_of(layers, each)) % p:
-        raise _refuse("layers_per_virtual_stage", f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} "
-                      f"layers, which pp {p} does not divide; {_divisor(max(1, layers // p), each)}")  # fmt: skip
+        near = nearest_divisor(max(1, layers // p), each)
+        why = f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} layers, which pp {p} does not divide"
+        raise _refuse("layers_per_virtual_stage", f"{why}; {near}")
     if p * vpp > layers:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
-        fits = _divisor(layers if field == "pp" else layers // p, value)
+        fits = nearest_divisor(layers if field == "pp" else layers // p, value)
         raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
     _even(parallel, layers, vpp)
 
@@ -214,7 +198,7 @@ def _even(parallel: ParallelConfig, layers: int, vpp: int) -> None:
         beside = " beside the ends" if given else " with the embedding and loss counted" if any(counted) else ""
         field = "vpp" if ranks and rest % ranks == 0 else "pp"
         value, size = (vpp, rest // ranks) if field == "vpp" else (parallel.pp, layers)
-        fits = "" if given or any(counted) else f"; {_divisor(size, value)}, or a layout"
+        fits = "" if given or any(counted) else f"; {nearest_divisor(size, value)}, or a layout"
         raise _refuse(field, f"{field} = {value}: {what}{beside}{fits}")
     if any((n or 0) % vpp for n in ends):
         raise _refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")

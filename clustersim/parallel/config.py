@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from clustersim.dims import Dims
-from clustersim.errors import ScenarioError
+from clustersim.errors import ScenarioError, nearest_divisor
 from clustersim.parallel.layout import stages_of
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -53,8 +53,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     framework : whose defaults hold where nothing is said, see :data:`clustersim.parallel.names.PRESETS`.
     tp, pp, cp, ep : ranks of a tensor-, pipeline-, context- and expert-parallel group. etp : ranks that cut each
         expert; ``tp`` when absent. The data-parallel degree is what is left, ``world / (tp * cp * pp)``.
-    dp_replicate, dp_shard : torchtitan's two data-parallel degrees, whose product is ``dp``; -1 or absent is what the
-        other leaves, and everything is sharded when neither is said. FSDP shards over ``dp_shard * cp``.
+    dp_replicate, dp_shard : torchtitan's two data-parallel degrees, whose product is ``dp``; 1 replica, and a
+        shard of what is left (-1 in torchtitan), when absent. FSDP shards over ``dp_shard * cp``.
     order : which dimension varies fastest, one of :data:`clustersim.dims.ORDERS` or Megatron's string.
     sequence_parallel : norms and dropout work on 1/tp of the tokens; all_gather and reduce_scatter in all_reduce's
         place (arXiv 2205.05198 s4.2.2).
@@ -214,23 +214,27 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def replicas(self, dp: int) -> int:
         """Copies of every shard among ``dp`` data-parallel ranks. Raises :class:`ScenarioError`."""
-        left = self.num_distributed_optimizer_instances
-        if self.dp_replicate is None and self.dp_shard not in {None, -1, 0}:
-            left = dp // (self.dp_shard or 1)
-        found = self.dp_replicate or left
-        shard = dp // found if self.dp_shard in {None, -1} else self.dp_shard
-        if not shard or found * shard != dp:
+        copies, replicate, shard = self.num_distributed_optimizer_instances, self.dp_replicate, self.dp_shard
+        if copies > 1 and (dp % copies or replicate not in {None, copies}):
+            name = "num_distributed_optimizer_instances"
+            why = f"does not divide dp {dp}; {nearest_divisor(dp, copies)}" if dp % copies else f"is not {replicate}"
+            raise ScenarioError(f"{name} = {copies}, which is dp_replicate, {why} (at $.parallel.{name})")
+        found = replicate or copies
+        if dp % found:
+            near = nearest_divisor(dp, found)
+            raise ScenarioError(f"dp_replicate = {found} does not divide dp {dp}; {near} (at $.parallel.dp_replicate)")
+        if shard not in {None, -1, dp // found}:
+            other = f", or dp_replicate = {dp // shard}" if shard and dp % shard == 0 else ""
             raise ScenarioError(
-                f"dp_replicate {found} times dp_shard {shard} is not the data-parallel degree {dp}, which is what "
-                f"tp {self.tp}, cp {self.cp} and pp {self.pp} leave of the world (at $.parallel."
-                f"{'dp_replicate' if self.dp_replicate else 'dp_shard'})"
+                f"dp_shard = {shard} times dp_replicate {found} is not dp {dp}; use {dp // found}{other} "
+                "(at $.parallel.dp_shard)"
             )
         return found
 
     def dims(self, world: int) -> Dims:
         """The dimensions of a mesh of ``world`` ranks.
 
-        Raises :class:`ScenarioError` (or :class:`ProgramError`, with the same field) where they do not divide it.
+        Raises :class:`ScenarioError` where they do not divide it.
         """
         inside = self.tp * self.cp * self.pp
         if world % inside:

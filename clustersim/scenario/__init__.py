@@ -116,7 +116,9 @@ def from_table(
     path = Path(path)
     with place(str(path), "$.parallel", changes or {}):
         translated, changes = own_names(table, changes or {})
-        whole = filled(override(translated, changes))
+    whole = override(translated, changes)
+    with place(str(path), "$.parallel", changes):
+        whole = filled(whole)
     read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
         version(read.run.nccl_version)

@@ -13,7 +13,7 @@ from clustersim.topology import NVSWITCH, Topology
 
 PAIRS = 8
 """Neighbours of a group whose routes are looked at, inside a node and between nodes."""
-NAMES = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C", "pcie": "PCIe", "cpu": "between sockets", "net": "NIC"}
+NAMES = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C", "pcie": "PCIe", "cpu": "PCIe, sockets"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class DimensionRow:
     ----------
     dims : ``("dp", "cp")``. degree : members of a group. groups : how many there are. first : members of the first one.
     inside : groups whose members are all on one node. nodes : nodes of the group that is on most.
-    links : what joins neighbours, in words, nearest first: ``("NVSwitch", "NIC")``.
+    links : what the routes between neighbours by rank use, in words, nearest first: ``("NVSwitch", "NIC (ib)")``.
     """
 
     dims: tuple[str, ...]
@@ -54,18 +54,13 @@ class RankView:
 
 def dimensions(mesh: Mesh) -> list[tuple[str, ...]]:
     """The dimensions worth a row: those along which more than one rank is."""
-    found: list[tuple[str, ...]] = [("tp",), ("cp",), ("dp",), ("dp_replicate",), ("dp_shard",), ("dp", "cp"), ("pp",)]
+    found: list[tuple[str, ...]] = [("tp",), ("cp",), ("cp_a2a",), ("cp_p2p",), ("dp",), ("dp_shard",)]
+    found += [("dp_replicate",), ("dp", "cp"), ("dp_shard", "cp"), ("pp",)]
     if mesh.layout.ep > 1 or mesh.layout.etp is not None:
         found += [("etp",), ("ep",), ("edp",)]
-    found += [("cp_a2a",), ("cp_p2p",)]
-    compound = {("dp_replicate",): "dp", ("dp_shard",): "dp", ("cp_a2a",): "cp", ("cp_p2p",): "cp"}
-    return [
-        dims
-        for dims in found
-        if mesh.size(*dims) > 1
-        and not (dims in compound and mesh.size(*dims) == mesh.size(compound[dims]))
-        and not (dims == ("dp", "cp") and 1 in {mesh.size("dp"), mesh.size("cp")})
-    ]
+    # A group that is another row's very array (dp_shard where nothing is replicated) has its row already.
+    rows = {id(mesh.groups(*dims)): dims for dims in reversed(found) if mesh.size(*dims) > 1}
+    return list(reversed(rows.values()))
 
 
 def rows(topology: Topology, mesh: Mesh) -> list[DimensionRow]:
@@ -111,7 +106,7 @@ def _words(router: Router, a: int, b: int) -> Iterator[str]:
     else:
         for kind in ("cpu", "pcie", "c2c", "xgmi", "nvlink"):
             if kind in kinds:
-                yield "PCIe between sockets" if kind == "cpu" else NAMES[kind]
+                yield NAMES[kind]
                 return
 
 
