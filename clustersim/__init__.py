@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clustersim.analysis.metrics import summary
     from clustersim.collectives.base import Group, Plan, Request
     from clustersim.compute import step_cost
+    from clustersim.dims import Dims
     from clustersim.engine import simulate
     from clustersim.errors import ClusterSimError
     from clustersim.mesh import Mesh
@@ -34,6 +35,7 @@ _HOME = {
     "ClusterSimError": "errors",
     "Collective": "program",
     "Compute": "program",
+    "Dims": "dims",
     "Group": "collectives.base",
     "Mesh": "mesh",
     "Model": "model",
@@ -74,6 +76,7 @@ __all__ = [
     "ClusterSimError",
     "Collective",
     "Compute",
+    "Dims",
     "Group",
     "Mesh",
     "Model",

@@ -160,6 +160,11 @@ def test_a_frameworks_defaults_are_fields_and_hold_together(framework, tp):
     check(made, LLAMA, 64)
 
 
+def test_torchtitans_experts_are_cut_only_where_they_are_not_spread():
+    assert PRESETS["torchtitan"]({"tp": 2, "ep": 4})["etp"] == 1
+    assert "etp" not in PRESETS["torchtitan"]({"tp": 2})
+
+
 def test_torchtitan_gives_two_stages_to_each_rank_of_a_schedule_with_several():
     assert PRESETS["torchtitan"]({"schedule": "Interleaved1F1B"})["vpp"] == 2
     assert "vpp" not in PRESETS["torchtitan"]({"schedule": "Interleaved1F1B", "layers_per_virtual_stage": 2})
@@ -177,12 +182,13 @@ WRONG = {
     "heads": ({"tp": 3}, LLAMA, 48, "tp = 3 does not divide 32 heads; use 2 or 4 (at $.parallel.tp)"),
     "ffn": ({"tp": 16}, ModelShape(4, heads=32, kv_heads=32, hidden=4096, ffn=1000), 64,
             "tp = 16 does not divide 1,000 of the MLP's width; use 8 (at $.parallel.tp)"),
+    "no products": ({"tp": 2}, ModelShape(73), 8, "tp = 2 cuts attention and MLPs; the model has none; use 1"),
     "kv heads": ({"tp": 4}, ModelShape(4, heads=24, kv_heads=6, hidden=1536, ffn=6144), 64,
                  "tp = 4 is neither a divisor nor a multiple of 6 key-value heads; use 3 or 6"),
     "sequence": ({"cp": 8}, ModelShape(4, seq_len=1000), 64,
                  "cp = 8 does not cut 1,000 tokens into 16 equal chunks; use 5 or 10 (at $.parallel.cp)"),
     "images": ({"cp": 2}, ModelShape(4), 64, "cp = 2 splits a sequence; the model has none; use 1"),
-    "sequence by tp": ({"tp": 8, "cp": 2, "sequence_parallel": True}, ModelShape(4, seq_len=1000, heads=8), 64,
+    "sequence by tp": ({"tp": 8, "cp": 2, "sequence_parallel": True}, ModelShape(4, 1000, 64, heads=8), 64,
                        "tp = 8 does not divide the 500 tokens of a sequence; use 5 or 10 (at $.parallel.tp)"),
     "sequence parallel alone": ({"sequence_parallel": True}, LLAMA, 8, "needs tp > 1; tp is 1"),
     "sequence parallel with all_reduce": (

@@ -108,7 +108,7 @@ def test_torchtitans_degrees_are_fsdps_too(tmp_path):
 
 def test_a_framework_puts_its_defaults_where_nothing_is_said(tmp_path):
     parallel = read(tmp_path, SPLIT + 'framework = "torchtitan"\ncp_comm_type = "a2a"\n').file.parallel
-    assert (parallel.sequence_parallel, parallel.etp, parallel.cp_comm_type) == (True, 1, "a2a")
+    assert (parallel.sequence_parallel, parallel.order, parallel.cp_comm_type) == (True, "torchtitan", "a2a")
 
 
 # What is changed in SPLIT, and what the error must say.
@@ -166,6 +166,9 @@ def test_a_batch_that_is_no_multiple_is_refused(tmp_path):
 def test_a_split_that_nobody_plays_yet_is_refused_by_name(tmp_path):
     with pytest.raises(ScenarioError, match=re.escape("split.toml: tp = 4 is read and its mesh is made")):
         refuse_split(read(tmp_path))
+    with pytest.raises(ScenarioError, match="use_distributed_optimizer = True"):
+        refuse_split(read(tmp_path, PLAIN + "[parallel]\nuse_distributed_optimizer = true\n"))
+    refuse_split(read(tmp_path, PLAIN + "[parallel]\ntp = 1\nmicrobatches = 2\n"))
 
 
 def test_a_sweep_may_set_the_table_by_any_name():

@@ -31,11 +31,9 @@ def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool
         lines = list(_mesh(topology, mesh))
         if rank < mesh.workers or only_mesh:
             lines += ["", *_rank(topology, mesh, rank)]
+        if not only_mesh:
+            lines += ["", loaded.prepare().describe(rank)]
     click.echo("\n".join(lines))
-    if not only_mesh:
-        with working(f"building {loaded.name}"):
-            program = loaded.prepare().describe(rank)
-        click.echo(f"\n{program}")
 
 
 def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:

@@ -51,6 +51,8 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     sizes = {"heads": shape.heads, "of hidden": shape.hidden, "of the MLP's width": shape.ffn}
     sizes["of the shared experts' width"] = shape.shared_ffn
     common = gcd(*sizes.values())
+    if t > 1 and not shape.hidden:
+        raise _refuse("tp", f"tp = {t} cuts attention and MLPs; the model has none; use 1")
     for what, size in sizes.items():
         if size % t:
             raise _refuse("tp", f"tp = {t} does not divide {size:,} {what}; {nearest_divisor(common, t)}")
@@ -175,7 +177,8 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         near = nearest_divisor(max(1, layers // p), each)
         why = f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} layers, which pp {p} does not divide"
         raise _refuse("layers_per_virtual_stage", f"{why}; {near}")
-    if p * vpp > layers:
+    counted = parallel.account_for_embedding_in_pipeline_split + parallel.account_for_loss_in_pipeline_split
+    if p * vpp > layers + counted:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
         fits = nearest_divisor(layers if field == "pp" else layers // p, value)
         raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")

@@ -123,7 +123,7 @@ PRESETS: dict[str, Callable[[Mapping[str, Any]], Values]] = {
     "megatron": lambda said: {},
     "torchtitan": lambda said: {
         "order": "torchtitan",
-        "etp": 1,
+        **({"etp": 1} if said.get("ep", 1) != 1 else {}),
         "sequence_parallel": said.get("tp", 1) != 1,
         "cp_comm_type": "all_gather",
         "dispatcher": "alltoall",

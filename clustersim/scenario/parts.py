@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, memory
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
+from clustersim.models.base import Shape
+from clustersim.models.hf import shape_from_hf
+from clustersim.parallel import ModelShape
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import CPU, Topology
@@ -49,7 +52,7 @@ def placed(scenario: Scenario) -> tuple[Topology, Mesh]:
     with scenario.at("$.strategy"):
         ranks = mesh if place is None else place(topology, mesh, scenario.config)
     parallel = scenario.file.parallel
-    return topology, ranks if parallel is None else split(scenario, parallel, ranks, model_of(scenario))
+    return topology, ranks if parallel is None else split(scenario, parallel, ranks, shape_of(scenario))
 
 
 def _beside(scenario: Scenario, name: str) -> str:
@@ -71,6 +74,39 @@ def model_of(scenario: Scenario) -> Model:
             return models.from_hf(scenario.path.parent / Path(spec.hf_config), **choices)
     with scenario.at("$.model.name"):
         return models.model(str(spec.name), **choices)
+
+
+def shape_of(scenario: Scenario) -> ModelShape:
+    """The model's sizes, which degrees of parallelism must divide."""
+    model, found = model_of(scenario), _transformer(scenario)
+    if found is None:
+        layers = model.n_blocks or len(model.layers)
+        return ModelShape(layers, model.seq_len, model.hidden, model.vocab, model.heads, model.heads)
+    return ModelShape(
+        found.layers,
+        model.seq_len,
+        found.d_model,
+        found.vocab,
+        found.heads,
+        found.kv_heads,
+        found.head_dim,
+        ffn=0 if found.experts else found.d_ff,
+        experts=found.experts,
+        top_k=found.experts_per_token,
+        moe_ffn=found.d_ff if found.experts else 0,
+        causal=found.causal,
+    )
+
+
+def _transformer(scenario: Scenario) -> Shape | None:
+    """The shape that the model was built from; None for one that comes from no config.json."""
+    spec = scenario.file.model
+    path = scenario.path.parent / Path(spec.hf_config) if spec.hf_config else models.file(str(spec.name))
+    if path is None:
+        return None
+    shape, _ = shape_from_hf(path)
+    known = {field.name for field in fields(Shape)}
+    return replace(shape, **{name: value for name, value in spec.options.items() if name in known})
 
 
 def cost_of(

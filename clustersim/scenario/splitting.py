@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clustersim import models
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
-from clustersim.model import Model
-from clustersim.models.base import Shape
-from clustersim.models.hf import shape_from_hf
 from clustersim.parallel import PRESETS, ModelShape, ParallelConfig, check, field_for, recompute, translate
 from clustersim.scenario.reading import Table, override
 from clustersim.strategies import STRATEGIES
@@ -99,7 +94,7 @@ def misplaced(strategy: Mapping[str, object], known: type[msgspec.Struct]) -> No
             )
 
 
-def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model) -> Mesh:
+def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, shape: ModelShape) -> Mesh:
     """The mesh with the dimensions of ``[parallel]``, whose fields are checked against the model and the world.
 
     Raises :class:`ScenarioError`.
@@ -107,7 +102,7 @@ def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model
     with scenario.at("$.parallel"):
         _check_strategy(scenario, parallel)
         recompute(parallel, scenario.file.model.activation_checkpointing)
-        check(parallel, shape_of(scenario, model), mesh.workers)
+        check(parallel, shape, mesh.workers)
         return dataclasses.replace(mesh, dims=parallel.dims(mesh.workers))
 
 
@@ -140,37 +135,3 @@ def with_micro_batches(scenario: Scenario, mesh: Mesh) -> Scenario:
 def splits(parallel: ParallelConfig) -> bool:
     """Whether the step builder plays it: something is split, or done as Megatron's data parallelism does it."""
     return parallel.splits or any(getattr(parallel, name) not in {None, False} for name in PLAYED)
-
-
-def shape_of(scenario: Scenario, model: Model) -> ModelShape:
-    """The model's sizes, as a check of degrees needs them."""
-    found = _transformer(scenario)
-    if found is None:
-        layers = model.n_blocks or len(model.layers)
-        heads = model.heads
-        return ModelShape(layers, model.seq_len, model.hidden, model.vocab, heads, heads)
-    return ModelShape(
-        found.layers,
-        model.seq_len,
-        found.d_model,
-        found.vocab,
-        found.heads,
-        found.kv_heads,
-        found.head_dim,
-        ffn=0 if found.experts else found.d_ff,
-        experts=found.experts,
-        top_k=found.experts_per_token,
-        moe_ffn=found.d_ff if found.experts else 0,
-        causal=found.causal,
-    )
-
-
-def _transformer(scenario: Scenario) -> Shape | None:
-    """The shape that the model was built from; None for one that comes from no config.json."""
-    spec = scenario.file.model
-    path = scenario.path.parent / Path(spec.hf_config) if spec.hf_config else models.file(str(spec.name))
-    if path is None:
-        return None
-    shape, _ = shape_from_hf(path)
-    fields = {field.name for field in dataclasses.fields(Shape)}
-    return dataclasses.replace(shape, **{name: value for name, value in spec.options.items() if name in fields})
