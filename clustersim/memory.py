@@ -7,6 +7,7 @@ is the caching allocator's reservation, up to twice as much.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +154,8 @@ class Verdict:
         if not self.ok:
             return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        return f"fits on {self.device}{where} with {format_bytes(self.spare)} to spare ({self.share:.0%} used{tight}); {held}"
+        spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
+        return f"fits on {self.device}{where} with {spare}; {held}"
 
 
 def memory(
@@ -221,7 +223,8 @@ def memory(
             "optimizer_workspace": np.where(moments == 2 * n, holding.state_bytes * holding.updated * foreach, 0.0),
         },
     )
-    return MemoryUse(**{name: float(column.max()) for name, column in course.parts.items()}, course=course)
+    largest: dict[str, Any] = {name: float(column.max()) for name, column in course.parts.items()}
+    return MemoryUse(**largest, course=course)
 
 
 def _replicated(model: Model, size: int, strategy: str, *, masters: bool, view: bool) -> Holding:

@@ -141,7 +141,8 @@ class Laid:
     def pieces(self, here: Here, layer: LocalLayer, action: Action) -> Iterator[None]:
         """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between."""
         index: dict[int, int] = {}
-        for piece in here.runs(layer, action.kind):
+        pieces = here.runs(layer, action.kind)
+        for piece in pieces:
             if isinstance(piece, Run):
                 after = tuple(index[n] for n in piece.needs if n in index)
                 done = self._compute(here, layer, action, piece, after)
@@ -151,6 +152,7 @@ class Laid:
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(here, layer, action, exchange, after)
                 yield
+        self.waits = (*self.waits, *_unneeded(pieces, index))
 
     def _compute(self, here: Here, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
         spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
@@ -188,6 +190,12 @@ class Laid:
         return self.ops.add(
             Collective(name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label)
         )
+
+
+def _unneeded(pieces: Pieces, index: dict[int, int]) -> tuple[int, ...]:
+    """Ops of exchanges that nothing in the list waits for: what follows the list does."""
+    needed = {n for piece in pieces for n in (piece.needs if isinstance(piece, Run) else piece[1].needs)}
+    return tuple(index[piece[0]] for piece in pieces if not isinstance(piece, Run) and piece[0] not in needed)
 
 
 _SHORT = {"F": "fwd", "B": "bwd", "I": "dgrad", "W": "wgrad"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,8 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: 
         "optimizer_workspace": np.zeros(n),
     }
     course = Course(names, parts)
-    return MemoryUse(**{name: float(column.max()) for name, column in parts.items()}, course=course)
+    largest: dict[str, Any] = {name: float(column.max()) for name, column in parts.items()}
+    return MemoryUse(**largest, course=course)
 
 
 def _moments(stage: Stage, order: Order, batch: int, element: int) -> Iterator[tuple[str, float, float]]:
@@ -92,19 +94,23 @@ def _moments(stage: Stage, order: Order, batch: int, element: int) -> Iterator[t
             yield name, held + (made.repeated if action.kind in "BI" else 0.0), heads
             if action.kind in "BI":
                 held, heads = held - made.kept, heads - made.fp32
+            if action.kind == "I":
+                held += made.stashed
             if action.kind in "BW":
-                held -= made.for_weights
+                held -= made.for_weights + (made.stashed if action.kind == "W" else 0.0)
     yield "optimizer", max(held, 0.0), max(heads, 0.0)
 
 
 @dataclass(frozen=True)
 class _Made:
-    """Bytes that one forward of a chunk leaves: until I, until W, in fp32; and that a repeated forward brings back."""
+    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
+    forward brings back; and the output gradients that I leaves for a later W."""
 
     kept: float
     for_weights: float
     fp32: float
     repeated: float
+    stashed: float
 
     @classmethod
     def of(cls, chunk: Chunk, batch: int, element: int) -> _Made:
@@ -114,4 +120,5 @@ class _Made:
             batch * element * sum(layer.kept_for_weights for layer in layers),
             batch * 4.0 * sum(layer.fp32_kept for layer in layers),
             batch * element * max((layer.repeated for layer in layers), default=0.0),
+            batch * element * sum(layer.stashed for layer in layers),
         )

@@ -13,10 +13,9 @@ from clustersim.builder.stage_memory import StateBytes, stages, worst
 from clustersim.builder.walk import Replicas
 from clustersim.compute import setting
 from clustersim.compute.local import LocalCost
-from clustersim.compute.optimizer import STATES
 from clustersim.device import Device
 from clustersim.errors import ScenarioError
-from clustersim.memory import MemoryUse
+from clustersim.memory import STATES, MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.parallel import ParallelConfig, recompute
@@ -24,6 +23,7 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Stage
 from clustersim.program import DTYPE_BYTES, Program
 from clustersim.schedules import Orders, Schedule, schedule
+from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -55,8 +55,8 @@ class Split:
 def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model) -> Split:
     """Partition, schedule and memory. Raises :class:`ScenarioError` for what cannot be split so."""
     repeated = recompute(parallel, scenario.file.model.activation_checkpointing)
-    parts = partition(model, parallel, repeated)
-    row = schedule(parallel.schedule_name(model.n_blocks))
+    row = schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
+    parts = partition(model, parallel, repeated, placement=row.placement)
     config, chunks = scenario.config, len(parts.stages[0].chunks)
     options = _options(row, parallel)
     if not row.synchronous:
@@ -125,17 +125,17 @@ def _local(scenario: Scenario, gpu: Device) -> LocalCost:
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
 
 
-# --- data parallelism ----------------------------------------------------------------------------------------------------
+# --- data parallelism -----------------------------------------------------------------------------------------------
 
 
 def _replicas(scenario: Scenario, parallel: ParallelConfig, split: Split, cost: StepCost) -> MakeReplicas:
-    config, kind = scenario.config, scenario.file.strategy["kind"]
+    config = scenario.config
     last = len(split.partition.stages) - 1
 
     def tied(rank: int) -> int:
         return split.partition.tied if rank in {0, last} else 0
 
-    if kind == "fsdp":
+    if isinstance(config, FSDPConfig):
         if config.version != 2:
             raise ScenarioError("a split model shards with FSDP2; write version = 2 (at $.strategy.version)")
 
@@ -184,16 +184,16 @@ def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
     )
 
 
-# --- memory --------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------------------------
 
 
 def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition) -> StateBytes:
     """Bytes per element of parameters, gradients and optimizer states (MODEL_PARALLEL.md 5: 18, or 6 + 12/dp)."""
-    config, kind = scenario.config, scenario.file.strategy["kind"]
+    config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
     size = float(DTYPE_BYTES[config.param_dtype])
     states, masters = 4.0 * STATES[optimizer], 4.0 if size < 4 else 0.0
-    if kind == "fsdp":
+    if isinstance(config, FSDPConfig):
         shard = 1.0 / mesh.size("dp_shard", "cp")
         kept = DTYPE_BYTES[config.orig_dtype] * shard
         pipelined = mesh.size("pp") > 1 or config.keeps
