@@ -17,6 +17,9 @@ from clustersim.schedules.looped_bfs import LOOPED_BFS
 from clustersim.schedules.naive import NAIVE
 from clustersim.schedules.one_f_one_b import ONE_F_ONE_B
 from clustersim.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
+from clustersim.schedules.zbv import ZBV
+from clustersim.schedules.zbv_torch import ZBV_TORCH
+from clustersim.schedules.zero_bubble import ZB_2P, ZB_H1
 
 _ROWS = (
     NAIVE,
@@ -25,6 +28,10 @@ _ROWS = (
     INTERLEAVED,
     LOOPED_BFS,
     INTERLEAVED_ZERO_BUBBLE,
+    ZB_H1,
+    ZB_2P,
+    ZBV,
+    ZBV_TORCH,
     DUALPIPE,
     DUALPIPEV,
     PIPEDREAM,

@@ -1,0 +1,234 @@
+"""ZB-H1 and ZB-2p: the backward in two, weight gradients where a rank would idle (Qi et al., arXiv 2401.10241).
+
+The stage before waits only for I. W needs nobody and nobody needs it (before the optimizer), so it can fill gaps. How many
+micro-batches may be held until their W says how well:
+
+========  ================  ================================================================================================
+schedule  may hold          bubble
+========  ================  ================================================================================================
+ZB-H1     p, as 1F1B does   (p-1)(F + I - W): W fills the drain; a third of 1F1B's where F = I = W
+ZB-2p     2p                none in any rank's own span: enough forwards to run until the first gradient arrives. But rank r
+                            starts rF late and ends as much late: a step with a common start (an all-reduce of the
+                            gradient's norm before the optimizer) pays (p-1)F once. The authors validate the step afterwards
+                            instead, and roll back if it should have been clipped.
+========  ================  ================================================================================================
+
+The order is found by a greedy search, as the authors' ``zb.py`` does it, in rounds: one forward on each rank from the first
+to the last (or none, see :func:`_wants`), one I on each rank from the last to the first, and before each of them as many W
+as fit into the wait for its input, or as free the memory it needs. Eight :class:`Habits` are tried; the one with the
+shortest longest span of a rank is kept. The durations it searches with are options: with those of a real model the order
+comes out different from the one for F = I = W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+from clustersim.schedules.base import Action, Costs, Option, Orders, Schedule
+from clustersim.schedules.interleaved_zero_bubble import skew_less_weights
+
+COSTS = Option("costs", Costs, Costs(), "durations of a chunk's F, I and W that the search reckons with, in any unit")
+TRANSFER = Option("transfer", float, 0.0, "time of a message between neighbours that the search reckons with, as costs")
+LIMIT = Option("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients")
+
+
+class Habits(NamedTuple):
+    """What the search does in a doubtful case; which is better depends on the durations, so all are tried.
+
+    ``stop_early``: before the first gradient arrives, no forward that would end after it. ``gradient_first``: leave out a
+    forward when the next rank will return a gradient before it would end. ``fill``: run a W that is longer than the gap.
+    """
+
+    stop_early: bool
+    gradient_first: bool
+    fill: bool
+
+
+@dataclass
+class Rank:
+    """One rank while the search writes its order: its clock, what it holds, its idle time since its first forward."""
+
+    clock: float = 0.0
+    idle: float = 0.0
+    forwards: list[float] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
+    weights: int = 0
+    order: list[Action] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        """Micro-batches whose W is not done."""
+        return len(self.forwards) - self.weights
+
+    @property
+    def pending(self) -> int:
+        """Weight gradients that could be run now."""
+        return len(self.gradients) - self.weights
+
+
+class Search:
+    """The ranks and the rules of one attempt."""
+
+    def __init__(self, p: int, m: int, limit: int, costs: Costs, transfer: float, habits: Habits) -> None:
+        self.ranks = [Rank() for _ in range(p)]
+        self.m, self.limit, self.costs, self.transfer, self.habits = m, limit, costs, transfer, habits
+        self.most_idle = 0.0
+
+    def arrival(self, rank: int, kind: str) -> float:
+        """When the input of this rank's next F or I is there; W needs none from others."""
+        me = self.ranks[rank]
+        if kind == "F" and rank > 0:
+            return self.ranks[rank - 1].forwards[len(me.forwards)] + self.transfer
+        if kind == "I" and rank + 1 < len(self.ranks):
+            return self.ranks[rank + 1].gradients[len(me.gradients)] + self.transfer
+        return 0.0
+
+    def run(self, rank: int, kind: str) -> None:
+        """Append the rank's next pass of this kind to its order and move its clock."""
+        me = self.ranks[rank]
+        start = max(me.clock, self.arrival(rank, kind))
+        if me.forwards:
+            me.idle += start - me.clock
+            self.most_idle = max(self.most_idle, me.idle)
+        me.clock = start + self.costs.of(kind)
+        if kind == "W":
+            me.order.append(Action("W", me.weights))
+            me.weights += 1
+            return
+        ends = me.forwards if kind == "F" else me.gradients
+        me.order.append(Action(kind, len(ends)))
+        ends.append(me.clock)
+
+    def make_room(self, rank: int) -> None:
+        """Run W until one more micro-batch may be held."""
+        while self.ranks[rank].held >= self.limit:
+            self.run(rank, "W")
+
+    def fill_wait(self, rank: int, kind: str) -> None:
+        """Run the W that fit before the input of the next F or I arrives; one more if the gap left is worth it.
+
+        A gap is not worth it (unless the habit is to fill) while this rank stays no idler than the idlest one.
+        """
+        me, arrival = self.ranks[rank], self.arrival(rank, kind)
+        while me.pending and me.clock + self.costs.weight_gradient <= arrival:
+            self.run(rank, "W")
+        affordable = arrival - me.clock <= self.most_idle - me.idle
+        if me.pending and me.clock < arrival and (self.habits.fill or not affordable):
+            self.run(rank, "W")
+
+
+def _fill_pipeline(search: Search) -> None:
+    """The first forward of every rank, the forwards that fit before its first gradient, and the first gradients."""
+    ranks, costs = search.ranks, search.costs
+    for rank in range(len(ranks)):
+        search.run(rank, "F")
+    extra = [0] * len(ranks)
+    gradient = ranks[-1].clock + costs.input_gradient
+    for rank in range(len(ranks) - 2, -1, -1):
+        clock, arrival = ranks[rank].clock, gradient + search.transfer
+        while extra[rank] + 1 < min(search.m, search.limit):
+            if clock >= arrival or (search.habits.stop_early and clock + costs.forward > arrival):
+                break
+            clock += costs.forward
+            extra[rank] += 1
+        gradient = max(clock, arrival) + costs.input_gradient
+    for rank in range(1, len(ranks)):
+        # A rank cannot be as far ahead as the one that feeds it, or it would wait for its input.
+        if 1 + extra[rank] < search.m:
+            extra[rank] = min(extra[rank], max(0, extra[rank - 1] - 1))
+    for rank, count in enumerate(extra):
+        for _ in range(count):
+            search.run(rank, "F")
+    for rank in range(len(ranks) - 1, -1, -1):
+        search.run(rank, "I")
+
+
+def _wants(search: Search, rank: int) -> bool:
+    """Whether a rank should run another forward in this round."""
+    me, costs = search.ranks[rank], search.costs
+    if len(me.forwards) >= search.m:
+        return False
+    if not search.habits.gradient_first or rank + 1 == len(search.ranks):
+        return True
+    after = search.ranks[rank + 1]
+    if len(me.forwards) < len(after.forwards) + 2:
+        return True
+    gradient = after.clock + costs.forward + costs.input_gradient + search.transfer
+    room = min(max(0, me.held + 1 - search.limit), me.pending)
+    if me.clock + costs.forward + room * costs.weight_gradient <= gradient:
+        return me.clock < gradient
+    return me.clock < gradient and gradient - me.clock > search.most_idle - me.idle
+
+
+def _round(search: Search) -> None:
+    """At most one forward on each rank, then one input gradient on each rank."""
+    ranks = search.ranks
+    wanted = [_wants(search, rank) for rank in range(len(ranks))]
+    for rank in range(len(ranks) - 2, -1, -1):
+        wanted[rank] = wanted[rank] and wanted[rank + 1]
+    for rank in range(len(ranks)):
+        if wanted[rank]:
+            search.make_room(rank)
+            search.fill_wait(rank, "F")
+            search.run(rank, "F")
+    for rank in range(len(ranks) - 1, -1, -1):
+        search.fill_wait(rank, "I")
+        if rank == 0 and len(ranks[0].forwards) == search.m:
+            _run_weights(search, 0)
+        search.run(rank, "I")
+
+
+def _run_weights(search: Search, rank: int) -> None:
+    while search.ranks[rank].pending:
+        search.run(rank, "W")
+
+
+def _attempt(p: int, m: int, limit: int, costs: Costs, transfer: float, habits: Habits) -> tuple[float, Orders]:
+    """The longest span of a rank, and the orders."""
+    search = Search(p, m, limit, costs, transfer, habits)
+    _fill_pipeline(search)
+    for _ in range(m - 1):
+        _round(search)
+    for rank in range(p):
+        _run_weights(search, rank)
+    span = max(rank.clock - rank.forwards[0] + costs.forward for rank in search.ranks)
+    return span, tuple(tuple((action,) for action in rank.order) for rank in search.ranks)
+
+
+def zero_bubble(p: int, m: int, limit: int, costs: Costs, transfer: float) -> Orders:
+    """The best of the attempts with all habits; the first of equally good ones."""
+    habits = [Habits(*flags) for flags in product((True, False), repeat=3)]
+    attempts = [_attempt(p, m, limit, costs, transfer, habit) for habit in habits]
+    return min(attempts, key=lambda attempt: attempt[0])[1]
+
+
+def _h1(p: int, chunks: int, m: int, **options: Any) -> Orders:
+    limit = p if options[LIMIT.name] is None else options[LIMIT.name]
+    return zero_bubble(p, m, limit, options[COSTS.name], options[TRANSFER.name])
+
+
+def _2p(p: int, chunks: int, m: int, **options: Any) -> Orders:
+    limit = 2 * p if options[LIMIT.name] is None else options[LIMIT.name]
+    return zero_bubble(p, m, limit, options[COSTS.name], options[TRANSFER.name])
+
+
+ZB_H1 = Schedule(
+    "zb_h1",
+    _h1,
+    splits_backward=True,
+    aliases=("ZB1P", "ZB-1P"),
+    options=(LIMIT, COSTS, TRANSFER),
+    bubble=skew_less_weights,
+    peak=lambda rank, p, chunks, m, **options: min(m, p),
+)
+ZB_2P = Schedule(
+    "zb_2p",
+    _2p,
+    splits_backward=True,
+    aliases=("ZB2P", "ZB-H2"),
+    options=(LIMIT, COSTS, TRANSFER),
+    bubble=lambda p, chunks, m, cost: (p - 1) * cost.forward,
+    peak=lambda rank, p, chunks, m, **options: min(m, 2 * p),
+)
