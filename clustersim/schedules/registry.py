@@ -17,6 +17,7 @@ from clustersim.schedules.looped_bfs import LOOPED_BFS
 from clustersim.schedules.naive import NAIVE
 from clustersim.schedules.one_f_one_b import ONE_F_ONE_B
 from clustersim.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
+from clustersim.schedules.v_pattern import V_HALF, V_MIN
 from clustersim.schedules.zbv import ZBV
 from clustersim.schedules.zbv_torch import ZBV_TORCH
 from clustersim.schedules.zero_bubble import ZB_2P, ZB_H1
@@ -32,6 +33,8 @@ _ROWS = (
     ZB_2P,
     ZBV,
     ZBV_TORCH,
+    V_HALF,
+    V_MIN,
     DUALPIPE,
     DUALPIPEV,
     PIPEDREAM,
