@@ -44,16 +44,30 @@ Orders = tuple[Order, ...]
 
 @dataclass(frozen=True)
 class Option:
-    """A knob of one schedule: its name in a scenario, what type it has, and what it means when it is not given."""
+    """A knob of one schedule: its name in a scenario, its type, what it is if not given, and the least it may be."""
 
     name: str
     type: type
     default: Any
     meaning: str
+    least: float | None = None
+
+    def check(self, value: object) -> None:
+        """Raise :class:`ScenarioError` for a value that this option cannot have."""
+        if value is None and self.default is None:
+            return
+        kinds = (int, float) if self.type is float else (self.type,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.type is not bool):
+            wanted = f"must be of type {self.type.__name__}"
+        elif self.least is not None and isinstance(value, int | float) and value < self.least:
+            wanted = f"must be at least {self.least}"
+        else:
+            return
+        raise ScenarioError(f"{self.name} = {value!r} {wanted}: {self.meaning} (at $.parallel.{self.name})")
 
 
 class Costs(NamedTuple):
-    """Durations of one chunk's passes, in any unit; the whole backward is the sum of its parts where it is not given."""
+    """Durations of one chunk's passes, in any unit; a whole backward that is not given is the sum of its parts."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -68,6 +82,10 @@ class Costs(NamedTuple):
     def of(self, kind: str) -> float:
         """Of an action of this kind."""
         return {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
+
+
+UNIT = Costs()
+"""Every part takes 1, as in the papers' tables."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +104,12 @@ class Schedule:
     microbatches : (stages, microbatches, options) -> whether this number works; ``needs`` says the rule in words.
     even_stages : whether the number of pipeline ranks must be even.
     bubble : (stages, chunks, microbatches, Costs of a chunk) -> makespan less computing time by the paper's formula, in
-        the unit of the costs, for equal chunks and free transfers; None where no formula is stated.
+        the unit of the costs, for equal chunks, free transfers and pairs that take as long as their two passes in a
+        row. It is None, or returns None, where no formula is stated: for too few micro-batches, for unequal costs.
     peak : (rank, stages, chunks, microbatches, **options) -> how many forward passes of one chunk a rank holds at most
-        (until their weight gradient is done); None where no formula is stated.
-    versions, staleness : (rank, stages) -> copies of the weights a rank keeps, and by how many updates the weights that a
-        gradient was computed with are older than the weights it is applied to.
+        (until their weight gradient is done); None, or returns None, in the same way.
+    versions, staleness : (rank, stages) -> copies of the weights a rank keeps, and by how many updates the weights
+        that a gradient was computed with are older than those it is applied to.
     """
 
     name: str
@@ -105,8 +124,8 @@ class Schedule:
     microbatches: Callable[[int, int, Mapping[str, Any]], bool] | None = None
     needs: str = ""
     even_stages: bool = False
-    bubble: Callable[[int, int, int, Costs], float] | None = None
-    peak: Callable[..., int] | None = None
+    bubble: Callable[[int, int, int, Costs], float | None] | None = None
+    peak: Callable[..., int | None] | None = None
     versions: Callable[[int, int], int] = lambda rank, stages: 1
     staleness: Callable[[int, int], int] = lambda rank, stages: 0
 
@@ -143,13 +162,7 @@ class Schedule:
             if name not in known:
                 hint = nearest(name, known) if known else f"{self.name} has no options"
                 raise ScenarioError(f"{self.name} knows no option {name!r}; {hint} (at $.parallel.{name})")
-            kind = known[name].type
-            if value is None and known[name].default is None:
-                continue
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ScenarioError(
-                    f"{name} = {value!r} is not of type {kind.__name__}: {known[name].meaning} (at $.parallel.{name})"
-                )
+            known[name].check(value)
         return {option.name: options.get(option.name, option.default) for option in self.options}
 
     def _advice(self, stages: int, microbatches: int, options: Mapping[str, Any]) -> str:
@@ -190,7 +203,7 @@ def stage_of(placement: str, rank: int, chunk: int, p: int) -> int:
 
 
 def rank_and_chunk(placement: str, stage: int, p: int, direction: int = 0) -> tuple[int, int]:
-    """Where a global stage is: the inverse of :func:`stage_of`. "both" has each stage twice: ``direction`` is its chunk.
+    """Where a global stage is, as :func:`stage_of` has it; of the two places of "both", the one of ``direction``.
 
     >>> rank_and_chunk("loop", 5, 4), rank_and_chunk("v", 6, 4), rank_and_chunk("both", 2, 4, direction=1)
     ((1, 1), (1, 1), (1, 1))

@@ -1,12 +1,12 @@
 """DualPipe: micro-batches enter at both ends (DeepSeek-V3, arXiv 2412.19437, section 3.2.1; deepseek-ai/DualPipe).
 
-Every rank holds two stages, r and p-1-r: the model is there twice. Half of the micro-batches start at rank 0 and go down
-(chunk 0), half start at rank p-1 and go up (chunk 1); each direction numbers its own from 0. Where they meet, the forward
-of one direction runs beside the backward of the other, and each hides the other's expert all-to-all. Rank r of the lower
-half thus sees what rank r of a DualPipeV of p/2 ranks sees (its V's way back is the other direction's way in), and the
-upper half is its mirror image:
+Every rank holds two stages, r and p-1-r: the model is there twice. Half of the micro-batches start at rank 0 and go
+down (chunk 0), half start at rank p-1 and go up (chunk 1); each direction numbers its own from 0. Where they meet,
+the forward of one direction runs beside the backward of the other, and each hides the other's expert all-to-all. Rank
+r of the lower half thus sees what rank r of a DualPipeV of p/2 ranks sees (its V's way back is the other direction's
+way in), and the upper half is its mirror image:
 
-    bubble = (p/2-1)(FB + B - 3W), FB being the time of a pair; peak p+1 passes of a stage on every rank; parameters twice.
+    bubble = (p/2-1)(FB + B - 3W), FB being the time of a pair; peak p+1 stage passes on every rank; parameters twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _mirrored(order: Order) -> Order:
     return tuple(tuple(action._replace(chunk=1 - action.chunk) for action in slot) for slot in order)
 
 
-def _bubble(p: int, chunks: int, m: int, cost: Costs) -> float:
+def _bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
     return pair_bubble(p // 2, chunks, m // 2, cost)
 
 

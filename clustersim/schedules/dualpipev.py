@@ -1,9 +1,9 @@
 """DualPipeV: DualPipe folded in a V (deepseek-ai/DualPipe, dualpipev.py; PyTorch's ScheduleDualPipeV).
 
-Rank r holds chunk 0 = stage r and chunk 1 = stage 2p-1-r, so a micro-batch goes down the ranks and comes back up. In the
-steady state a rank runs the forward of one chunk *beside* the backward of the other: two unrelated micro-batches, each of
-which hides the other's expert all-to-all. Before and after, where there is nothing to pair, the backward is split and W
-fills gaps. The steps are counted, no durations are looked at:
+Rank r holds chunk 0 = stage r and chunk 1 = stage 2p-1-r, so a micro-batch goes down the ranks and comes back up. In
+the steady state a rank runs the forward of one chunk *beside* the backward of the other: two unrelated micro-batches,
+each of which hides the other's expert all-to-all. Before and after, where there is nothing to pair, the backward is
+split and W fills gaps. The steps are counted, no durations are looked at:
 
 ====  =================================  ==============================================================================
 step  times                              what
@@ -24,6 +24,7 @@ step  times                              what
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from clustersim.schedules.base import Action, Costs, Order, Orders, Schedule, Slot
@@ -35,7 +36,7 @@ def dualpipev(p: int, chunks: int, m: int) -> Orders:
 
 
 class _Writer:
-    """One rank's list; knows which micro-batch is next for each pass of each chunk, and which W are still to be done."""
+    """One rank's list; it knows each pass's next micro-batch, and which W are still to be done."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -91,8 +92,10 @@ def _order(rank: int, p: int, m: int) -> Order:
     return tuple(write.slots)
 
 
-def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float:
-    """(p-1)(FB + B - 3W) with a pair as long as its two passes in a row, FB = F + B."""
+def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+    """(p-1)(FB + B - 3W) with FB = F + B. The steps are counted for F = I; other durations leave other gaps."""
+    if not math.isclose(cost.forward, cost.input_gradient):
+        return None
     return (p - 1) * (cost.forward + 2 * cost.backward - 3 * cost.weight_gradient)
 
 

@@ -1,12 +1,12 @@
 """GPipe: all forwards, then all backwards (Huang et al., arXiv 1811.06965; PyTorch's ScheduleGPipe).
 
-Stage r starts when the first micro-batch reaches it and ends when the last gradient has left it: everybody idles for one
-forward and one backward of each *other* stage, the triangle at each end of the picture:
+Stage r starts when the first micro-batch reaches it and ends when the last gradient has left it: everybody idles for
+one forward and one backward of each *other* stage, the triangle at each end of the picture:
 
     bubble = (p-1)(F+B), which is (p-1)/m of the computing time.
 
-Memory is the price: no backward starts before the last forward has ended, so every stage holds all m micro-batches. GPipe
-is therefore run with full recomputation. On one stage it is gradient accumulation with all graphs kept.
+Memory is the price: no backward starts before the last forward has ended, so every stage holds all m micro-batches.
+GPipe is therefore run with full recomputation. On one stage it is gradient accumulation with all graphs kept.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def gpipe(p: int, chunks: int, m: int) -> Orders:
 
 
 def fill_and_drain(p: int, chunks: int, m: int, cost: Costs) -> float:
-    """The bubble of every schedule whose chunks are passed through in order: p-1 forwards to fill, p-1 backwards to drain.
+    """(p-1)(F+B): p-1 forwards until the last rank has work, p-1 backwards after it has none.
 
-    The cost is of one chunk, so that v chunks a rank divide the bubble by v. Fewer micro-batches than ranks leave a gap of
-    p-m in each further round as well.
+    The cost is of one chunk, so that v chunks a rank divide the bubble by v. Fewer micro-batches than ranks leave a
+    gap of p-m in each further round as well.
     """
     gaps = (p - 1) + (chunks - 1) * max(0, p - m)
     return gaps * (cost.forward + cost.backward)

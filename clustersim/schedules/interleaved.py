@@ -1,12 +1,13 @@
-"""Interleaved 1F1B: several chunks on each rank, 1F1B over the chunks (Narayanan et al., arXiv 2104.04473, section 2.2).
+"""Interleaved 1F1B: several chunks on each rank, 1F1B over the chunks (Narayanan et al., arXiv 2104.04473, 2.2).
 
-The model is cut into p*v stages that go round the ranks v times. A rank fills the pipeline with chunks that are v times
-shorter, so the bubble is v times shorter: (p-1)(F+B)/v for F and B of the rank's whole share. It costs v times as many
-messages, and memory: rank 0 holds p*(1 + (p-1)/(pv)) stages' worth of activations instead of p (Korthikanti, 2205.05198).
+The model is cut into p*v stages that go round the ranks v times. A rank fills the pipeline with chunks that are v
+times shorter, so the bubble is v times shorter: (p-1)(F+B)/v for F and B of the rank's whole share. It costs v times
+as many messages, and memory: rank 0 holds p*(1 + (p-1)/(pv)) stages' worth of activations instead of p (Korthikanti,
+2205.05198).
 
-Micro-batches go through in groups of g (``microbatch_group_size_per_vp_stage``): the group through chunk 0, then through
-chunk 1, ... then the next group. Backwards go through the chunks in reverse. g = p is the tightest; a larger g leaves
-more time for each message and holds more.
+Micro-batches go through in groups of g (``microbatch_group_size_per_vp_stage``): the group through chunk 0, then
+through chunk 1, ... then the next group. Backwards go through the chunks in reverse. g = p is the tightest; a larger
+g leaves more time for each message and holds more.
 
     warm-up of rank r = min(vm, 2(p-r-1) + (v-1)g) forwards, then F and B in turn
     peak of rank r    = min(vm, 2(p-r-1) + (v-1)g + 1) chunk passes
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clustersim.errors import ScenarioError
 from clustersim.schedules.base import Action, Option, Order, Orders, Schedule, Slot
 from clustersim.schedules.gpipe import fill_and_drain
 
@@ -29,6 +31,7 @@ GROUP = Option(
     int,
     None,
     "micro-batches that go through one chunk before the next chunk's turn, from pp to microbatches; pp if not given",
+    1,
 )
 BESIDE = Option(
     "overlap_moe_expert_parallel_comm",
@@ -77,9 +80,17 @@ def warmup(rank: int, p: int, chunks: int, m: int, group: int, per_hop: int) -> 
 
 
 def group_of(p: int, m: int, options: Mapping[str, Any]) -> int:
-    """Micro-batches of a group: as asked, else an equal share of the rounds, PyTorch's rule; p where p divides m."""
+    """Micro-batches of a group: as asked, else an equal share of PyTorch's rounds, which is p where p divides m."""
     given = options.get(GROUP.name)
-    return m // rounds(p, m) if given is None else int(given)
+    if given is None:
+        return m // rounds(p, m)
+    group = int(given)
+    if not p <= group <= m:
+        raise ScenarioError(
+            f"{GROUP.name} = {group} must be from pp = {p} to microbatches = {m}; use {min(max(group, p), m)} "
+            f"(at $.parallel.{GROUP.name})"
+        )
+    return group
 
 
 def rounds(p: int, m: int) -> int:
@@ -88,11 +99,11 @@ def rounds(p: int, m: int) -> int:
 
 
 def works(p: int, m: int, options: Mapping[str, Any]) -> bool:
-    """PyTorch: the rounds are equal. Megatron, with a group size: p <= g <= m, the rest of m is none or at least p."""
+    """PyTorch: the rounds are equal. Megatron, with a group size: what is left of m is nothing or at least p."""
     given = options.get(GROUP.name)
     if given is None:
         return m % rounds(p, m) == 0
-    return p <= given <= m and (m % given == 0 or m % given >= p)
+    return m % int(given) == 0 or m % int(given) >= p
 
 
 def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int:

@@ -5,7 +5,8 @@ after half of interleaved 1F1B's warm-up (one forward for each rank behind it, n
 path), runs F and I in turn, and lets W lag r passes behind I, so that ranks near the end, which have their gradients
 early, keep W for the end of the step, where 1F1B would drain idly. With one chunk it is ZB-H1, order for order:
 
-    bubble = (p-1)(F + I - W) for one chunk, a third of 1F1B's where F = I = W; peak pv chunk passes on every rank until W.
+    bubble = (p-1)(F + I - W) of a chunk, a third of 1F1B's where F = I = W, as long as W is the shortest
+    peak   = min(vm, (v-1)g + p) chunk passes on every rank until W, with groups of g micro-batches
 
 No durations are looked at. Where W is longer than F or I, the lag is not what would be best; see
 :mod:`clustersim.schedules.zero_bubble` for the search.
@@ -37,8 +38,10 @@ def _order(forwards: list[Action], gradients: list[Action], warm: int, lag: int)
     return tuple((action,) for action in order)
 
 
-def skew_less_weights(p: int, chunks: int, m: int, cost: Costs) -> float:
-    """(p-1)(F + I - W): 1F1B's bubble, in whose drain each rank runs the weight gradients that it kept."""
+def skew_less_weights(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+    """(p-1)(F + I - W): 1F1B's bubble, less the weight gradients that each rank keeps for the drain."""
+    if m < p or cost.weight_gradient > min(cost.forward, cost.input_gradient):
+        return None
     return (p - 1) * (cost.forward + cost.input_gradient - cost.weight_gradient)
 
 
@@ -50,5 +53,5 @@ INTERLEAVED_ZERO_BUBBLE = Schedule(
     microbatches=works,
     needs="equal groups of at least pp micro-batches: a multiple of pp is always right",
     bubble=skew_less_weights,
-    peak=lambda rank, p, chunks, m: min(p * chunks, chunks * m),
+    peak=lambda rank, p, chunks, m: min(chunks * m, (chunks - 1) * group_of(p, m, {}) + p),
 )

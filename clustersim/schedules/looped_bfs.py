@@ -1,9 +1,10 @@
 """Looped BFS: breadth first over the chunks (Lamy-Poirier, arXiv 2211.05953; PyTorch's ScheduleLoopedBFS).
 
-The stages go round the ranks as in interleaved 1F1B, but a rank runs *all* micro-batches of a chunk before it turns to the
-next chunk, and backwards the same way. The bubble is interleaved 1F1B's, (p-1)(F+B)/v. All v*m passes are held, as GPipe
-holds m. What it buys: each chunk's weights are used for all micro-batches in a row, so with FSDP around the pipeline they
-are gathered once and their gradients reduced once per step, behind the next chunk's computing.
+The stages go round the ranks as in interleaved 1F1B, but a rank runs *all* micro-batches of a chunk before it turns
+to the next chunk, and backwards the same way. The bubble is interleaved 1F1B's, (p-1)(F+B)/v. All v*m passes are
+held, as GPipe holds m. What it buys: each chunk's weights are used for all micro-batches in a row, so with FSDP
+around the pipeline they are gathered once and their gradients reduced once per step, behind the next chunk's
+computing.
 
 PyTorch runs the backwards of a chunk from the last micro-batch to the first, whose activations are the freshest.
 """

@@ -1,10 +1,11 @@
 """Naive model parallelism: layers on several GPUs, one GPU at work (PyTorch's model-parallel tutorial).
 
-With one micro-batch it is ``ModelParallelResNet50``: the whole batch goes through the GPUs one after the other, forward
-and back, and a GPU computes for 1/p of the time. With m > 1 it is the tutorial's ``PipelineParallelResNet50``: the input
-is split, each split is launched on the first GPU while the one before is on the second, the outputs are concatenated and
-one backward runs through all of them. Autograd runs the youngest node that is ready first, so the splits come back in
-reverse order. Nothing but the order of the backwards differs from GPipe:
+With one micro-batch it is ``ModelParallelResNet50``: the whole batch goes through the GPUs one after the other,
+forward and back, and a GPU computes for 1/p of the time. With m > 1 it is the tutorial's
+``PipelineParallelResNet50``: the input is split, each split is launched on the first GPU while the one before is on
+the second, the outputs are concatenated and one backward runs through all of them. Autograd runs the youngest node
+that is ready first, so the splits come back in reverse order. Nothing but the order of the backwards differs from
+GPipe:
 
     bubble = (p-1)(F+B); every stage holds all m splits.
 """

@@ -6,8 +6,8 @@ micro-batches that are between it and the last stage and back:
 
     peak of stage r = min(m, p-r) micro-batches.
 
-The first stage holds p, whatever m is: p micro-batches of L/p layers are the activations of the whole model once. That is
-why more pipeline stages do not make activations of the first one smaller.
+The first stage holds p, whatever m is: p micro-batches of L/p layers are the activations of the whole model once.
+That is why more pipeline stages do not make activations of the first one smaller.
 
 On one stage this is gradient accumulation: F0 B0 F1 B1 ...
 """
@@ -19,7 +19,7 @@ from clustersim.schedules.gpipe import fill_and_drain
 
 
 def in_flight(rank: int, p: int, chunks: int, m: int) -> int:
-    """Micro-batches whose forward of this stage is done and whose backward is not: the length of the pipeline behind."""
+    """Micro-batches between this stage's forward and its backward: as many as fit into the pipeline behind it."""
     return min(m, p - rank)
 
 

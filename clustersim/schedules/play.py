@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from clustersim.errors import ScenarioError
-from clustersim.schedules.base import Action, Costs, Order, Orders, Slot, rank_and_chunk, stage_count, stage_of
+from clustersim.schedules.base import UNIT, Action, Costs, Order, Orders, Slot, rank_and_chunk, stage_count, stage_of
 from clustersim.schedules.text import text
 
 Span = tuple[float, float]
@@ -64,7 +64,7 @@ class Played:
 def play(
     orders: Orders,
     placement: str,
-    durations: Costs | Sequence[Costs] = Costs(),
+    durations: Costs | Sequence[Costs] = UNIT,
     pair: PairCost | None = None,
 ) -> Played:
     """Play ``orders``: every rank runs its list in order, each action as soon as its input is there.
@@ -107,7 +107,7 @@ def chunk_count(orders: Orders) -> int:
 
 
 def waits_for(placement: str, p: int, chunks: int) -> dict[Place, Place | None]:
-    """For each pass of each chunk the pass of the same micro-batch that it needs; None where the data loader feeds it."""
+    """For each pass of each chunk the pass of the same micro-batch that it needs; None for the first forward."""
     last = stage_count(placement, p, chunks) - 1
     table: dict[Place, Place | None] = {}
     for rank in range(p):

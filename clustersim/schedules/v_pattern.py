@@ -1,21 +1,21 @@
 """V-Half and V-Min: pipelines with half and a third of the activations (Qi et al., arXiv 2405.15362).
 
-Rank r holds stage r and stage 2p-1-r. What a rank holds is how long its chunk passes live, from F to W, in slots of one
-pass, over the six slots (F, I, W of two chunks) that a micro-batch takes in the steady state. In a V a rank whose chunk 0
-lives long has a chunk 1 that lives short, so the ranks hold equally much, and how much is chosen by how fast the first
-micro-batch walks through the V:
+Rank r holds stage r and stage 2p-1-r. How much a rank holds is how long its chunk passes live, from F to W, over the
+six slots (F, I, W of two chunks) that a micro-batch takes in the steady state. In a V a rank whose chunk 0 lives long
+has a chunk 1 that lives short, so the ranks hold equally much. How much that is, is chosen by how fast a micro-batch
+walks through the V:
 
-========  ====================================================  ========================================================
-schedule  slots between neighbours on F0, F1, I1, I0            chunk passes held (1F1B: 2p)
-========  ====================================================  ========================================================
-V-Min     1, 1, 1, 1                                            about 2p/3
-V-Half    2, 1, 2, 1                                            about p
-========  ====================================================  ========================================================
+========  =============================================  ============================
+schedule  slots from rank to rank going F0, F1, I1, I0   chunk passes held (1F1B: 2p)
+========  =============================================  ============================
+V-Min     1, 1, 1, 1                                     2*floor((p+1)/3) + 2
+V-Half    2, 1, 2, 1                                     2*floor(p/2) + 2
+========  =============================================  ============================
 
-The pattern repeats every six slots; a few idle slots between F1 and I1 keep the passes of different micro-batches out of
-each other's slots. It is then squeezed, as the authors' zbv_greedy.py does it: at the head and the tail of the step, where
-the pattern leaves slots empty, each pass moves to the earliest empty slot after its input at which the rank holds no
-more than before. W takes what is empty. Bubbles remain for what is saved; there is no formula for them.
+The pattern repeats every six slots; a few idle slots between F1 and I1 keep the passes of different micro-batches out
+of each other's slots. It is then squeezed, as the authors' zbv_greedy.py does it: at the head and the tail of the
+step, where the pattern leaves slots empty, each pass moves to the earliest empty slot after its input at which the
+rank holds no more than before. W takes what is empty. Bubbles remain for what is saved; the paper has no formula.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def v_half_pattern(rank: int, p: int) -> tuple[int, int, int, int]:
 
 
 def squeezed(pattern: Callable[[int, int], tuple[int, ...]], p: int, m: int) -> Orders:
-    """The pattern over m micro-batches, squeezed with W in it, then its tail once more with W only where it is empty."""
+    """The pattern of m micro-batches, squeezed with W in it; then its tail once more, with W only where it is empty."""
     ranks: list[Slots] = [
         [list(range(first, first + PERIOD * m, PERIOD)) for first in pattern(rank, p)] for rank in range(p)
     ]
@@ -74,7 +74,7 @@ def _occupied(slots: Slots) -> list[int]:
 
 
 def _weights(slots: Slots, apart: bool = False) -> Slots:
-    """Slots for W: each empty one that has a W due, and as many as are needed at the end. ``apart``: by chunk, 1 and 0."""
+    """Slots for W: the empty ones that have a W due, and what it takes at the end. ``apart``: by chunk, 1 and 0."""
     found: Slots = [[], []]
     due = [0, 0]
     line = _occupied(slots)
@@ -126,7 +126,7 @@ def _at_once(ranks: list[Slots]) -> list[Slots]:
 
 
 class _Line:
-    """One rank's slots while they are squeezed, and what it holds and owes (W due, if those have no slots) after each."""
+    """One rank's slots while they are squeezed; after each, what it holds and which W are due if W has no slots."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -212,12 +212,18 @@ def _move_early(line: _Line, after: int, kind: int, j: int, limit: int) -> None:
             return
 
 
+def _v_min_peak(rank: int, p: int, chunks: int, m: int) -> int | None:
+    """Rank 0 sometimes holds one less if p leaves 2 when divided by 3."""
+    return None if rank == 0 and p % 3 == 2 else min(2 * m, 2 * ((p + 1) // 3) + 2)
+
+
 V_MIN = Schedule(
     "v_min",
     lambda p, chunks, m: squeezed(v_min_pattern, p, m),
     placement="v",
     chunks=2,
     splits_backward=True,
+    peak=_v_min_peak,
 )
 V_HALF = Schedule(
     "v_half",
@@ -225,4 +231,5 @@ V_HALF = Schedule(
     placement="v",
     chunks=2,
     splits_backward=True,
+    peak=lambda rank, p, chunks, m: min(2 * m, 2 * (p // 2) + 2),
 )

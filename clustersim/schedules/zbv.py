@@ -1,10 +1,10 @@
 """ZBV by search, as its authors' zbv.py does it (Qi et al., arXiv 2401.10241, section 6).
 
 Rank r holds stage r and stage 2p-1-r (chunks 0 and 1); what that buys is told in :mod:`clustersim.schedules.zbv_torch`,
-whose steps are counted for F = I = W. Here the same shape is found for any durations, greedily, in 2m rounds: an I on every
-rank, then an F on every rank, and before each of them as many W as fit into the wait for its input, or as free the
-memory it needs. Of each rank's two chunks the one whose input comes up the V, from the rank behind, has precedence: it
-is nearer to its end.
+whose steps are counted for F = I = W. Here the same shape is found for any durations, greedily, in 2m rounds: an I on
+every rank, then an F on every rank, and before each of them as many W as fit into the wait for its input, or as free
+the memory it needs. Of each rank's two chunks the one whose input comes up the V, from the rank behind, has precedence:
+it is nearer to its end.
 
 A W that is longer than the gap is run only if the rank is the idlest one otherwise. Who that is, is known after the
 attempt, so it is repeated with the idle times of the one before as long as that makes it better.
@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from clustersim.schedules.base import Action, Costs, Orders, Schedule
-from clustersim.schedules.zero_bubble import COSTS, LIMIT, TRANSFER
+from clustersim.errors import ScenarioError
+from clustersim.schedules.base import UNIT, Action, Costs, Orders, Schedule
+from clustersim.schedules.zero_bubble import COSTS, LIMIT, TRANSFER, late_starts, limit_of
 
 UP = {("F", 1), ("I", 0)}
 """Passes whose input comes from the rank behind; those of the others come from the rank before."""
@@ -97,7 +98,7 @@ class Search:
             self.weight(rank)
 
     def fill_wait(self, rank: int, kind: str, chunk: int) -> None:
-        """Run the W that fit before the input of this pass arrives, and one more if the gap would make us the idlest."""
+        """Run the W that fit before this pass's input arrives, and one more if the gap would make us the idlest."""
         me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
         if arrival is None:
             return
@@ -145,7 +146,8 @@ def _level(search: Search) -> None:
 
 def _gradients(search: Search) -> None:
     """One I on every rank: I0 where the rank behind has sent for it, else I1."""
-    upward, downward = [], []
+    upward: list[int] = []
+    downward: list[int] = []
     for rank, me in enumerate(search.ranks):
         late = me.count("I", 0) < me.count("I", 1)
         comes = search.has_input(rank, "I", 0) or me.count("I", 1) == search.m
@@ -190,7 +192,12 @@ def most_idle(search: Search) -> float:
 
 def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """The best of four attempts (W that are longer than the gap: before I1 or not, before F or not), each repeated."""
-    limit = 2 * p if options[LIMIT.name] is None else options[LIMIT.name]
+    limit = limit_of(2 * p, options)
+    if limit < 2 * p:
+        raise ScenarioError(
+            f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {limit} does not allow; "
+            f"use {2 * p}, or schedule = 'v_half' or 'v_min' (at $.parallel.max_in_flight)"
+        )
     found: list[Search] = []
     for before_gradient, before_forward in product((True, False), repeat=2):
         fixed = (p, m, limit, options[COSTS.name], options[TRANSFER.name])
@@ -205,6 +212,10 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     return tuple(tuple((action,) for action in rank.order) for rank in min(found, key=most_idle).ranks)
 
 
+def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
+    return min(limit_of(2 * p, options), 2 * m) if options[COSTS.name] == UNIT else None
+
+
 ZBV = Schedule(
     "zbv",
     zbv,
@@ -212,6 +223,6 @@ ZBV = Schedule(
     chunks=2,
     splits_backward=True,
     options=(LIMIT, COSTS, TRANSFER),
-    bubble=lambda p, chunks, m, cost: (p - 1) * cost.forward,
-    peak=lambda rank, p, chunks, m, **options: min(2 * p, 2 * m),
+    bubble=late_starts,
+    peak=_peak,
 )

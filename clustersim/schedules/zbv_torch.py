@@ -25,6 +25,7 @@ Fewer than 2p-1 micro-batches are counted as 2p-1, and the passes of those that 
 from __future__ import annotations
 
 from clustersim.schedules.base import Action, Order, Orders, Schedule
+from clustersim.schedules.zero_bubble import late_starts
 
 
 def zbv_torch(p: int, chunks: int, m: int) -> Orders:
@@ -63,6 +64,6 @@ ZBV_TORCH = Schedule(
     chunks=2,
     splits_backward=True,
     aliases=("ZBVZeroBubble",),
-    bubble=lambda p, chunks, m, cost: (p - 1) * cost.forward,
-    peak=lambda rank, p, chunks, m: min(2 * p, 2 * m),
+    bubble=lambda p, chunks, m, cost: late_starts(p, chunks, m, cost) if m >= 2 * p - 1 else None,
+    peak=lambda rank, p, chunks, m: 2 * p if m >= 2 * p - 1 else None,
 )

@@ -1,44 +1,43 @@
 """ZB-H1 and ZB-2p: the backward in two, weight gradients where a rank would idle (Qi et al., arXiv 2401.10241).
 
-The stage before waits only for I. W needs nobody and nobody needs it (before the optimizer), so it can fill gaps. How many
-micro-batches may be held until their W says how well:
+The stage before waits only for I. W needs nobody and nobody needs it (before the optimizer), so it can fill gaps. How
+many micro-batches may be held until their W says how well:
 
-========  ================  ================================================================================================
-schedule  may hold          bubble
-========  ================  ================================================================================================
-ZB-H1     p, as 1F1B does   (p-1)(F + I - W): W fills the drain; a third of 1F1B's where F = I = W
-ZB-2p     2p                none in any rank's own span: enough forwards to run until the first gradient arrives. But rank r
-                            starts rF late and ends as much late: a step with a common start (an all-reduce of the
-                            gradient's norm before the optimizer) pays (p-1)F once. The authors validate the step afterwards
-                            instead, and roll back if it should have been clipped.
-========  ================  ================================================================================================
+* ZB-H1 may hold p, as 1F1B does. W fills the drain: the bubble is (p-1)(F + I - W), a third of 1F1B's for F = I = W.
+* ZB-2p may hold 2p, enough to have forwards to run until the first gradient arrives: no bubble in any rank's own span.
+  But rank r starts rF late and ends as much late, so a step with a common start (an all-reduce of the gradient's norm
+  before the optimizer) pays (p-1)F once. The authors therefore check the norm after the update, and undo it if needed.
 
-The order is found by a greedy search, as the authors' ``zb.py`` does it, in rounds: one forward on each rank from the first
-to the last (or none, see :func:`_wants`), one I on each rank from the last to the first, and before each of them as many W
-as fit into the wait for its input, or as free the memory it needs. Eight :class:`Habits` are tried; the one with the
-shortest longest span of a rank is kept. The durations it searches with are options: with those of a real model the order
-comes out different from the one for F = I = W.
+The order is found by a greedy search, as the authors' ``zb.py`` does it, in rounds: one forward on each rank from the
+first to the last (or none, see :func:`_wants`), one I on each rank from the last to the first, and before each of
+them as many W as fit into the wait for its input, or as free the memory it needs. Eight :class:`Habits` are tried;
+the one with the shortest longest span of a rank is kept. The durations it searches with are options: with those of a
+real model the order comes out different from the one for F = I = W.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
-from clustersim.schedules.base import Action, Costs, Option, Orders, Schedule
+from clustersim.schedules.base import UNIT, Action, Costs, Option, Orders, Schedule
 from clustersim.schedules.interleaved_zero_bubble import skew_less_weights
 
-COSTS = Option("costs", Costs, Costs(), "durations of a chunk's F, I and W that the search reckons with, in any unit")
-TRANSFER = Option("transfer", float, 0.0, "time of a message between neighbours that the search reckons with, as costs")
-LIMIT = Option("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients")
+COSTS = Option("costs", Costs, UNIT, "durations of a chunk's F, I and W that the search reckons with, in any unit")
+TRANSFER = Option(
+    "transfer", float, 0.0, "time of a message between neighbours that the search reckons with, as costs", 0
+)
+LIMIT = Option("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients", 1)
 
 
 class Habits(NamedTuple):
     """What the search does in a doubtful case; which is better depends on the durations, so all are tried.
 
-    ``stop_early``: before the first gradient arrives, no forward that would end after it. ``gradient_first``: leave out a
-    forward when the next rank will return a gradient before it would end. ``fill``: run a W that is longer than the gap.
+    ``stop_early``: before the first gradient arrives, no forward that would end after it. ``gradient_first``: leave
+    out a forward when the next rank will return a gradient before it would end. ``fill``: run a W that is longer than
+    the gap.
     """
 
     stop_early: bool
@@ -156,10 +155,11 @@ def _wants(search: Search, rank: int) -> bool:
     if len(me.forwards) < len(after.forwards) + 2:
         return True
     gradient = after.clock + costs.forward + costs.input_gradient + search.transfer
+    if me.clock >= gradient:
+        return False
     room = min(max(0, me.held + 1 - search.limit), me.pending)
-    if me.clock + costs.forward + room * costs.weight_gradient <= gradient:
-        return me.clock < gradient
-    return me.clock < gradient and gradient - me.clock > search.most_idle - me.idle
+    fits = me.clock + costs.forward + room * costs.weight_gradient <= gradient
+    return fits or gradient - me.clock > search.most_idle - me.idle
 
 
 def _round(search: Search) -> None:
@@ -204,31 +204,47 @@ def zero_bubble(p: int, m: int, limit: int, costs: Costs, transfer: float) -> Or
     return min(attempts, key=lambda attempt: attempt[0])[1]
 
 
-def _h1(p: int, chunks: int, m: int, **options: Any) -> Orders:
-    limit = p if options[LIMIT.name] is None else options[LIMIT.name]
-    return zero_bubble(p, m, limit, options[COSTS.name], options[TRANSFER.name])
+def limit_of(default: int, options: Mapping[str, Any]) -> int:
+    """What a rank may hold: as asked, else the schedule's own."""
+    given = options[LIMIT.name]
+    return default if given is None else int(given)
 
 
-def _2p(p: int, chunks: int, m: int, **options: Any) -> Orders:
-    limit = 2 * p if options[LIMIT.name] is None else options[LIMIT.name]
-    return zero_bubble(p, m, limit, options[COSTS.name], options[TRANSFER.name])
+def _within(stages_held: int) -> tuple[Callable[..., Orders], Callable[..., int | None]]:
+    """Rule and peak of the search that may hold this many times p."""
+
+    def rule(p: int, chunks: int, m: int, **options: Any) -> Orders:
+        return zero_bubble(p, m, limit_of(stages_held * p, options), options[COSTS.name], options[TRANSFER.name])
+
+    def peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
+        return min(m, limit_of(stages_held * p, options)) if options[COSTS.name] == UNIT else None
+
+    return rule, peak
+
+
+def late_starts(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+    """(p-1)F: the last rank starts so much later than the first; stated for F = I = W and a pipeline that gets full."""
+    return (p - 1) * cost.forward if m >= p and cost[:3] == (cost.forward,) * 3 else None
+
+
+_H1, _2P = _within(1), _within(2)
 
 
 ZB_H1 = Schedule(
     "zb_h1",
-    _h1,
+    _H1[0],
     splits_backward=True,
     aliases=("ZB1P", "ZB-1P"),
     options=(LIMIT, COSTS, TRANSFER),
     bubble=skew_less_weights,
-    peak=lambda rank, p, chunks, m, **options: min(m, p),
+    peak=_H1[1],
 )
 ZB_2P = Schedule(
     "zb_2p",
-    _2p,
+    _2P[0],
     splits_backward=True,
     aliases=("ZB2P", "ZB-H2"),
     options=(LIMIT, COSTS, TRANSFER),
-    bubble=lambda p, chunks, m, cost: (p - 1) * cost.forward,
-    peak=lambda rank, p, chunks, m, **options: min(m, 2 * p),
+    bubble=late_starts,
+    peak=_2P[1],
 )

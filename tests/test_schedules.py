@@ -1,0 +1,395 @@
+"""Pipeline schedules: every order that the real generators gave, the formulas of their papers, and what no order may do."""
+
+from __future__ import annotations
+
+import csv
+import operator
+from itertools import groupby
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.errors import ScenarioError
+from clustersim.schedules import SCHEDULES, Costs, Orders, Schedule, rank_and_chunk, schedule, stage_of
+from clustersim.schedules.base import PLACEMENTS, Action, stage_count
+from clustersim.schedules.check import check
+from clustersim.schedules.play import held, play
+from clustersim.schedules.text import parse, text
+
+EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
+"""Orders that the generators of PyTorch, Megatron, sail-sg/zero-bubble and DualPipe gave when they were run (F=I=W=1)."""
+with EXAMPLES.open() as _file:
+    CASES = {case: list(rows) for case, rows in groupby(csv.DictReader(_file), key=lambda row: row["case"])}
+ROWS = [pytest.param(row, id=f"{row['case']}-rank{row['rank']}") for rows in CASES.values() for row in rows]
+
+
+def found(row: dict[str, str]) -> Schedule:
+    """The schedule of an example; PyTorch's ZBV has its own name there."""
+    return schedule("ZBVZeroBubble" if (row["schedule"], row["option"]) == ("ZBV", "torch") else row["schedule"])
+
+
+def orders_of(row: dict[str, str]) -> Orders:
+    """What we generate for an example. PyTorch's rounds are what no group size means, so they are no option."""
+    options: dict[str, object] = {}
+    if row["option"].startswith("group"):
+        options["microbatch_group_size_per_vp_stage"] = int(row["option"].removeprefix("group"))
+    elif row["option"].startswith("overlap"):
+        options[row["option"]] = True
+    else:
+        assert row["option"] in ("", "sail", "torch") or row["option"].startswith("torch_rounds")
+    return found(row).order(int(row["p"]), int(row["chunks"]), int(row["m"]), **options)
+
+
+def test_there_are_as_many_examples_as_the_generators_gave():
+    assert len(ROWS) == 136
+    assert len(CASES) == 38
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_an_order_is_the_one_of_the_real_generator(row):
+    order = orders_of(row)[int(row["rank"])]
+    assert text(order) == row["ops"]
+    assert parse(row["ops"]) == order
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_rank_holds_as_much_as_in_the_real_order(row):
+    order = orders_of(row)[int(row["rank"])]
+    assert held(order) == int(row["peak_chunks_held_until_W"])
+    assert held(order, until="I") == int(row["peak_chunks_held_until_dgrad"])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_play_with_unit_durations_has_the_examples_times(row):
+    orders, placement, rank = orders_of(row), found(row).placement, int(row["rank"])
+    apart, whole = play(orders, placement), play(orders, placement, pair=operator.add)
+    assert apart.starts[rank] == float(row["rank_start"])
+    assert apart.ends[rank] == float(row["rank_end"])
+    assert apart.busy[rank] == whole.busy[rank] == float(row["rank_busy"])
+    assert apart.makespan == float(row["makespan"])
+    assert apart.longest_rank_span == float(row["longest_rank_span"])
+    assert whole.makespan == float(row["makespan_pair_atomic"])
+
+
+# ---- contracts over every schedule ----
+
+ROOM = {"interleaved_1f1b": 4, "looped_bfs": 4, "interleaved_zero_bubble": 4}
+
+
+def sizes(row: Schedule) -> st.SearchStrategy[tuple[int, int, int]]:
+    """Stages, chunks and micro-batches that this schedule takes."""
+    every = st.tuples(
+        st.integers(1, 9),
+        st.integers(1, ROOM[row.name]) if row.chunks is None else st.just(row.chunks),
+        st.integers(1, 30),
+    )
+
+    def takes(size: tuple[int, int, int]) -> bool:
+        p, _, m = size
+        fits = row.microbatches is None or row.microbatches(p, m, row.with_defaults({}))
+        return fits and not (row.even_stages and p % 2)
+
+    return every.filter(takes)
+
+
+NAMES = pytest.mark.parametrize("name", SCHEDULES)
+
+
+@NAMES
+@given(data=st.data())
+def test_every_order_can_be_played(name, data):
+    row = SCHEDULES[name]
+    p, v, m = data.draw(sizes(row))
+    orders = row.order(p, v, m)
+    assert len(orders) == p
+    check(orders, row.placement, m, v)
+    assert any(action.kind == "I" for order in orders for slot in order for action in slot) == row.splits_backward
+
+
+def costs() -> st.SearchStrategy[Costs]:
+    """Durations in quarters, so that sums of them are exact."""
+    quarters = st.integers(1, 12).map(lambda number: number / 4)
+    return st.builds(Costs, quarters, quarters, quarters)
+
+
+def ordered(row: Schedule, p: int, v: int, m: int, cost: Costs = Costs()) -> Orders:
+    """The orders, found with these durations by a schedule that looks at durations."""
+    searches = any(option.name == "costs" for option in row.options)
+    return row.order(p, v, m, **({"costs": cost} if searches else {}))
+
+
+@NAMES
+@given(data=st.data())
+def test_a_rank_holds_as_much_as_the_formula_says(name, data):
+    row = SCHEDULES[name]
+    p, v, m = data.draw(sizes(row))
+    stated = [row.peak(rank, p, v, m, **row.with_defaults({})) for rank in range(p)]
+    for order, number in zip(row.order(p, v, m), stated, strict=True):
+        assert number is None or held(order) == number
+
+
+@NAMES
+@given(data=st.data())
+def test_the_simulated_bubble_is_the_formulas_where_one_is_stated(name, data):
+    row = SCHEDULES[name]
+    p, v, m = data.draw(sizes(row))
+    cost = data.draw(costs())
+    stated = row.bubble(p, v, m, cost) if row.bubble else None
+    if stated is not None:
+        played = play(ordered(row, p, v, m, cost), row.placement, cost, pair=operator.add)
+        assert all(played.makespan - busy == pytest.approx(stated, abs=1e-9) for busy in played.busy)
+
+
+@NAMES
+def test_bubbles_and_peaks_are_stated_for_a_full_pipeline_of_equal_passes(name):
+    row = SCHEDULES[name]
+    v = row.chunks or 2
+    assert row.peak(1, 4, v, 16, **row.with_defaults({})) is not None
+    assert (row.bubble is None) == (name in ("v_half", "v_min"))
+    assert row.bubble is None or row.bubble(4, v, 16, Costs()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "v", "bubble"),
+    [("gpipe", 1, 9), ("1f1b", 1, 9), ("interleaved_1f1b", 2, 9), ("zb_h1", 1, 3), ("zb_2p", 1, 3), ("zbv", 2, 3)]
+    + [("dualpipe", 2, 2), ("dualpipev", 2, 6)],
+)
+def test_the_formulas_give_the_papers_numbers_for_four_ranks(name, v, bubble):
+    # In passes of a chunk: an interleaved rank has twice as many of half the length.
+    assert schedule(name).bubble(4, v, 16, Costs()) == bubble
+
+
+@NAMES
+@given(data=st.data())
+def test_a_play_breaks_no_dependency_and_no_rank_does_two_things_at_once(name, data):
+    row = SCHEDULES[name]
+    p, v, m = data.draw(sizes(row))
+    stages = stage_count(row.placement, p, v)
+    each = [data.draw(costs()) for _ in range(stages)]
+    played = play(row.order(p, v, m), row.placement, each)
+    span: dict[tuple[str, int, int, int], tuple[float, float]] = {}
+    for rank, (actions, spans) in enumerate(zip(played.actions, played.spans, strict=True)):
+        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+        for action, (start, end) in zip(actions, spans, strict=True):
+            stage = stage_of(row.placement, rank, action.chunk, p)
+            direction = action.chunk if row.placement == "both" else 0
+            kind = "B" if action.kind == "I" else action.kind
+            span[kind, stage, direction, action.microbatch] = start, end
+            assert end - start == pytest.approx(each[stage].of(action.kind))
+    for (kind, stage, direction, k), (start, _) in span.items():
+        before = {
+            "F": ("F", stage - 1, direction, k) if stage else None,
+            "B": ("B", stage + 1, direction, k) if stage + 1 < stages else ("F", stage, direction, k),
+            "W": ("B", stage, direction, k),
+        }[kind]
+        assert before is None or start >= span[before][1]
+    assert played.makespan >= max(played.busy)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(PLACEMENTS))
+def test_a_stage_is_where_its_rank_and_chunk_are(p, chunks, placement):
+    chunks = 2 if placement == "both" else chunks
+    for rank in range(p):
+        for chunk in range(chunks):
+            stage = stage_of(placement, rank, chunk, p)
+            assert 0 <= stage < stage_count(placement, p, chunks)
+            assert rank_and_chunk(placement, stage, p, chunk) == (rank, chunk)
+
+
+@given(st.integers(1, 20))
+def test_gradient_accumulation_is_1f1b_on_one_stage(m):
+    assert text(schedule("1f1b").order(1, 1, m)[0]) == " ".join(f"F{k} B{k}" for k in range(m))
+
+
+def test_beside_each_other_is_never_slower_than_one_after_the_other():
+    for name, p in (("dualpipe", 8), ("dualpipev", 4)):
+        orders = schedule(name).order(p, 2, 20)
+        placement = schedule(name).placement
+        best, worst = (play(orders, placement, pair=cost).makespan for cost in (max, operator.add))
+        assert best < play(orders, placement).makespan <= worst
+
+
+@given(costs(), st.integers(2, 6))
+def test_zero_bubble_searched_with_the_real_durations_is_as_good_as_without_them(cost, p):
+    row = schedule("zb_2p")
+    blind, seeing = (play(orders, "loop", cost) for orders in (row.order(p, 1, 3 * p), ordered(row, p, 1, 3 * p, cost)))
+    assert seeing.longest_rank_span <= blind.longest_rank_span + 1e-9
+
+
+@given(st.integers(1, 6), st.integers(6, 20), st.integers(1, 14))
+def test_zero_bubble_holds_no_more_than_it_is_allowed(p, m, limit):
+    orders = schedule("zb_2p").order(p, 1, m, max_in_flight=limit)
+    check(orders, "loop", m)
+    assert max(map(held, orders)) <= limit
+
+
+# ---- PipeDream ----
+
+
+def missed_updates(order: tuple, rank: int, per_update: int, delayed: bool) -> set[int]:
+    """By how many updates the weights of each micro-batch's forward were older than those its gradient was applied to.
+
+    ``delayed``: every micro-batch of a step uses the version before the newest that all of its step could use (2BW).
+    """
+    updates, version, backwards, ages = 0, {}, 0, []
+    for ((kind, k, _),) in order:
+        if kind == "F":
+            version[k] = max(0, k // per_update - 1) if delayed else updates
+            assert version[k] <= updates
+        else:
+            backwards += 1
+            ages.append(updates - version[k])
+            updates = backwards // per_update
+    return set(ages[len(ages) // 2 :])
+
+
+@given(st.integers(1, 8))
+def test_pipedreams_staleness_is_what_a_stage_misses_while_a_microbatch_is_on_its_way(p):
+    row = schedule("pipedream")
+    orders = row.order(p, 1, 1, steps=4 * p)
+    for rank, order in enumerate(orders):
+        assert missed_updates(order, rank, 1, delayed=False) == {row.staleness(rank, p)}
+        assert held(order) == row.versions(rank, p)
+
+
+@given(st.integers(1, 8), st.integers(0, 3))
+def test_2bw_is_late_by_one_update_on_every_stage_and_its_version_always_exists(p, more):
+    row = schedule("2BW")
+    for rank, order in enumerate(row.order(p, 1, p + more, steps=8)):
+        assert missed_updates(order, rank, p + more, delayed=True) == {row.staleness(rank, p)} == {1}
+        assert row.versions(rank, p) == 2
+
+
+def test_pipedream_pays_one_fill_and_drain_for_all_steps():
+    one, many = (play(schedule("pipedream").order(4, 1, 8, steps=n), "loop") for n in (1, 5))
+    assert one.makespan - one.busy[0] == many.makespan - many.busy[0] == 9
+    assert not schedule("pipedream").synchronous
+    assert not schedule("pipedream").accumulates
+
+
+def test_synchronous_schedules_keep_one_version_and_are_never_late():
+    for row in SCHEDULES.values():
+        assert not row.synchronous or (row.versions(0, 4), row.staleness(0, 4)) == (1, 0)
+
+
+# ---- names and bad input ----
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("1F1B", "1f1b"), ("gpipe", "gpipe"), ("Interleaved1F1B", "interleaved_1f1b"), ("LoopedBFS", "looped_bfs")]
+    + [("interleavedzerobubble", "interleaved_zero_bubble"), ("ZBVZeroBubble", "zbv_torch"), ("ZB-2p", "zb_2p")]
+    + [
+        ("DualPipeV", "dualpipev"),
+        ("V-Half", "v_half"),
+        ("PipeDream-Flush", "1f1b"),
+        ("PipeDream-2BW", "pipedream_2bw"),
+    ],
+)
+def test_other_systems_names_are_known_in_any_case(theirs, ours):
+    assert schedule(theirs) is schedule(theirs.upper()) is SCHEDULES[ours]
+
+
+def refused(name: str, *numbers: int, **options: object) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        schedule(name).order(*numbers, **options)
+    return str(caught.value)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(
+        ScenarioError, match=r"no pipeline schedule 'dualpip'; did you mean 'dualpipe'\? \(at \$.parallel"
+    ):
+        schedule("dualpip")
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "options", "field", "right"),
+    [
+        ("1f1b", (4, 2, 8), {}, "vpp", "use 1"),
+        ("zbv", (4, 1, 8), {}, "vpp", "use 2"),
+        ("1f1b", (4, 1, 0), {}, "microbatches", "at least 1"),
+        ("1f1b", (0, 1, 4), {}, "pp", "at least 1"),
+        ("dualpipe", (3, 2, 8), {}, "pp", "use 4"),
+        ("dualpipe", (4, 2, 9), {}, "microbatches", "the nearest that works is 10"),
+        ("dualpipe", (4, 2, 5), {}, "microbatches", "the nearest that works is 8"),
+        ("dualpipev", (4, 2, 6), {}, "microbatches", "the nearest that works is 8"),
+        ("interleaved_1f1b", (4, 2, 9), {}, "microbatches", "the nearest that works is 10"),
+        ("interleaved_zero_bubble", (4, 2, 13), {}, "microbatches", "the nearest that works is 12"),
+        ("interleaved_1f1b", (4, 2, 10), {"microbatch_group_size_per_vp_stage": 4}, "microbatches", "works is 11"),
+        ("interleaved_1f1b", (4, 2, 8), {"microbatch_group_size_per_vp_stage": 3}, None, "use 4"),
+        ("interleaved_1f1b", (4, 2, 8), {"microbatch_group_size_per_vp_stage": 12}, None, "use 8"),
+        ("interleaved_1f1b", (4, 2, 8), {"microbatch_group_size": 8}, None, "did you mean"),
+        ("interleaved_1f1b", (4, 2, 8), {"microbatch_group_size_per_vp_stage": 8.5}, None, "of type int"),
+        ("pipedream_2bw", (4, 1, 3), {}, "microbatches", "the nearest that works is 4"),
+        ("pipedream", (4, 1, 3), {"steps": 0}, "steps", "at least 1"),
+        ("zb_h1", (4, 1, 8), {"max_in_flight": 0}, "max_in_flight", "at least 1"),
+        ("zbv", (4, 2, 8), {"max_in_flight": 7}, "max_in_flight", "use 8"),
+        ("gpipe", (4, 1, 8), {"max_in_flight": 7}, "max_in_flight", "gpipe has no options"),
+    ],
+)
+def test_numbers_that_do_not_work_are_refused_with_the_nearest_that_does(name, numbers, options, field, right):
+    message = refused(name, *numbers, **options)
+    assert f"(at $.parallel.{field or next(iter(options))})" in message
+    assert right in message
+    assert len(message.splitlines()) == 1
+
+
+GOOD = "F0 F1 B0 B1", "F0 B0 F1 B1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (("F0 F1 B0", GOOD[1]), "pipeline rank 0 never runs B of micro-batch 1, chunk 0"),
+        ((GOOD[0], "F0 B0 B1"), "pipeline rank 1 runs B of micro-batch 1, chunk 0 before its F"),
+        ((GOOD[0], "F0 I0 F1 B1"), "pipeline rank 1 never runs W of micro-batch 0, chunk 0"),
+        ((GOOD[0], "F0 F1 B0 B0 B1"), "pipeline rank 1 runs B of micro-batch 0, chunk 0 a second time"),
+        ((GOOD[0], "F0 F1 I0 B0 B1"), "pipeline rank 1 runs B of micro-batch 0, chunk 0 a second time"),
+        ((GOOD[0], "F0 W0 I0 F1 B1"), "pipeline rank 1 runs W of micro-batch 0, chunk 0 before its I"),
+        ((GOOD[0], "F0 B0 F1 B1 F2 B2"), "pipeline rank 1 runs F of micro-batch 2, chunk 0, which is none of 2"),
+        ((GOOD[0], "(F0|F1) B0 B1"), "pipeline rank 1 runs (F0|F1) together"),
+        (("F0 B0 F1 B1", "F0 F1 B0 B1"), "pipeline rank 0 never gets to B0, which waits for B of micro-batch 0"),
+    ],
+)
+def test_an_order_that_cannot_be_played_names_its_rank_and_action(lines, problem):
+    check(tuple(map(parse, GOOD)), "loop", 2)
+    with pytest.raises(ScenarioError) as caught:
+        check(tuple(map(parse, lines)), "loop", 2)
+    assert problem in str(caught.value)
+
+
+@given(data=st.data())
+def test_an_order_with_one_action_taken_out_is_never_playable(data):
+    row = SCHEDULES[data.draw(st.sampled_from(sorted(SCHEDULES)))]
+    p, v, m = data.draw(sizes(row))
+    orders = list(row.order(p, v, m))
+    rank = data.draw(st.integers(0, p - 1))
+    place = data.draw(st.integers(0, len(orders[rank]) - 1))
+    orders[rank] = orders[rank][:place] + orders[rank][place + 1 :]
+    with pytest.raises(ScenarioError, match=f"pipeline rank {rank} "):
+        check(tuple(orders), row.placement, m, v)
+
+
+def test_two_passes_of_one_microbatch_cannot_be_a_pair():
+    with pytest.raises(ScenarioError, match=r"never gets to \(F0\|B0\)"):
+        check(((tuple(parse("F0 B0")[k][0] for k in (0, 1)),),), "loop", 1)
+
+
+@pytest.mark.parametrize("word", ["X0", "F", "F0.", "(F0", "F0|B0", "0F1"])
+def test_a_word_that_is_no_action_is_named(word):
+    with pytest.raises(ScenarioError, match=r"cannot read '.*' as an action"):
+        parse(f"F0 {word}")
+
+
+def test_costs_of_another_number_of_stages_are_refused():
+    with pytest.raises(ScenarioError, match="3 durations for 4 stages"):
+        play(schedule("1f1b").order(4, 1, 4), "loop", [Costs()] * 3)
+
+
+def test_a_whole_backward_may_cost_other_than_its_parts():
+    assert Costs(1, 1, 1).of("B") == 2
+    assert Costs(1, 1, 1, whole_backward=1.75).of("B") == 1.75
+    assert Action("F", 1) == ("F", 1, 0)
