@@ -93,8 +93,8 @@ def _order(rank: int, p: int, m: int) -> Order:
 
 
 def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
-    """(p-1)(FB + B - 3W) with FB = F + B. The steps are counted for F = I; other durations leave other gaps."""
-    if not math.isclose(cost.forward, cost.input_gradient):
+    """(p-1)(FB + B - 3W) with FB = F + B. The steps are counted for F = I >= W; other durations leave other gaps."""
+    if not math.isclose(cost.forward, cost.input_gradient) or cost.weight_gradient > cost.forward:
         return None
     return (p - 1) * (cost.forward + 2 * cost.backward - 3 * cost.weight_gradient)
 

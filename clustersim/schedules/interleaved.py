@@ -99,15 +99,19 @@ def rounds(p: int, m: int) -> int:
 
 
 def works(p: int, m: int, options: Mapping[str, Any]) -> bool:
-    """PyTorch: the rounds are equal. Megatron, with a group size: what is left of m is nothing or at least p."""
+    """PyTorch: the rounds are equal. Megatron, with a group size: what is left of m is nothing or at least p.
+
+    A group size that is none for any m is :func:`group_of`'s to refuse.
+    """
     given = options.get(GROUP.name)
     if given is None:
         return m % rounds(p, m) == 0
-    return m % int(given) == 0 or m % int(given) >= p
+    return not p <= given <= m or m % int(given) == 0 or m % int(given) >= p
 
 
 def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int:
-    return min(chunks * m, warmup(rank, p, chunks, m, group_of(p, m, options), 2) + options[BESIDE.name] + 1)
+    warm = warmup(rank, p, chunks, m, group_of(p, m, options), 2) + bool(options[BESIDE.name])
+    return min(chunks * m, warm + 1)
 
 
 INTERLEAVED = Schedule(
