@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules import SCHEDULES, schedule
-from clustersim.schedules.text import text
+from clustersim.schedules.notation import text
 from clustersim.schedules.torch_csv import from_csv, to_csv
 
 HALF = "0F0,0F1,0I0,0W0,0B1\n,1F0,1I0,1W0,1F1,1B1\n"

@@ -17,7 +17,7 @@ from itertools import chain
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import UNIT, Action, Costs, Order, Orders, Slot, rank_and_chunk, stage_count, stage_of
-from clustersim.schedules.text import text
+from clustersim.schedules.notation import text
 
 Span = tuple[float, float]
 """Start and end of an action, in the unit of the durations."""
@@ -30,7 +30,7 @@ MAKES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
 @dataclass(frozen=True)
-class Played:
+class Times:
     """When each action ran: ``spans[rank][k]`` is of ``actions[rank][k]``, the rank's k-th, pairs taken apart.
 
     ``busy``: for how long each rank computed.
@@ -61,13 +61,13 @@ class Played:
         return max(end - start for start, end in zip(self.starts, self.ends, strict=True))
 
 
-def play(
+def times(
     orders: Orders,
     placement: str,
     durations: Costs | Sequence[Costs] = UNIT,
     pair: PairCost | None = None,
-) -> Played:
-    """Play ``orders``: every rank runs its list in order, each action as soon as its input is there.
+) -> Times:
+    """When everything ends if every rank runs its list in order, each action as soon as its input is there.
 
     Parameters
     ----------
@@ -81,10 +81,7 @@ def play(
     ScenarioError : where ranks wait for each other forever; names a rank and the action it never gets to.
     """
     p, chunks = len(orders), chunk_count(orders)
-    stages = stage_count(placement, p, chunks)
-    costs = [durations] * stages if isinstance(durations, Costs) else durations
-    if len(costs) != stages:
-        raise ScenarioError(f"{len(costs)} durations for {stages} stages; give one Costs for each stage")
+    costs = _of_each(durations, stage_count(placement, p, chunks))
     waits = waits_for(placement, p, chunks)
     clocks, busy = [0.0] * p, [0.0] * p
     ended: dict[tuple[Place, int], float] = {}
@@ -98,7 +95,14 @@ def play(
         for action in unit:
             spans[rank].append((start, clocks[rank]))
             ended[(MAKES[action.kind], rank, action.chunk), action.microbatch] = clocks[rank]
-    return Played(tuple(tuple(chain(*order)) for order in orders), tuple(map(tuple, spans)), tuple(busy))
+    return Times(tuple(tuple(chain(*order)) for order in orders), tuple(map(tuple, spans)), tuple(busy))
+
+
+def _of_each(durations: Costs | Sequence[Costs], stages: int) -> Sequence[Costs]:
+    costs = [durations] * stages if isinstance(durations, Costs) else durations
+    if len(costs) != stages:
+        raise ScenarioError(f"{len(costs)} durations for {stages} stages; give one Costs for each stage")
+    return costs
 
 
 def chunk_count(orders: Orders) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import Action, Order, Orders
 from clustersim.schedules.play import chunk_count, turns, waits_for
-from clustersim.schedules.text import text
+from clustersim.schedules.notation import text
 
 _KINDS = "FBIW"
 
