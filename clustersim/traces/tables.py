@@ -10,19 +10,15 @@ from pathlib import Path
 from clustersim.errors import TraceError
 from clustersim.program import DTYPE_BYTES
 from clustersim.traces import files
+from clustersim.traces.csv_table import header
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of, launch_mode
 
 Row = dict[str, str]
 
 
-def _header(head: bytes) -> list[str]:
-    first = head.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
-    return next(csv.reader(io.StringIO(first)), [])
-
-
 def sniff(head: bytes) -> bool:
     """Whether the first line is the header of a table known here."""
-    return _dialect(_header(head)) is not None
+    return _dialect(header(head)) is not None
 
 
 def _dialect(header: list[str]) -> Callable[[Row, Sieve, str, Path], None] | None:
@@ -43,12 +39,12 @@ def read(paths: Sequence[Path]) -> Samples:
 
 def _read_one(path: Path) -> Samples:
     lines = csv.reader(io.StringIO(files.text(path)), strict=True)
-    header = next(lines, [])
-    take = _dialect(header)
+    names = next(lines, [])
+    take = _dialect(names)
     if take is None:
-        raise TraceError(f"{path}: the header {header[:6]} is of no table known here")
+        raise TraceError(f"{path}: the header {names[:6]} is of no table known here")
     # A sweep has two columns called time(ns): the second is in place.
-    names = [f"{name}{'' if name not in header[:i] else ' in place'}" for i, name in enumerate(header)]
+    names = [f"{name}{'' if name not in names[:i] else ' in place'}" for i, name in enumerate(names)]
     sieve = Sieve()
     try:
         for number, cells in enumerate(lines, start=2):

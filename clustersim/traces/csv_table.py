@@ -1,0 +1,91 @@
+"""A CSV table as columns that are asked for by name, with one clear error for a column or a value that is not there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import TraceError
+from clustersim.traces import files
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of what a column's name ends with."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of text, all of one length; ``path`` for messages."""
+
+    path: Path
+    columns: dict[str, list[str]]
+
+    def has(self, *names: str) -> bool:
+        """Whether it has one of these columns."""
+        return any(name in self.columns for name in names)
+
+    def timed(self, name: str) -> bool:
+        """Whether it has this time, in some unit."""
+        return self.has(*(f"{name}_{unit}" for unit in UNITS))
+
+    def text(self, *names: str) -> list[str]:
+        """The first of these columns that there is. Raises :class:`TraceError` where there is none."""
+        found = next((name for name in names if name in self.columns), None)
+        if found is None:
+            raise TraceError(
+                f"{self.path}: no column {' or '.join(map(repr, names))}; it has {', '.join(self.columns)}"
+            )
+        return self.columns[found]
+
+    def whole(self, *names: str) -> Ints:
+        """The same, as whole numbers. Raises :class:`TraceError`, with the line, for what is none."""
+        return np.array([self._number(int, i, text, names) for i, text in enumerate(self.text(*names))], dtype=np.int64)
+
+    def seconds(self, name: str) -> Floats:
+        """A time whose column is named with its unit [s]. Raises :class:`TraceError`."""
+        names = tuple(f"{name}_{unit}" for unit in UNITS)
+        unit = next((unit for unit in UNITS if f"{name}_{unit}" in self.columns), "s")
+        return np.array([self._number(float, i, text, names) for i, text in enumerate(self.text(*names))]) * UNITS[unit]
+
+    def _number(self, kind: Callable[[str], float], i: int, text: str, names: tuple[str, ...]) -> float:
+        try:
+            found = kind(text)
+            if kind is int or 0 <= found < math.inf:
+                return found
+        except ValueError:
+            pass
+        name = next(name for name in names if name in self.columns)
+        what = "a whole number" if kind is int else "a time >= 0"
+        raise TraceError(f"{self.path}:{i + 2}: {name} is {text!r}, not {what}")
+
+
+def header(head: bytes) -> list[str]:
+    """The first line of a file as names of columns."""
+    first = head.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
+    return next(csv.reader(io.StringIO(first)), [])
+
+
+def read_table(path: Path) -> Table:
+    """A CSV file, gzipped or not. Raises :class:`TraceError` for a line of another length, and for no lines."""
+    lines = csv.reader(io.StringIO(files.text(path)), strict=True)
+    try:
+        names = [name.strip() for name in next(lines, [])]
+        rows = []
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) != len(names):
+                raise TraceError(f"{path}:{number}: {len(cells)} fields, but the header has {len(names)}")
+            rows.append(cells)
+    except csv.Error as error:
+        raise TraceError(f"{path}: line {lines.line_num}: not a CSV table: {error}") from None
+    if not rows:
+        raise TraceError(f"{path}: a header and no lines")
+    return Table(path, {name: [row[i] for row in rows] for i, name in enumerate(names)})
