@@ -1,0 +1,261 @@
+"""Pipelines: what each stage does when, and why it idles. Reads labels and stages of ops, measured or simulated alike.
+
+An *action* is what a rank does with one micro-batch and one of its chunks: F, B, I or W (:mod:`clustersim.label`), from
+the first to the last of its kernels. A stage idles when none of its actions runs. Over the window of a step
+
+    window = busy + fill + drain + imbalance + other + outside
+
+``fill`` and ``drain`` are what the schedule itself must leave idle: the same order of actions played with free transfers
+and *equal stages*, where each action takes the median over stages of what it takes there. In that play a rank idles
+``fill`` until its first backward begins, and ``drain`` after its last forward ended. With p equal stages 1F1B and GPipe
+have ``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``. At most what was seen there counts.
+
+``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
+With one slow stage and m micro-batches the others wait ``m (F'+B' - F - B)`` for it. ``other`` is what is left between
+the first and the last action of the replica: actions that took unlike times, transfers, the host. ``outside`` is
+before the first and after the last: gradients, optimizer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.errors import ProgramError
+from clustersim.timeline import Timeline, alike
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Path: TypeAlias = tuple[tuple[int, int], ...]
+"""(stage, chunk) that a micro-batch goes through, in order."""
+
+WARM = 1.25
+"""A leading step longer than this many times the median is warm-up."""
+_BACK = ("B", "I")
+"""Actions that hand a gradient to the stage before."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action of one rank; times in seconds."""
+
+    rank: int
+    stage: int
+    action: str
+    microbatch: int
+    chunk: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a step at one stage, means over its ranks; see the module's formula.
+
+    ``forward`` and ``backward`` are what one micro-batch takes there, all chunks together (medians).
+    """
+
+    stage: int
+    busy: float
+    fill: float
+    drain: float
+    imbalance: float
+    other: float
+    outside: float
+    forward: float
+    backward: float
+
+    @property
+    def idle(self) -> float:
+        """Everything that is not busy [s]."""
+        return self.fill + self.drain + self.imbalance + self.other + self.outside
+
+    @property
+    def window(self) -> float:
+        """The step [s]."""
+        return self.busy + self.idle
+
+
+def stages(timeline: Timeline) -> tuple[Ints, ...]:
+    """Ranks of each stage, ascending; empty where no op has a stage. The k-th of each are a replica of the model.
+
+    Raises :class:`ProgramError` where stages hold different numbers of ranks.
+    """
+    at = np.array([op.stage for op in timeline.ops], dtype=np.int64)
+    if not len(at) or at.max() < 0:
+        return ()
+    spans = timeline.spans()
+    of_rank = np.full(timeline.world_size, -1, dtype=np.int64)
+    np.maximum.at(of_rank, spans["rank"], at[spans["op"]])
+    found = tuple(np.flatnonzero(of_rank == s) for s in range(int(at.max()) + 1))
+    if len({len(ranks) for ranks in found}) > 1:
+        raise ProgramError(f"stages hold different numbers of ranks: {', '.join(str(len(r)) for r in found)}")
+    return found
+
+
+def has_pipeline(timeline: Timeline) -> bool:
+    """Whether the run has actions of more than one stage."""
+    at = {op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"}
+    return len(at) > 1
+
+
+def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
+    """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
+    times, step = timeline.per_op(), np.array([op.step for op in timeline.ops], dtype=np.int64)
+    found, before = {}, 0.0
+    for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):
+        mine = (step == s) & (times["ranks"] > 0)
+        if mine.any():
+            found[s] = (min(before, float(times["ready"][mine].min())), float(times["end"][mine].max()))
+            before = found[s][1]
+    return found
+
+
+def steady(timeline: Timeline) -> list[int]:
+    """Steps without the warm-up: leading ones that took :data:`WARM` times the median or more."""
+    took = {step: end - begin for step, (begin, end) in windows(timeline).items()}
+    usual = float(np.median(list(took.values()))) if took else 0.0
+    first = next((i for i, seconds in enumerate(took.values()) if seconds < WARM * usual), 0)
+    return list(took)[first:]
+
+
+def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[Action]]:
+    """Step -> the actions of these ranks (None: all), by start."""
+    spans = timeline.spans(ranks)
+    chosen = np.array([bool(o.label and o.label.action) and o.stage >= 0 and o.kind == "compute" for o in timeline.ops])
+    inside = chosen[spans["op"]] if len(chosen) else np.zeros(0, dtype=bool)
+    ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]] = {}
+    columns = (spans[name][inside].tolist() for name in ("rank", "op", "start", "end"))
+    for rank, i, start, end in zip(*columns, strict=True):
+        op = timeline.ops[i]
+        assert op.label is not None  # chosen
+        key = op.step, rank, op.stage, op.label.action, op.label.microbatch, op.label.chunk
+        low, high = ends.get(key, (start, end))
+        ends[key] = min(low, start), max(high, end)
+    found: defaultdict[int, list[Action]] = defaultdict(list)
+    for (step, *who), (start, end) in ends.items():
+        found[step].append(Action(*who, start, end))  # type: ignore[arg-type]
+    return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
+
+
+def paths(replica: Sequence[Action]) -> dict[int, Path]:
+    """Micro-batch -> the stages and chunks it goes through, in the order in which its forwards began."""
+    way: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for a in sorted(replica, key=lambda a: (a.start, a.end)):
+        if a.action == "F":
+            way[a.microbatch].append((a.stage, a.chunk))
+    return {micro: tuple(places) for micro, places in way.items()}
+
+
+def before(a: Action, way: Path) -> tuple[str, int, int] | None:
+    """What an action waits for at another place: (action or ``"B"`` for a gradient, stage, chunk); None for nothing."""
+    if a.action not in ("F", *_BACK) or (a.stage, a.chunk) not in way:
+        return None
+    at = way.index((a.stage, a.chunk)) + (-1 if a.action == "F" else 1)
+    return ("F" if a.action == "F" else "B", *way[at]) if 0 <= at < len(way) else None
+
+
+def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> list[Action]:
+    """The same order with other durations and free transfers, every rank as early as it can, from 0."""
+    ways, free, done = paths(replica), defaultdict(float), {}
+    found = []
+    for a in replica:
+        needs = before(a, ways.get(a.microbatch, ()))
+        start = max(free[a.rank], done.get((a.microbatch, *needs), 0.0) if needs else 0.0)
+        end = start + seconds(a)
+        free[a.rank] = end
+        done[a.microbatch, "B" if a.action in _BACK else a.action, a.stage, a.chunk] = end
+        found.append(Action(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
+    return found
+
+
+def stage_times(timeline: Timeline, step: int | None = None) -> list[StageTime]:
+    """Where the time of each stage goes in a step; None is the mean over the :func:`steady` ones.
+
+    Raises :class:`ProgramError` for a run without stages or without that step.
+    """
+    ranks = stages(timeline)
+    chosen = steady(timeline) if step is None else [step]
+    classes, of_rank = alike(timeline)
+    columns = np.stack([of_rank[r] for r in ranks], axis=1) if ranks else np.zeros((0, 0), dtype=np.int64)
+    kinds, weights = np.unique(columns, axis=0, return_counts=True) if len(columns) else (columns, np.zeros(0))
+    done = actions(timeline, classes.tolist()) if len(columns) else {}
+    if not set(chosen) & set(done):
+        raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
+    told = []
+    window = windows(timeline)
+    for s in (s for s in chosen if s in done):
+        for kind, weight in zip(kinds, weights.tolist(), strict=True):
+            members = set(classes[kind].tolist())
+            told.append((weight, _of_replica([a for a in done[s] if a.rank in members], window[s])))
+    total = sum(weight for weight, _ in told)
+    names = [f.name for f in fields(StageTime)][1:]
+    return [
+        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in told) / total for name in names))
+        for s in range(len(ranks))
+    ]
+
+
+def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[StageTime]:
+    """Each stage's times in one replica's step."""
+    own = _medians(replica)
+    kinds = {action for *_, action in own}
+    equal = {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
+    seen = _idle(replica)
+    ideal = _idle(played(replica, lambda a: equal[a.action]))
+    apart = _idle(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
+    length = window[1] - window[0]
+    found = []
+    for stage, (busy, fill, steady_idle, drain) in seen.items():
+        least = min(fill, ideal[stage][1]), min(drain, ideal[stage][3])
+        excess = fill + steady_idle + drain - sum(least)
+        uneven = min(excess, max(0.0, sum(apart[stage][1:]) - sum(least)))
+        outside = length - busy - fill - steady_idle - drain
+        of_one = [
+            sum(t for (s, _, action), t in own.items() if s == stage and (action == "F") == forward)
+            for forward in (True, False)
+        ]
+        found.append(StageTime(stage, busy, *least, uneven, excess - uneven, outside, *of_one))
+    return sorted(found, key=lambda row: row.stage)
+
+
+def _medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
+    took: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
+    for a in replica:
+        took[a.stage, a.chunk, a.action].append(a.end - a.start)
+    return {key: float(np.median(values)) for key, values in took.items()}
+
+
+def _idle(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, float]]:
+    """Stage -> busy, and idle until its first backward, then until its last forward ended, then until all is over."""
+    first, last = min(a.start for a in replica), max(a.end for a in replica)
+    found = {}
+    for stage in {a.stage for a in replica}:
+        mine = [a for a in replica if a.stage == stage]
+        spans = _union([(a.start, a.end) for a in mine])
+        turn = min((a.start for a in mine if a.action in _BACK), default=mine[0].start)
+        over = max(turn, max((a.end for a in mine if a.action == "F"), default=turn))
+        edges = first, turn, over, last
+        gaps = (b - a - _covered(spans, a, b) for a, b in zip(edges, edges[1:], strict=False))
+        found[stage] = (_covered(spans, first, last), *gaps)
+    return found  # type: ignore[return-value]
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint spans that cover the same times."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _covered(spans: list[tuple[float, float]], begin: float, end: float) -> float:
+    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)
