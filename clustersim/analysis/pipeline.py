@@ -1,14 +1,15 @@
 """Pipelines: what each stage does when, and why it idles. Reads labels and stages of ops, measured or simulated alike.
 
-An *action* is what a rank does with one micro-batch and one of its chunks: F, B, I or W (:mod:`clustersim.label`), from
-the first to the last of its kernels. A stage idles when none of its actions runs. Over the window of a step
+An *action* is what a rank does with one micro-batch and one of its chunks: F, B, I or W (:mod:`clustersim.label`),
+from the first to the last of its kernels. A stage idles when none of its actions runs. Of a step's window
 
     window = busy + fill + drain + imbalance + other + outside
 
-``fill`` and ``drain`` are what the schedule itself must leave idle: the same order of actions played with free transfers
-and *equal stages*, where each action takes the median over stages of what it takes there. In that play a rank idles
-``fill`` until its first backward begins, and ``drain`` after its last forward ended. With p equal stages 1F1B and GPipe
-have ``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``. At most what was seen there counts.
+``fill`` and ``drain`` are what the schedule itself must leave idle: the same order of actions, played with free
+transfers and *equal stages*, where each action takes the median over stages of what it takes there. In that play a rank
+idles ``fill`` until its first backward begins, and ``drain`` after its last forward ended. With p equal stages 1F1B has
+``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``, as GPipe has. No more counts than was
+seen there.
 
 ``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
 With one slow stage and m micro-batches the others wait ``m (F'+B' - F - B)`` for it. ``other`` is what is left between
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -138,8 +140,8 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
         low, high = ends.get(key, (start, end))
         ends[key] = min(low, start), max(high, end)
     found: defaultdict[int, list[Action]] = defaultdict(list)
-    for (step, *who), (start, end) in ends.items():
-        found[step].append(Action(*who, start, end))  # type: ignore[arg-type]
+    for (step, rank, stage, action, micro, chunk), (start, end) in ends.items():
+        found[step].append(Action(rank, stage, action, micro, chunk, start, end))
     return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
 
 
@@ -153,17 +155,31 @@ def paths(replica: Sequence[Action]) -> dict[int, Path]:
 
 
 def before(a: Action, way: Path) -> tuple[str, int, int] | None:
-    """What an action waits for at another place: (action or ``"B"`` for a gradient, stage, chunk); None for nothing."""
+    """What an action waits for at another place: F or B (of a gradient, an I too), stage, chunk; None for nothing."""
+    place = _around(a, way)[0]
+    return None if place is None else ("F" if a.action == "F" else "B", *place)
+
+
+def neighbours(a: Action, way: Path) -> tuple[int, int]:
+    """The stages that an action gets its input from and hands its output to; -1 for none, and for its own."""
+    source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, way))
+    return source, target
+
+
+def _around(a: Action, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Places before and after an action on its micro-batch's way."""
     if a.action not in ("F", *_BACK) or (a.stage, a.chunk) not in way:
-        return None
-    at = way.index((a.stage, a.chunk)) + (-1 if a.action == "F" else 1)
-    return ("F" if a.action == "F" else "B", *way[at]) if 0 <= at < len(way) else None
+        return None, None
+    at = way.index((a.stage, a.chunk))
+    up, down = (way[at - 1] if at else None), (way[at + 1] if at + 1 < len(way) else None)
+    return (up, down) if a.action == "F" else (down, up)
 
 
 def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> list[Action]:
     """The same order with other durations and free transfers, every rank as early as it can, from 0."""
-    ways, free, done = paths(replica), defaultdict(float), {}
-    found = []
+    ways, found = paths(replica), []
+    free: defaultdict[int, float] = defaultdict(float)
+    done: dict[tuple[object, ...], float] = {}
     for a in replica:
         needs = before(a, ways.get(a.microbatch, ()))
         start = max(free[a.rank], done.get((a.microbatch, *needs), 0.0) if needs else 0.0)
@@ -174,13 +190,13 @@ def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> lis
     return found
 
 
-def stage_times(timeline: Timeline, step: int | None = None) -> list[StageTime]:
-    """Where the time of each stage goes in a step; None is the mean over the :func:`steady` ones.
+def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[StageTime]:
+    """Where the time of each stage goes, mean over some steps; None is the :func:`steady` ones.
 
-    Raises :class:`ProgramError` for a run without stages or without that step.
+    Raises :class:`ProgramError` for a run without stages or without those steps.
     """
     ranks = stages(timeline)
-    chosen = steady(timeline) if step is None else [step]
+    chosen = steady(timeline) if steps is None else list(steps)
     classes, of_rank = alike(timeline)
     columns = np.stack([of_rank[r] for r in ranks], axis=1) if ranks else np.zeros((0, 0), dtype=np.int64)
     kinds, weights = np.unique(columns, axis=0, return_counts=True) if len(columns) else (columns, np.zeros(0))
@@ -241,7 +257,7 @@ def _idle(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, flo
         turn = min((a.start for a in mine if a.action in _BACK), default=mine[0].start)
         over = max(turn, max((a.end for a in mine if a.action == "F"), default=turn))
         edges = first, turn, over, last
-        gaps = (b - a - _covered(spans, a, b) for a, b in zip(edges, edges[1:], strict=False))
+        gaps = (b - a - _covered(spans, a, b) for a, b in pairwise(edges))
         found[stage] = (_covered(spans, first, last), *gaps)
     return found  # type: ignore[return-value]
 

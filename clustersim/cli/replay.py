@@ -1,4 +1,4 @@
-"""``clustersim replay``: a measured run's communication, simulated on a topology."""
+"""``clustersim replay``: a measured run again, its communication simulated on a topology or free."""
 
 from __future__ import annotations
 
@@ -12,29 +12,39 @@ from clustersim.errors import ClusterSimError
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clustersim.calibration.trace_replay import Replayed
+    from clustersim.mesh import Mesh
     from clustersim.timeline import Timeline
     from clustersim.topology import Topology
 
 
-@click.command(short_help="Simulate a trace's communication on a topology.")
+@click.command(short_help="Play a trace again, on a topology or with free communication.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--topology", "name", required=True, help="A shipped name, or a .toml file.")
+@click.option("--topology", "name", default=None, help="A shipped name, or a .toml file; without, transfers are free.")
 @click.option("--nodes", type=click.IntRange(min=1), default=None, help="Machines; as many as the trace names.")
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Copies of every rank.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="A folder: measured.npz and simulated.npz.")
 @json_option
 def replay(
-    files: tuple[Path, ...], name: str, nodes: int | None, times: int, backend: str, out: Path | None, as_json: bool
+    files: tuple[Path, ...],
+    name: str | None,
+    nodes: int | None,
+    times: int,
+    backend: str,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
-    """Simulate what a measured run communicates on a topology, with its compute and host times as they were.
+    """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
-    FILES are profiler traces (one per rank, or a folder of them) or an Nsight Systems export. Step time, exposed
-    communication and each collective's time stand beside the measured ones. `--times 2` asks how the same run does on
-    twice the ranks, on twice the machines unless --nodes says otherwise.
+    FILES are profiler traces (one per rank, or a folder of them), an Nsight Systems export, or the folder of a
+    pipeline's ops.csv and steps.csv. Step time, exposed communication and each collective's time stand beside the
+    measured ones, and of a pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks,
+    on twice the machines unless --nodes says otherwise.
     """
-    from clustersim import fabrics, traces
+    from clustersim import traces
     from clustersim.calibration.trace_replay import replay as played
     from clustersim.timeline import Timeline
 
@@ -44,29 +54,50 @@ def replay(
             raise ClusterSimError(
                 f"{files[0]}: holds times of collectives, not a run; `clustersim calibrate` fits them"
             )
-        machines = nodes or _machines(measured) * times
-        ranks = measured.world_size * times
-        if ranks % machines:
-            raise ClusterSimError(f"--nodes {machines}: {ranks} ranks do not divide over {machines} machines")
-        topology = fabrics.load(name, nodes=machines)
-        mesh = fabrics.mesh(topology, nproc_per_node=ranks // machines)
-        result = played(measured, topology, mesh, times=times, backend=backend)
+        machine = _machine(measured, name, nodes, times)
+        result = played(measured, *(machine or ()), times=times, backend=backend)
         if out is not None:
-            _save(result, topology, out)
+            _save(result, machine[0] if machine else None, out)
     if as_json:
-        print_json({"ranks": ranks, "nodes": machines, "topology": topology.name, "totals": result.totals,
-                    "collectives": result.collectives, "notes": result.notes})  # fmt: skip
+        print_json(_json(result))
     else:
-        _print(result, f"{ranks} ranks on {machines} x {topology.name}")
+        _print(result)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
 
 
-def _machines(measured: Timeline) -> int:
-    return 1 if measured.rank_node is None else len(set(measured.rank_node.tolist()))
+def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:
+    """What to play on; None where no topology is named."""
+    from clustersim import fabrics
+
+    if name is None:
+        if nodes is not None:
+            raise click.UsageError("--nodes needs a --topology")
+        return None
+    seen = 1 if measured.rank_node is None else len(set(measured.rank_node.tolist()))
+    machines, ranks = nodes or seen * times, measured.world_size * times
+    if ranks % machines:
+        raise ClusterSimError(f"--nodes {machines}: {ranks} ranks do not divide over {machines} machines")
+    topology = fabrics.load(name, nodes=machines)
+    return topology, fabrics.mesh(topology, nproc_per_node=ranks // machines)
 
 
-def _save(result: Replayed, topology: Topology, out: Path) -> None:
+def _json(result: Replayed) -> dict[str, Any]:
+    """Seconds and shares of 1; ``predicted`` is what was played."""
+    measured, predicted = result.steps.medians()
+    steps = zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True)
+    return {
+        "ranks": result.program.world_size, "nodes": result.machines, "topology": result.where,
+        "free_communication": result.free, "measured_step_s": measured, "predicted_step_s": predicted,
+        "steps": [{"step": s, "measured_s": a, "predicted_s": b} for s, a, b in steps],
+        "steps_left_out": result.steps.left_out,
+        "stages": [{"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
+                   for s in result.stages],
+        "totals": result.totals, "collectives": result.collectives, "notes": result.notes,
+    }  # fmt: skip
+
+
+def _save(result: Replayed, topology: Topology | None, out: Path) -> None:
     from clustersim.paths import output_folder
     from clustersim.traces.saved import save_run
 
@@ -75,31 +106,51 @@ def _save(result: Replayed, topology: Topology, out: Path) -> None:
         save_run(result.simulated, out / "simulated.npz", topology)
 
 
-def _print(result: Replayed, where: str) -> None:
+STEPS = 8
+"""Steps to print one by one."""
+
+
+def _print(result: Replayed) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from clustersim.calibration.trace_replay import TOTALS
 
     console = stdout()
-    table = Table(title=f"replay: {escape(where)}", title_justify="left")
+    on = f"{result.machines} x {result.where}" if not result.free else result.where
+    table = Table(title=f"replay: {result.program.world_size} ranks on {escape(on)}", title_justify="left")
     table.add_column("mean over ranks", style="bold")
     for heading in ("measured", "simulated", "difference"):
         table.add_column(heading, justify="right")
     for key, words in TOTALS.items():
         table.add_row(words, *_pair(*result.totals[key]))
+    table.add_section()
+    steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
+    for step, *pair in steps[:STEPS] if len(steps) > 1 else ():
+        table.add_row(f"step {step}", *_pair(*pair))
+    table.add_row(f"a step, median of {len(steps)}", *_pair(*result.steps.medians()))
+    for stage in result.stages:
+        table.add_row(f"stage {stage.stage} idle, share of a step", f"{stage.measured:.1%}", f"{stage.simulated:.1%}",
+                      f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip
     console.print(table)
+    if result.collectives:
+        console.print(_collectives(result))
+    if any(row["waiting_included"] for row in result.collectives):
+        console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
+    for note in result.notes:
+        console.print(f"- {escape(note)}", soft_wrap=True)
+
+
+def _collectives(result: Replayed) -> Table:
+    from rich.table import Table
+
     table = Table(title="collectives, median transfer time", title_justify="left")
     table.add_column("collective", style="bold")
     for heading in ("size", "type", "ranks", "count", "measured", "simulated", "difference"):
         table.add_column(heading, justify="right")
     for row in result.collectives:
         table.add_row(row["kind"], *_collective(row))
-    console.print(table)
-    if any(row["waiting_included"] for row in result.collectives):
-        console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
-    for note in result.notes:
-        console.print(f"- {escape(note)}", soft_wrap=True)
+    return table
 
 
 def _collective(row: dict[str, Any]) -> tuple[str, ...]:

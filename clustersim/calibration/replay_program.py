@@ -1,0 +1,283 @@
+"""A measured run as a Program: what :mod:`clustersim.calibration.trace_replay` says is taken from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis import pipeline
+from clustersim.label import Label
+from clustersim.program import (
+    COLLECTIVES,
+    COMM_STREAM,
+    COMPUTE_STREAM,
+    DTYPE_BYTES,
+    Collective,
+    Compute,
+    Op,
+    Program,
+    Recv,
+    Role,
+    Send,
+)
+from clustersim.timeline import OpInfo, Timeline
+from clustersim.traces.pipeline_csv import STEPS_APART
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+JUST = 1e-6
+"""Seconds by which clocks of one device may disagree on what ended before what began."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One op of one rank: ``op`` its row in the measured ops, ``begin`` its own arrival, ``end`` [s]."""
+
+    op: int
+    stream: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Ranks that an action of a pipeline waits for, and that wait for it; -1 for none."""
+
+    source: int = -1
+    target: int = -1
+
+
+class Writer:
+    """Turns the measured spans of each rank into an op list."""
+
+    def __init__(self, measured: Timeline, times: int) -> None:
+        self.measured, self.times = measured, times
+        columns = measured.spans()
+        self.ranks = np.unique(columns["rank"]).tolist()
+        self.spans: dict[int, list[Span]] = {rank: [] for rank in self.ranks}
+        for rank, op, ready, start, end in zip(*(columns[c].tolist() for c in columns), strict=True):
+            info = measured.ops[op]
+            begin = start if info.kind == "compute" else ready
+            self.spans[rank].append(Span(op, _stream(info), begin, end))
+        self.origin = min(span.begin for spans in self.spans.values() for span in spans)
+        self.shortest: dict[int, float] = {}
+        for span in (span for spans in self.spans.values() for span in spans):
+            self.shortest[span.op] = min(self.shortest.get(span.op, np.inf), span.end - span.begin)
+        self.peers = _peers(measured, self.spans) if pipeline.has_pipeline(measured) else {}
+        self.waits_seen = any(info.kind == "recv" for info in measured.ops)
+        self.recorded = {
+            (info.kind, info.step, info.stage, info.label.action, info.label.microbatch): i
+            for i, info in enumerate(measured.ops) if info.label and info.label.dim == "pp"
+        }  # fmt: skip
+        self.begins = {step: begin for step, (begin, _) in pipeline.windows(measured).items()}
+        self.kept: Counter[str] = Counter()
+        self.met: dict[int, Ints] = {}  # ops that are met for and then take their measured time: who meets
+        self.groups = {i: self._groups(i) for i, info in enumerate(measured.ops) if info.kind != "compute"}
+        self.origins: list[int] = []  # of each op of the program, role by role: the measured op, -1 for what is added
+
+    def program(self) -> Program:
+        """One role per measured rank; ranks that were not measured do what the measured ones do, in turn."""
+        who: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        for rank in range(self.measured.world_size):
+            who[rank if rank in who else self.ranks[rank % len(self.ranks)]].append(rank)
+        roles = []
+        for rank, alike in who.items():
+            ranks = np.array(
+                [r + copy * self.measured.world_size for copy in range(self.times) for r in alike], dtype=np.int64
+            )
+            stage = max((self.measured.ops[span.op].stage for span in self.spans[rank]), default=-1)
+            roles.append(Role(f"rank {rank}", np.sort(ranks), tuple(self._ops(rank)), stage=stage))
+        return Program(self.measured.world_size * self.times, tuple(roles), notes=tuple(self.notes()))
+
+    def _groups(self, i: int) -> Ints | None:
+        """Who meets, in the larger world; None for what cannot be simulated."""
+        info, world = self.measured.ops[i], self.measured.world_size
+        if self._handed_on(info):
+            return None
+        members = tuple(info.detail.get("members", ()))
+        size, known = int(info.detail.get("group_size", 0)), info.nbytes > 0 or info.kind == "barrier"
+        everybody = len(members) == world or (not members and size == world)
+        groups = np.arange(world * self.times, dtype=np.int64).reshape(1, -1)
+        if not everybody:
+            groups = np.array(members, dtype=np.int64) + world * np.arange(self.times, dtype=np.int64)[:, None]
+        reason, how = "", "kept as measured"
+        if info.kind not in COLLECTIVES:
+            reason = f"{info.kind}: whom it talks to is not known"
+        elif not (members or everybody):
+            reason = f"{info.kind} of {size} ranks: which ones is not known"
+        elif not known:
+            reason = f"{info.kind}: its size is not known"
+            if members:
+                self.met[i], how = groups, "as long as measured, from its last member's arrival on"
+        if reason:
+            self.kept[f"{how}, {{}}: {reason}"] += 1
+            return None
+        return groups
+
+    def _handed_on(self, info: OpInfo) -> bool:
+        """Whether it is a message between stages, which follows from the actions it is between."""
+        return bool(self.peers) and info.kind in ("send", "recv")
+
+    def _ops(self, rank: int) -> list[Op]:
+        """The rank's op list, in the order in which things began."""
+        ops: list[Op] = []
+        origin = talked = self.origin  # talked: until when messages between stages kept the rank
+        first: tuple[int, ...] = ()  # what a stream's first op waits for
+        ended: list[tuple[float, int]] = []  # of all that is written: when, and its index
+        last: dict[str, tuple[float, tuple[int, ...]]] = {}  # stream -> the same of its last op
+        step = None
+        for span in sorted(self.spans[rank], key=lambda s: (s.begin, s.end, s.op)):
+            info = self.measured.ops[span.op]
+            if STEPS_APART in self.measured.stats and info.step != step:
+                step, origin = info.step, self.begins[info.step]
+                self._add(ops, self._together(step, ops), -1)
+                first, last, ended = (len(ops) - 1,), {}, [(origin, len(ops) - 1)]
+            if self._handed_on(info):
+                talked = max(talked, span.end)
+                continue
+            free, before = last.get(span.stream, (origin, first))
+            released = max((pair for pair in ended if pair[0] <= span.begin + JUST), default=(origin, -1))
+            after: tuple[int, ...] = first if span.stream not in last else ()
+            if released[0] > free:
+                free, before = released[0], (released[1],)
+                after = before
+            peers = self.peers.get((rank, span.op), Peers())
+            wait, stream = span.begin - max(free, talked), f"host of {span.stream}"
+            if wait > JUST and (peers.source < 0 or self.waits_seen):
+                self._add(ops, Compute("host", wait, stream, before, "other", "host", step=info.step), -1)
+                after = (len(ops) - 1,)
+            if peers.source >= 0:  # it asks when its rank is free, and goes on with what it gets
+                self._add(ops, *self._message(Recv, info, peers.source, after or before))
+                after = (*after, len(ops) - 1)
+            self._write(ops, span, after, peers)
+            ended.append((span.end, len(ops) - 1 - (peers.target >= 0)))
+            last[span.stream] = max(last.get(span.stream, (origin, ())), (span.end, (ended[-1][1],)))
+        return ops
+
+    def _add(self, ops: list[Op], op: Op, origin: int) -> None:
+        ops.append(op)
+        self.origins.append(origin)
+
+    def _together(self, step: int, ops: list[Op]) -> Op:
+        """Where a step begins on all ranks at once."""
+        last = {op.stream: i for i, op in enumerate(ops)}
+        everybody = np.arange(self.measured.world_size * self.times, dtype=np.int64).reshape(1, -1)
+        return Collective("step", "barrier", 0.0, everybody, "step", tuple(last.values()),
+                          communicator=f"step {step}", step=step)  # fmt: skip
+
+    def _write(self, ops: list[Op], span: Span, after: tuple[int, ...], peers: Peers) -> None:
+        """The op, after a meeting if it only takes its measured time, and what it hands on after it."""
+        info = self.measured.ops[span.op]
+        if span.op in self.met:
+            self._add(ops, Collective(info.name, "barrier", 0.0, self.met[span.op], span.stream, after,
+                                      communicator=f"op {span.op}", step=info.step), -1)  # fmt: skip
+            after = ()
+        self._add(ops, self._op(span, after), span.op)
+        if peers.target >= 0:
+            self._add(ops, *self._message(Send, info, peers.target, (len(ops) - 1,)))
+
+    def _message(
+        self, kind: type[Recv] | type[Send], info: OpInfo, peer: int, after: tuple[int, ...]
+    ) -> tuple[Op, int]:
+        """A message between stages, and the measured op if it was recorded. Its bytes are not known: it costs a latency
+        at most."""
+        assert info.label is not None  # it has peers
+        letter = "F" if info.label.action == "F" else "B"
+        ranks = peer + self.measured.world_size * np.arange(self.times, dtype=np.int64)
+        name = "send" if kind is Send else "recv"
+        label = Label(action=info.label.action, microbatch=info.label.microbatch, dim="pp")
+        tag, stream = f"{letter} {info.label.microbatch}", f"{COMM_STREAM} pp {name} {letter} {peer}"
+        op = kind(f"{name} {tag}", 0.0, ranks, stream, after, f"{info.step} {tag}", step=info.step, label=label)
+        return op, self.recorded.get((name, info.step, info.stage, letter, info.label.microbatch), -1)
+
+    def _op(self, span: Span, after: tuple[int, ...]) -> Op:
+        info = self.measured.ops[span.op]
+        groups = self.groups.get(span.op)
+        if groups is None:
+            phase = info.phase if info.kind == "compute" else "other"
+            bound = info.bound if info.kind == "compute" else "communication"
+            took = self.shortest[span.op] if span.op in self.met else span.end - span.begin
+            return Compute(info.name, took, span.stream, after, phase, bound, step=info.step, label=info.label)
+        dtype = str(info.detail.get("dtype", ""))
+        # A communicator of its own for each: ranks meet by what was joined, in whatever order they came.
+        return Collective(
+            info.name, info.kind, info.nbytes, groups, span.stream, after, dtype if dtype in DTYPE_BYTES else "fp32",
+            communicator=f"op {span.op}", step=info.step, label=info.label,
+        )  # fmt: skip
+
+    def as_measured(self, played: Timeline, source: str) -> Timeline:
+        """The played run with the measured run's ops, so that the two can be compared op by op; the host's own time
+        is left out, as a profile leaves it out."""
+        of = np.array(self.origins, dtype=np.int64)
+        # "meets" points into the played run's ops, one list a rank; here all ranks of a collective are one op.
+        details = {
+            int(of[i]): {key: value for key, value in op.detail.items() if key != "meets"}
+            for i, op in reversed(list(enumerate(played.ops)))
+        }
+        ops = tuple(
+            msgspec.structs.replace(
+                op, detail={**op.detail, **details.get(i, {})} if self.groups.get(i) is not None else op.detail
+            )
+            for i, op in enumerate(self.measured.ops)
+        )
+        ready = played.row_ready.copy()
+        came = dict(zip(zip(played.row_op.tolist(), played.row_set.tolist(), strict=True), ready.tolist(), strict=True))
+        for row, (op, ranks) in enumerate(zip(played.row_op.tolist(), played.row_set.tolist(), strict=True)):
+            if int(of[op]) in self.met:  # it began to wait where its meeting did
+                ready[row] = came.get((op - 1, ranks), ready[row])
+        kept = of[played.row_op] >= 0
+        links = None if played.links is None else replace(played.links, transfer_op=of[played.links.transfer_op])
+        row_set, start, end = played.row_set[kept], played.row_start[kept], played.row_end[kept]
+        return Timeline(
+            played.world_size, ops, played.rank_sets, of[played.row_op][kept], row_set, ready[kept], start, end,
+            links=links, source=source, rank_node=played.rank_node, stats=played.stats,
+        )  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """What was assumed."""
+        said = [reason.format(count) for reason, count in sorted(self.kept.items())]
+        if self.peers:
+            said.append("messages between stages have no bytes: an action waits for its micro-batch's one before it")
+        if self.peers and not self.waits_seen:
+            said.append(
+                "no receives were recorded: time between actions is left out where another stage may be the cause"
+            )
+        if len(self.ranks) < self.measured.world_size:
+            said.append(
+                f"{len(self.ranks)} of {self.measured.world_size} ranks were measured; the others are taken to do the "
+                "same at the same time, so nobody waits for them"
+            )
+        return said
+
+
+def _peers(measured: Timeline, spans: dict[int, list[Span]]) -> dict[tuple[int, int], Peers]:
+    """(rank, op) of an action -> whom it waits for, and who waits for it."""
+    ranks = pipeline.stages(measured)
+    replica_of = {r: k for column in ranks for k, r in enumerate(column.tolist())}
+    op_of: dict[tuple[object, ...], int] = {}
+    for rank, mine in spans.items():
+        for span in mine:
+            info = measured.ops[span.op]
+            if info.label and info.kind == "compute":
+                op_of[rank, info.step, info.label.action, info.label.microbatch, info.label.chunk] = span.op
+    found: dict[tuple[int, int], Peers] = {}
+    for step, done in pipeline.actions(measured).items():
+        for k in range(len(ranks[0])):
+            done_here = [a for a in done if replica_of[a.rank] == k]
+            ways = pipeline.paths(done_here)
+            for a in done_here:
+                peers = (int(ranks[s][k]) if s >= 0 else -1 for s in pipeline.neighbours(a, ways.get(a.microbatch, ())))
+                found[a.rank, op_of[a.rank, step, a.action, a.microbatch, a.chunk]] = Peers(*peers)
+    return found
+
+
+def _stream(info: OpInfo) -> str:
+    """A stream per communicator: a profile's collectives need not have shared one."""
+    if info.kind == "compute":
+        return info.stream if info.stream == COMPUTE_STREAM else f"stream {info.stream}"
+    return f"{COMM_STREAM} {info.detail.get('communicator', '')}".strip()
