@@ -38,6 +38,8 @@ Path: TypeAlias = tuple[tuple[int, int], ...]
 
 WARM = 1.25
 """A leading step longer than this many times the median is warm-up."""
+PARTS = ("fill", "drain", "imbalance", "other", "outside")
+"""What a stage's idle time is made of."""
 _BACK = ("B", "I")
 """Actions that hand a gradient to the stage before."""
 

@@ -1,13 +1,17 @@
-"""``clustersim plot``: a picture of a saved run."""
+"""``clustersim plot``: a picture of a saved or measured run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.cli.common import picture_path, rank_list, ranks_option, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
+
+if TYPE_CHECKING:
+    from clustersim.traces.saved import SavedRun
 
 
 def span(text: str | None) -> tuple[float, float] | None:
@@ -25,13 +29,29 @@ def span(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-@click.command(short_help="Draw a saved run.")
+def _run(path: Path) -> SavedRun:
+    """A saved run, or a trace. Raises :class:`ClusterSimError`."""
+    from clustersim import traces
+    from clustersim.traces.saved import NAME, SavedRun, load_run
+
+    trace = path.is_dir() and not (path / NAME).is_file() and any(p.is_file() for p in path.iterdir())
+    if not trace and (path.is_dir() or not path.is_file() or path.suffix == ".npz"):
+        return load_run(path)
+    read = traces.read(path)
+    if isinstance(read, traces.Samples):
+        raise ClusterSimError(f"{path}: a benchmark's table has no run to draw; `clustersim trace` tells what it holds")
+    return SavedRun(read, None, {})
+
+
+@click.command(short_help="Draw a saved run or a trace.")
 @click.argument("kind")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
 @ranks_option
 @click.option("--window", default=None, help="A part of the run, such as '700 ms..1.06 s'.")
 @click.option("--zoom", default=None, help="A part to draw once more below a Gantt chart, or 'last' step.")
+@click.option("--step", type=int, default=None, help="One step of the run, by its number, instead of --window.")
+@click.option("--arrows", is_flag=True, help="In a pipeline, who hands a micro-batch to whom.")
 @click.option("--title", default=None, help="Instead of the run's own name.")
 @click.option("--dpi", type=click.IntRange(min=40, max=600), default=180, show_default=True, help="10 inches wide.")
 def plot(
@@ -41,17 +61,21 @@ def plot(
     ranks: tuple[str, ...],
     window: str | None,
     zoom: str | None,
+    step: int | None,
+    arrows: bool,
     title: str | None,
     dpi: int,
 ) -> None:
-    """Draw a saved run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, topology, links or memory."""
+    """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, pipeline, breakdown, topology, links or memory.
+
+    RUN is a folder that `clustersim run --out` wrote, or a trace: a file, or a folder.
+    """
     from clustersim import plots
-    from clustersim.traces.saved import load_run
 
     picture_path(file)
     with working(f"drawing {file}"):
-        run = load_run(run_dir)
+        run = _run(run_dir)
         part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
-        figure = plots.picture(kind, run, plots.View(title, rank_list(ranks), span(window), part))
+        figure = plots.picture(kind, run, plots.View(title, rank_list(ranks), span(window), part, step, arrows))
         said = write_picture(figure, file, dpi)
     stdout().print(said, markup=False, soft_wrap=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clustersim.cli.common import json_option, print_json, working
 from clustersim.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.timeline import Timeline
 
 
 @click.command(short_help="Explain a profiler trace or a benchmark log.")
@@ -19,16 +22,59 @@ from clustersim.units import format_bytes, format_time
 @json_option
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
-    sqlite exports, nccl-tests logs, tables of collectives, DeepSpeed comms logs."""
+    sqlite exports, the folder of a pipeline's ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed
+    comms logs."""
     from clustersim import traces
     from clustersim.traces.digest import digest
 
     with working(f"reading {len(files)} file(s)"):
-        said = digest(traces.read(files, format=fmt))
+        read = traces.read(files, format=fmt)
+        said = digest(read) | ({} if isinstance(read, traces.Samples) else _pipeline(read))
     if as_json:
         print_json(said)
     else:
         click.echo("\n".join(_timeline(said, top) if said["what"] == "timeline" else _samples(said)))
+
+
+def _pipeline(run: Timeline) -> dict[str, Any]:
+    """What a run with stages says of them: seconds of a step; nothing for a run without."""
+    from clustersim.analysis import pipeline
+    from clustersim.analysis.pipeline_words import sentences, slowest
+
+    if not pipeline.has_pipeline(run):
+        return {}
+    rows, kept = pipeline.stage_times(run), pipeline.steady(run)
+    stage, forward, backward = slowest(rows)
+    parts = ("stage", "window", "busy", "idle", *pipeline.PARTS, "forward", "backward")
+    return {
+        "pipeline": {
+            "stages": [{name: getattr(row, name) for name in parts} for row in rows],
+            "slowest": {"stage": stage, "forward_ratio": forward, "backward_ratio": backward},
+            "steps": kept,
+            "steps_left_out": [step for step in pipeline.windows(run) if step not in kept],
+            "text": sentences(rows),
+        }
+    }
+
+
+def _stages(said: dict[str, Any]) -> Iterator[str]:
+    """A line per stage, shares of a step, and what they mean."""
+    from clustersim.analysis.pipeline import PARTS
+
+    left = said["steps_left_out"]
+    yield f"pipeline, mean of {len(said['steps'])} step(s)" + (
+        f" ({', '.join(map(str, left))} left out as warm-up)" if left else ""
+    )
+    yield f"{'stage':>5s} {'forward':>10s} {'backward':>10s} {'busy':>8s} {'idle':>8s}  = " + " ".join(
+        f"{part:>9s}" for part in PARTS
+    )
+    for row in said["stages"]:
+        shares = " ".join(f"{row[part] / row['window']:>9.1%}" for part in PARTS)
+        yield (
+            f"{row['stage']:>5d} {format_time(row['forward']):>10s} {format_time(row['backward']):>10s} "
+            f"{row['busy'] / row['window']:>8.1%} {row['idle'] / row['window']:>8.1%}    {shares}"
+        )
+    yield from said["text"]
 
 
 def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
@@ -40,6 +86,8 @@ def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
         yield f"  {words:24s} {_range(said[key])}"
     if said["waiting_for_launch_share"] is not None:
         yield f"  {'waiting for launches':24s} {_range([said['waiting_for_launch_share']])}"
+    if "pipeline" in said:
+        yield from _stages(said["pipeline"])
     rows = said["collectives"]
     if rows:
         yield f"{'collective':16s} {'size':>10s} {'type':>6s} {'ranks':>5s} {'count':>5s} {'transfer':>10s} " + (
@@ -50,7 +98,8 @@ def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
         busbw = f"{row['busbw'] / 1e9:.2f}" if row["busbw"] and not mark else "-"
         skews = [format_time(row[key]) if row[key] is not None else "-" for key in ("skew_s", "skew_max_s")]
         yield (
-            f"{row['kind']:16s} {format_bytes(row['nbytes']):>10s} {row['dtype']:>6s} {row['group_size']:>5d} "
+            f"{row['kind']:16s} {format_bytes(row['nbytes']) if row['nbytes'] else '-':>10s} {row['dtype']:>6s} "
+            f"{row['group_size']:>5d} "
             f"{row['count']:>5d} {mark + format_time(row['transfer_s']):>10s} "
             f"{busbw:>10s} {skews[0]:>10s} {skews[1]:>10s}"
         )

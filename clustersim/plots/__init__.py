@@ -20,6 +20,7 @@ from clustersim.plots.movie import Movie, ring_movie
 from clustersim.plots.of_run import PICTURES, View, picture
 from clustersim.plots.of_sweep import sweep_curves
 from clustersim.plots.pair import gantt_pair
+from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.runs import breakdowns
 from clustersim.plots.shares import breakdown
 from clustersim.plots.storyboard import storyboard
@@ -56,6 +57,7 @@ __all__ = [
     "network_speed",
     "palette",
     "picture",
+    "pipeline_grid",
     "representatives",
     "ring_animation",
     "ring_movie",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis.breakdown import breakdown as where_time_went
 from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.pipeline import windows
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
+from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.shares import breakdown
 from clustersim.plots.timeline import gantt
 from clustersim.traces.saved import SavedRun
@@ -28,13 +30,16 @@ class View:
 
     Parameters
     ----------
-    title : None is the run's own. ranks : of a Gantt chart. window, zoom : (begin, end) [s].
+    title : None is the run's own. ranks : of a Gantt chart or a pipeline. window, zoom : (begin, end) [s].
+    step : instead of a window. arrows : in a pipeline, from stage to stage.
     """
 
     title: str | None = None
     ranks: Sequence[int] | None = None
     window: tuple[float, float] | None = None
     zoom: tuple[float, float] | None = None
+    step: int | None = None
+    arrows: bool = False
 
 
 def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
@@ -46,7 +51,19 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
         raise ClusterSimError(f"no picture {kind!r}; {nearest(kind, PICTURES)}")
     view = view or View()
     title = view.title if view.title is not None else str(run.facts.get("title") or "") or None
-    return PICTURES[kind](run, View(title, view.ranks, view.window, view.zoom))
+    window = view.window if view.step is None else _step(run, view.step)
+    return PICTURES[kind](run, replace(view, title=title, window=window))
+
+
+def _step(run: SavedRun, step: int) -> tuple[float, float]:
+    found = windows(run.timeline)
+    if step not in found:
+        raise ClusterSimError(f"no step {step} in this run; it has {', '.join(map(str, list(found)[:12]))}")
+    return found[step]
+
+
+def _pipeline(run: SavedRun, view: View) -> Figure:
+    return pipeline_grid(run.timeline, view.window, view.title, view.ranks, view.arrows)
 
 
 def _gantt(run: SavedRun, view: View) -> Figure:
@@ -90,6 +107,7 @@ def _memory(run: SavedRun, view: View) -> Figure:
 
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
     "gantt": _gantt,
+    "pipeline": _pipeline,
     "breakdown": _breakdown,
     "topology": _topology,
     "links": _links,

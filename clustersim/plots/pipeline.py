@@ -1,0 +1,215 @@
+"""The pipeline grid of the papers: stages over time, a box for each action of each micro-batch, idle time white."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.analysis import pipeline
+from clustersim.errors import ProgramError
+from clustersim.plots.style import FAINT, INK, QUIET, WIDTH, new_figure, plain_axes, time_unit, titled
+from clustersim.timeline import Timeline
+from clustersim.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHADES = {"F": 0.86, "I": 0.72, "B": 0.66, "W": 0.52, "R": 0.78}
+"""Lightness of each action: forward light, backward dark, its halves on both sides of it."""
+NAMES = {"F": "forward", "R": "recomputed forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+TRANSFER, WORK = "#D8DEE4", "#8A929B"
+"""What is no action: collectives, and the optimizer and other work."""
+_ROW, _BAR = 0.36, 0.86
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is drawn: the window [s], a row's stage and rank from the top down, and the actions inside."""
+
+    begin: float
+    end: float
+    rows: tuple[tuple[int, int], ...]
+    done: tuple[pipeline.Action, ...]
+
+    @property
+    def microbatches(self) -> list[int]:
+        """Those that are drawn, ascending."""
+        return sorted({a.microbatch for a in self.done})
+
+
+def pipeline_grid(
+    timeline: Timeline,
+    window: tuple[float, float] | None = None,
+    title: str | None = None,
+    ranks: Sequence[int] | None = None,
+    arrows: bool = False,
+) -> Figure:
+    """Stages over time: colour by micro-batch, light for forward and dark for backward, white where nobody works.
+
+    Parameters
+    ----------
+    window : (begin, end) [s]; None is the steady step whose time is the median. ranks : a row for each; None is the
+        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom.
+
+    Raises :class:`ProgramError` for a run without stages, and for a window without actions.
+    """
+    grid = _grid(timeline, window, ranks)
+    figure = new_figure(_ROW * len(grid.rows) + (1.55 if title else 1.25))
+    axes = figure.add_subplot()
+    scale, unit = time_unit(grid.end - grid.begin)
+    _draw_rest(axes, timeline, grid, scale)
+    _draw_actions(axes, grid, scale)
+    if arrows:
+        _draw_arrows(axes, grid, scale)
+    _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
+    _legend(figure, grid)
+    return titled(figure, title, _alt(grid))
+
+
+def usual_step(timeline: Timeline) -> tuple[float, float]:
+    """(begin, end) [s] of the steady step whose time is the (lower) median."""
+    found, kept = pipeline.windows(timeline), pipeline.steady(timeline)
+    return found[sorted(kept, key=lambda s: found[s][1] - found[s][0])[(len(kept) - 1) // 2]]
+
+
+def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> Grid:
+    at = pipeline.stages(timeline)
+    if not at or not pipeline.has_pipeline(timeline):
+        raise ProgramError("nothing to draw: no op of this run has a pipeline stage and a micro-batch")
+    begin, end = window or usual_step(timeline)
+    chosen = [int(r[0]) for r in at] if ranks is None else sorted(set(ranks))
+    stage_of = {int(r): s for s, column in enumerate(at) for r in column}
+    unknown = [rank for rank in chosen if rank not in stage_of]
+    if unknown:
+        raise ProgramError(f"nothing to draw: rank(s) {unknown} are at no stage")
+    rows = tuple(sorted((stage_of[rank], rank) for rank in chosen))
+    done = (a for some in pipeline.actions(timeline, chosen).values() for a in some)
+    inside = tuple(a for a in done if a.end > begin and a.start < end)
+    if not inside:
+        raise ProgramError(f"nothing to draw: no action between {begin:g} s and {end:g} s")
+    return Grid(begin, end, rows, inside)
+
+
+def shade(place: float, lightness: float) -> tuple[float, float, float]:
+    """A colour of the rainbow from blue (0) to red (1) that looks as light as any other of that lightness (Oklab:
+    Ottosson 2020), as red, green, blue."""
+    hue = np.radians(265.0 - 245.0 * place)
+    a, b = 0.115 * np.cos(hue), 0.115 * np.sin(hue)
+    cone = np.array([lightness + 0.3963377774 * a + 0.2158037573 * b, lightness - 0.1055613458 * a - 0.0638541728 * b,
+                     lightness - 0.0894841775 * a - 1.2914855480 * b]) ** 3  # fmt: skip
+    linear = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
+                       [-0.0041960863, -0.7034186147, 1.7076147010]]) @ cone  # fmt: skip
+    linear = np.clip(linear, 0.0, 1.0)
+    red, green, blue = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055).tolist()
+    return red, green, blue
+
+
+def _places(grid: Grid) -> dict[int, float]:
+    """Micro-batch -> its place in the rainbow."""
+    micro = grid.microbatches
+    return {m: i / max(1, len(micro) - 1) for i, m in enumerate(micro)}
+
+
+def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
+    y_of, places = {rank: y for y, (_, rank) in enumerate(grid.rows)}, _places(grid)
+    chunks = sorted({a.chunk for a in grid.done})
+    inches = WIDTH * 0.8 / (grid.end - grid.begin)
+    for a in grid.done:
+        low, high, y = max(a.start, grid.begin), min(a.end, grid.end), y_of[a.rank]
+        colour = shade(places[a.microbatch], SHADES.get(a.action, 0.7))
+        axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y - _BAR / 2, _BAR),
+                         fc=colour, ec="white", linewidth=0.5)  # fmt: skip
+        text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
+        if (high - low) * inches > 0.075 * len(text) + 0.02:
+            axes.text(((low + high) / 2 - grid.begin) * scale, y, text, ha="center", va="center_baseline", fontsize=7.5,
+                      color=INK)  # fmt: skip
+
+
+def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> None:
+    """What is no action and no message between stages: half as high, grey."""
+    spans = timeline.spans([rank for _, rank in grid.rows])
+    y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
+    columns = (spans[name].tolist() for name in ("rank", "op", "start", "end"))
+    for rank, i, start, end in zip(*columns, strict=True):
+        op, low, high = timeline.ops[i], max(start, grid.begin), min(end, grid.end)
+        if high > low and not (op.label and op.label.action):
+            axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y_of[rank] - _BAR / 4, _BAR / 2),
+                             fc=WORK if op.kind == "compute" else TRANSFER, ec="white", linewidth=0.3)  # fmt: skip
+
+
+def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
+    """From the end of an action to the beginning of the one that goes on with its micro-batch at another stage."""
+    y_of, ways = {s: y for y, (s, _) in reversed(list(enumerate(grid.rows)))}, pipeline.paths(grid.done)
+    ended = {
+        (a.microbatch, "F" if a.action == "F" else "B", a.stage, a.chunk): a for a in grid.done if a.action in "FBI"
+    }
+    for a in grid.done:
+        needs = pipeline.before(a, ways.get(a.microbatch, ()))
+        source = ended.get((a.microbatch, *needs)) if needs else None
+        if source is not None and source.stage != a.stage and source.end <= a.start + 1e-9:
+            begin, end = ((t - grid.begin) * scale for t in (source.end, a.start))
+            up = 1 if y_of[a.stage] > y_of[source.stage] else -1
+            axes.annotate("", (end, y_of[a.stage] - up * _BAR / 2), (begin, y_of[source.stage] + up * _BAR / 2),
+                          arrowprops={"arrowstyle": "-|>,head_width=0.12,head_length=0.2", "lw": 0.5, "color": QUIET,
+                                      "shrinkA": 0, "shrinkB": 0})  # fmt: skip
+
+
+def _finish(axes: Axes, grid: Grid, scale: float, unit: str, sizes: dict[int, int]) -> None:
+    """Limits, rules between rows, names on the left and idle shares on the right."""
+    n, length = len(grid.rows), grid.end - grid.begin
+    axes.set_xlim(0, length * scale)
+    axes.set_ylim(n - 0.45, -0.55)
+    plain_axes(axes)
+    for y in range(n + 1):
+        axes.axhline(y - 0.5, color=FAINT, lw=0.6, zorder=0)
+    one_each = len({stage for stage, _ in grid.rows}) == n
+    names = [
+        f"stage {stage}" + ("" if one_each and sizes[stage] == 1 else f" (rank {rank})") for stage, rank in grid.rows
+    ]
+    axes.set_yticks(range(n), names, fontsize=9)
+    axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
+    for y, idle in enumerate(_idle(grid)):
+        axes.text(1.008, y, f"{idle:.0%} idle", transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET,
+                  va="center_baseline")  # fmt: skip
+
+
+def _idle(grid: Grid) -> list[float]:
+    """Share of the window in which each row does no action."""
+    busy = {rank: 0.0 for _, rank in grid.rows}
+    reached = dict.fromkeys(busy, grid.begin)
+    for a in sorted(grid.done, key=lambda a: a.start):
+        busy[a.rank] += max(0.0, min(a.end, grid.end) - max(a.start, reached[a.rank]))
+        reached[a.rank] = max(reached[a.rank], a.end)
+    return [1 - busy[rank] / (grid.end - grid.begin) for _, rank in grid.rows]
+
+
+def _legend(figure: Figure, grid: Grid) -> None:
+    """Shades for actions, the rainbow's ends for micro-batches."""
+    from matplotlib.patches import Patch
+
+    present = {a.action for a in grid.done}
+    handles = [Patch(fc=shade(0.0, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
+    micro, places = grid.microbatches, _places(grid)
+    some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
+    handles += [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
+                for m in some]  # fmt: skip
+    chunks = sorted({a.chunk for a in grid.done})
+    if len(chunks) > 1:
+        letters = ", ".join(f"{LETTERS[i % 26]}: chunk {c}" for i, c in enumerate(chunks))
+        handles.append(Patch(fc="none", label=letters))
+    handles += [Patch(fc=TRANSFER, label="collective"), Patch(fc=WORK, label="optimizer, other")] * False
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.5,
+                  handlelength=1.4, columnspacing=1.1)  # fmt: skip
+
+
+def _alt(grid: Grid) -> str:
+    idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in zip(grid.rows, _idle(grid), strict=True))
+    return (
+        f"Pipeline of {len(grid.rows)} stages and {len(grid.microbatches)} micro-batches over "
+        f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Idle: {idle}."
+    )
