@@ -1,4 +1,4 @@
-"""What a pipeline's stage times mean, in sentences: the slowest stage by name, and what the schedule costs by itself."""
+"""What a pipeline's stage times mean, in sentences: the slowest stage by name, and what the schedule itself costs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def sentences(rows: Sequence[StageTime]) -> list[str]:
     told = [_slow(worst, mid, forward, backward, share)] if others else []
     bubble = share["fill"] + share["drain"]
     told.append(
-        f"fill and drain take {bubble:.1%} of a step ({share['fill']:.1%} and {share['drain']:.1%}), which this schedule "
-        "leaves idle with equal stages too; more micro-batches make them a smaller share"
+        f"fill and drain take {bubble:.1%} of a step ({share['fill']:.1%} and {share['drain']:.1%}), which this "
+        "schedule leaves idle with equal stages too; more micro-batches make them a smaller share"
     )
     if share["other"] > LITTLE:
         told.append(f"{share['other']:.1%} is uneven time of single actions, transfers and the host between actions")

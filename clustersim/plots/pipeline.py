@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 SHADES = {"F": 0.86, "I": 0.72, "B": 0.66, "W": 0.52, "R": 0.78}
 """Lightness of each action: forward light, backward dark, its halves on both sides of it."""
 NAMES = {"F": "forward", "R": "recomputed forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-TRANSFER, WORK = "#D8DEE4", "#8A929B"
-"""What is no action: collectives, and the optimizer and other work."""
+REST: dict[str, dict[str, Any]] = {
+    "collective, waiting included": {"fc": "white", "ec": QUIET, "hatch": "//////", "linewidth": 0.0},
+    "optimizer, other": {"fc": QUIET, "ec": "white", "linewidth": 0.3},
+}
+"""What is no action of the schedule, and how it is drawn."""
 _ROW, _BAR = 0.36, 0.86
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -62,12 +65,12 @@ def pipeline_grid(
     figure = new_figure(_ROW * len(grid.rows) + (1.55 if title else 1.25))
     axes = figure.add_subplot()
     scale, unit = time_unit(grid.end - grid.begin)
-    _draw_rest(axes, timeline, grid, scale)
+    rest = _draw_rest(axes, timeline, grid, scale)
     _draw_actions(axes, grid, scale)
     if arrows:
         _draw_arrows(axes, grid, scale)
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
-    _legend(figure, grid)
+    _legend(figure, grid, rest)
     return titled(figure, title, _alt(grid))
 
 
@@ -95,11 +98,11 @@ def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequenc
     return Grid(begin, end, rows, inside)
 
 
-def shade(place: float, lightness: float) -> tuple[float, float, float]:
-    """A colour of the rainbow from blue (0) to red (1) that looks as light as any other of that lightness (Oklab:
-    Ottosson 2020), as red, green, blue."""
-    hue = np.radians(265.0 - 245.0 * place)
-    a, b = 0.115 * np.cos(hue), 0.115 * np.sin(hue)
+def shade(place: float | None, lightness: float) -> tuple[float, float, float]:
+    """A colour of the rainbow from blue (0) to red (1), or grey (None), that looks as light as any other of that
+    lightness (Oklab, Ottosson 2020), as red, green, blue."""
+    hue, chroma = np.radians(265.0 - 245.0 * (place or 0.0)), 0.0 if place is None else 0.115
+    a, b = chroma * np.cos(hue), chroma * np.sin(hue)
     cone = np.array([lightness + 0.3963377774 * a + 0.2158037573 * b, lightness - 0.1055613458 * a - 0.0638541728 * b,
                      lightness - 0.0894841775 * a - 1.2914855480 * b]) ** 3  # fmt: skip
     linear = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
@@ -125,21 +128,25 @@ def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
         axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y - _BAR / 2, _BAR),
                          fc=colour, ec="white", linewidth=0.5)  # fmt: skip
         text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
-        if (high - low) * inches > 0.075 * len(text) + 0.02:
-            axes.text(((low + high) / 2 - grid.begin) * scale, y, text, ha="center", va="center_baseline", fontsize=7.5,
+        if (high - low) * inches > 0.062 * len(text) + 0.01:
+            axes.text(((low + high) / 2 - grid.begin) * scale, y, text, ha="center", va="center_baseline", fontsize=7,
                       color=INK)  # fmt: skip
 
 
-def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> None:
-    """What is no action and no message between stages: half as high, grey."""
+def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list[str]:
+    """What is no action and no message between stages, half as high; returns which of :data:`REST` there were."""
+    drawn = set()
     spans = timeline.spans([rank for _, rank in grid.rows])
     y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
-    columns = (spans[name].tolist() for name in ("rank", "op", "start", "end"))
+    columns = (spans[name].tolist() for name in ("rank", "op", "ready", "end"))
     for rank, i, start, end in zip(*columns, strict=True):
         op, low, high = timeline.ops[i], max(start, grid.begin), min(end, grid.end)
-        if high > low and not (op.label and op.label.action):
+        if high > low and op.bound != "host" and not (op.label and op.label.action):
+            what = list(REST)[op.kind == "compute"]
+            drawn.add(what)
             axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y_of[rank] - _BAR / 4, _BAR / 2),
-                             fc=WORK if op.kind == "compute" else TRANSFER, ec="white", linewidth=0.3)  # fmt: skip
+                             **REST[what])  # fmt: skip
+    return sorted(drawn)
 
 
 def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
@@ -167,10 +174,8 @@ def _finish(axes: Axes, grid: Grid, scale: float, unit: str, sizes: dict[int, in
     plain_axes(axes)
     for y in range(n + 1):
         axes.axhline(y - 0.5, color=FAINT, lw=0.6, zorder=0)
-    one_each = len({stage for stage, _ in grid.rows}) == n
-    names = [
-        f"stage {stage}" + ("" if one_each and sizes[stage] == 1 else f" (rank {rank})") for stage, rank in grid.rows
-    ]
+    plain = len({stage for stage, _ in grid.rows}) == n and set(sizes.values()) == {1}
+    names = [f"stage {stage}" + ("" if plain else f" (rank {rank})") for stage, rank in grid.rows]
     axes.set_yticks(range(n), names, fontsize=9)
     axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
     for y, idle in enumerate(_idle(grid)):
@@ -188,12 +193,12 @@ def _idle(grid: Grid) -> list[float]:
     return [1 - busy[rank] / (grid.end - grid.begin) for _, rank in grid.rows]
 
 
-def _legend(figure: Figure, grid: Grid) -> None:
-    """Shades for actions, the rainbow's ends for micro-batches."""
+def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
+    """Shades for actions, some of the rainbow for micro-batches."""
     from matplotlib.patches import Patch
 
     present = {a.action for a in grid.done}
-    handles = [Patch(fc=shade(0.0, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
+    handles = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
     micro, places = grid.microbatches, _places(grid)
     some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
     handles += [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
@@ -202,7 +207,7 @@ def _legend(figure: Figure, grid: Grid) -> None:
     if len(chunks) > 1:
         letters = ", ".join(f"{LETTERS[i % 26]}: chunk {c}" for i, c in enumerate(chunks))
         handles.append(Patch(fc="none", label=letters))
-    handles += [Patch(fc=TRANSFER, label="collective"), Patch(fc=WORK, label="optimizer, other")] * False
+    handles += [Patch(label=what, **REST[what]) for what in rest]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.5,
                   handlelength=1.4, columnspacing=1.1)  # fmt: skip
 
