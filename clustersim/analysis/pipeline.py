@@ -12,7 +12,7 @@ idles ``fill`` until its first backward begins, and ``drain`` after its last for
 seen there.
 
 ``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
-With one slow stage and m micro-batches the others wait ``m (F'+B' - F - B)`` for it. ``other`` is what is left between
+If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what is left between
 the first and the last action of the replica: actions that took unlike times, transfers, the host. ``outside`` is
 before the first and after the last: gradients, optimizer.
 """
@@ -141,10 +141,20 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
         key = op.step, rank, op.stage, op.label.action, op.label.microbatch, op.label.chunk
         low, high = ends.get(key, (start, end))
         ends[key] = min(low, start), max(high, end)
+    _recomputation_joined(ends)
     found: defaultdict[int, list[Action]] = defaultdict(list)
     for (step, rank, stage, action, micro, chunk), (start, end) in ends.items():
         found[step].append(Action(rank, stage, action, micro, chunk, start, end))
     return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
+
+
+def _recomputation_joined(ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]]) -> None:
+    """A forward that is repeated for a backward is a part of it."""
+    for key in [key for key in ends if key[3] == "R"]:
+        whole = next((k for k in ((*key[:3], letter, *key[4:]) for letter in _BACK) if k in ends), None)
+        if whole is not None:
+            (a, b), (c, d) = ends.pop(key), ends[whole]
+            ends[whole] = min(a, c), max(b, d)
 
 
 def paths(replica: Sequence[Action]) -> dict[int, Path]:
@@ -243,9 +253,17 @@ def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[Stag
 
 
 def _medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
+    """Median seconds by stage, chunk and action; two that a rank runs at once share the time they have in common."""
     took: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
+    last: dict[int, Action] = {}
     for a in replica:
         took[a.stage, a.chunk, a.action].append(a.end - a.start)
+        if a.rank in last:
+            b = last[a.rank]
+            shared = max(0.0, min(a.end, b.end) - a.start) / 2
+            took[a.stage, a.chunk, a.action][-1] -= shared
+            took[b.stage, b.chunk, b.action][-1 - ((a.chunk, a.action) == (b.chunk, b.action))] -= shared
+        last[a.rank] = a
     return {key: float(np.median(values)) for key, values in took.items()}
 
 
