@@ -12,9 +12,9 @@ idles ``fill`` until its first backward begins, and ``drain`` after its last for
 seen there.
 
 ``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
-If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what is left between
-the first and the last action of the replica: actions that took unlike times, transfers, the host. ``outside`` is
-before the first and after the last: gradients, optimizer.
+If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what is
+left between the first and the last action of the replica: actions that took unlike times, transfers, the host.
+``outside`` is before the first and after the last: gradients, optimizer.
 """
 
 from __future__ import annotations

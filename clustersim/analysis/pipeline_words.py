@@ -57,5 +57,5 @@ def _slow(worst: StageTime, mid: float, forward: float, backward: float, share: 
     return (
         f"stage {worst.stage} is the slowest: its forward and backward take {forward:.2f} and {backward:.2f} times the "
         f"others' ({format_time(work)} against {format_time(mid)} a micro-batch); the others idle {share['idle']:.1%} "
-        f"of a step, for {share['imbalance']:.1%} of a step because they wait for stage {worst.stage}"
+        f"of a step, {share['imbalance']:.1%} of a step only because they wait for stage {worst.stage}"
     )
