@@ -30,7 +30,7 @@ def test_equal_stages_idle_p_minus_1_times_forward_and_backward_all_of_it_fill_a
         assert row.window == pytest.approx((m + p - 1) * (f + b), rel=1e-12)
         assert row.busy == pytest.approx(m * (f + b), rel=1e-12)
         assert row.idle == pytest.approx((p - 1) * (f + b), rel=1e-12)
-        assert parts(row)[2:] == pytest.approx([0, 0, 0], abs=1e-12)
+        assert parts(row)[2:] == pytest.approx([0, 0, 0, 0], abs=1e-12)
         if order is gpipe or m >= p:
             assert row.fill == pytest.approx(s * f + (p - 1 - s) * (f if order is gpipe else 0.0)
                                              + (p - 1 - s) * b, rel=1e-12)  # fmt: skip

@@ -110,7 +110,7 @@ BROKEN = {
     "a time below zero": (changed("0.012,0.010", "0.012,-0.010"), STEPS, "duration_s is '-0.010', not a time >= 0"),
     "a word for a number": (changed("10,0,0,0,", "ten,0,0,0,"), STEPS, "step is 'ten', not a whole number"),
     "twice": (changed(FORWARD, f"{FORWARD}\n{FORWARD}"), STEPS, "micro-batch 1 of rank 0 in step 10 is there twice"),
-    "no backward": (changed(FORWARD, FORWARD.replace("1,1,", "1,7,")), STEPS, "micro-batch 1 has a backward and no forward"),
+    "no forward of one": (changed(FORWARD, FORWARD.replace("1,1,", "1,7,")), STEPS, "1 has a backward and no forward"),
     "later than its step": (OPS, STEPS.replace("12,0.165", "12,0.1"), "but step 12 took 0.1 s"),
     "another step": (OPS, STEPS.replace("12,", "13,"), "no step(s) 12, 13, which"),
     "a rank at two stages": (changed("10,0,0,0,forward", "10,0,0,1,forward"), STEPS, "rank 0 is at stage 1 here"),

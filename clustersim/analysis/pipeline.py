@@ -3,18 +3,19 @@
 An *action* is what a rank does with one micro-batch and one of its chunks: F, B, I or W (:mod:`clustersim.label`),
 from the first to the last of its kernels. A stage idles when none of its actions runs. Of a step's window
 
-    window = busy + fill + drain + imbalance + other + outside
+    window = busy + fill + drain + gaps + imbalance + other + outside
 
-``fill`` and ``drain`` are what the schedule itself must leave idle: the same order of actions, played with free
-transfers and *equal stages*, where each action takes the median over stages of what it takes there. In that play a rank
-idles ``fill`` until its first backward begins, and ``drain`` after its last forward ended. With p equal stages 1F1B has
-``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``, as GPipe has. No more counts than was
-seen there.
+``fill``, ``drain`` and ``gaps`` are what the schedule itself must leave idle: the same order of actions, played with
+free transfers and *equal stages*, where each action takes the median over stages of what it takes there. In that play
+a rank idles ``fill`` until its first backward begins, ``drain`` after its last forward ended, and ``gaps`` between.
+With p equal stages 1F1B has ``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``, as GPipe
+has, and no gaps. No more counts than was seen there.
 
 ``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
-If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what is
-left between the first and the last action of the replica: actions that took unlike times, transfers, the host.
-``outside`` is before the first and after the last: gradients, optimizer.
+If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what
+is left between the first and the last action of the replica: actions that took unlike times, transfers, the host.
+``outside`` is before the first and after the last: gradients, optimizer. Two actions that a rank runs at once
+(DualPipe) are played one after the other, so that their parts are approximate.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Path: TypeAlias = tuple[tuple[int, int], ...]
 
 WARM = 1.25
 """A leading step longer than this many times the median is warm-up."""
-PARTS = ("fill", "drain", "imbalance", "other", "outside")
+PARTS = ("fill", "drain", "gaps", "imbalance", "other", "outside")
 """What a stage's idle time is made of."""
 _BACK = ("B", "I")
 """Actions that hand a gradient to the stage before."""
@@ -68,6 +69,7 @@ class StageTime:
     busy: float
     fill: float
     drain: float
+    gaps: float
     imbalance: float
     other: float
     outside: float
@@ -77,7 +79,7 @@ class StageTime:
     @property
     def idle(self) -> float:
         """Everything that is not busy [s]."""
-        return self.fill + self.drain + self.imbalance + self.other + self.outside
+        return self.fill + self.drain + self.gaps + self.imbalance + self.other + self.outside
 
     @property
     def window(self) -> float:
@@ -239,16 +241,16 @@ def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[Stag
     apart = _idle(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
     length = window[1] - window[0]
     found = []
-    for stage, (busy, fill, steady_idle, drain) in seen.items():
-        least = min(fill, ideal[stage][1]), min(drain, ideal[stage][3])
-        excess = fill + steady_idle + drain - sum(least)
-        uneven = min(excess, max(0.0, sum(apart[stage][1:]) - sum(least)))
-        outside = length - busy - fill - steady_idle - drain
-        of_one = [
-            sum(t for (s, _, action), t in own.items() if s == stage and (action == "F") == forward)
-            for forward in (True, False)
-        ]
-        found.append(StageTime(stage, busy, *least, uneven, excess - uneven, outside, *of_one))
+    for stage, (busy, *idle) in seen.items():
+        fill, drain, gaps = (min(a, b) for a, b in zip(idle, ideal[stage][1:], strict=True))
+        excess = sum(idle) - fill - drain - gaps
+        uneven = min(excess, max(0.0, sum(apart[stage][1:]) - fill - drain - gaps))
+        outside = length - busy - sum(idle)
+        mine = [(action, took) for (at, _, action), took in own.items() if at == stage]
+        forward = sum(took for action, took in mine if action == "F")
+        backward = sum(took for action, took in mine if action != "F")
+        rest = excess - uneven
+        found.append(StageTime(stage, busy, fill, drain, gaps, uneven, rest, outside, forward, backward))
     return sorted(found, key=lambda row: row.stage)
 
 
@@ -268,7 +270,7 @@ def _medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
 
 
 def _idle(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, float]]:
-    """Stage -> busy, and idle until its first backward, then until its last forward ended, then until all is over."""
+    """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
     first, last = min(a.start for a in replica), max(a.end for a in replica)
     found = {}
     for stage in {a.stage for a in replica}:
@@ -277,9 +279,9 @@ def _idle(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, flo
         turn = min((a.start for a in mine if a.action in _BACK), default=mine[0].start)
         over = max(turn, max((a.end for a in mine if a.action == "F"), default=turn))
         edges = first, turn, over, last
-        gaps = (b - a - _covered(spans, a, b) for a, b in pairwise(edges))
-        found[stage] = (_covered(spans, first, last), *gaps)
-    return found  # type: ignore[return-value]
+        fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(edges))
+        found[stage] = _covered(spans, first, last), fill, drain, gaps
+    return found
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clustersim.analysis.pipeline import StageTime
+from clustersim.analysis.pipeline import PARTS, StageTime
 from clustersim.units import format_time
 
 SLOW = 1.05
@@ -34,14 +34,14 @@ def sentences(rows: Sequence[StageTime]) -> list[str]:
     others = [row for row in rows if row is not worst]
     mid = float(np.median([row.forward + row.backward for row in others])) if others else 0.0
     share = {
-        name: float(np.mean([getattr(row, name) / row.window for row in others or rows]))
-        for name in ("idle", "fill", "drain", "imbalance", "other", "outside")
+        name: float(np.mean([getattr(row, name) / row.window for row in others or rows])) for name in ("idle", *PARTS)
     }
     told = [_slow(worst, mid, forward, backward, share)] if others else []
-    bubble = share["fill"] + share["drain"]
+    bubble = share["fill"] + share["drain"] + share["gaps"]
+    parts = [f"{name} {share[name]:.1%}" for name in ("fill", "drain", "gaps") if share[name] > LITTLE]
     told.append(
-        f"fill and drain take {bubble:.1%} of a step ({share['fill']:.1%} and {share['drain']:.1%}), which this "
-        "schedule leaves idle with equal stages too; more micro-batches make them a smaller share"
+        f"this schedule leaves {bubble:.1%} of a step idle with equal stages too ({', '.join(parts) or 'all small'}); "
+        "more micro-batches make it a smaller share"
     )
     if share["other"] > LITTLE:
         told.append(f"{share['other']:.1%} is uneven time of single actions, transfers and the host between actions")

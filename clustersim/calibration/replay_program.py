@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -44,12 +44,38 @@ class Span:
     end: float
 
 
-@dataclass(frozen=True)
-class Peers:
+class Peers(NamedTuple):
     """Ranks that an action of a pipeline waits for, and that wait for it; -1 for none."""
 
     source: int = -1
     target: int = -1
+
+
+class _SoFar:
+    """What a rank has done since ``origin`` [s], after the op ``first`` if there is one.
+
+    ``talked`` [s] : until when messages between stages kept it. ``ended`` : when each op ended, and its index.
+    ``last`` : the same of each stream's last op.
+    """
+
+    def __init__(self, origin: float, first: int | None = None) -> None:
+        self.origin = self.talked = origin
+        self.first = () if first is None else (first,)
+        self.ended = [(origin, i) for i in self.first]
+        self.last: dict[str, tuple[float, tuple[int, ...]]] = {}
+
+    def released(self, span: Span) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+        """When a span could have begun [s], which op that was the end of, and what it waits for besides its stream."""
+        free, before = self.last.get(span.stream, (self.origin, self.first))
+        latest = max((pair for pair in self.ended if pair[0] <= span.begin + JUST), default=(self.origin, -1))
+        if latest[0] > free:
+            return latest[0], (latest[1],), (latest[1],)
+        return free, before, () if span.stream in self.last else self.first
+
+    def wrote(self, span: Span, index: int) -> None:
+        """A span was written as this op."""
+        self.ended.append((span.end, index))
+        self.last[span.stream] = max(self.last.get(span.stream, (self.origin, ())), (span.end, (index,)))
 
 
 class Writer:
@@ -126,37 +152,26 @@ class Writer:
     def _ops(self, rank: int) -> list[Op]:
         """The rank's op list, in the order in which things began."""
         ops: list[Op] = []
-        origin = talked = self.origin  # talked: until when messages between stages kept the rank
-        first: tuple[int, ...] = ()  # what a stream's first op waits for
-        ended: list[tuple[float, int]] = []  # of all that is written: when, and its index
-        last: dict[str, tuple[float, tuple[int, ...]]] = {}  # stream -> the same of its last op
-        step = None
+        so_far, step = _SoFar(self.origin), None
         for span in sorted(self.spans[rank], key=lambda s: (s.begin, s.end, s.op)):
             info = self.measured.ops[span.op]
             if STEPS_APART in self.measured.stats and info.step != step:
-                step, origin = info.step, self.begins[info.step]
+                step = info.step
                 self._add(ops, self._together(step, ops), -1)
-                first, last, ended = (len(ops) - 1,), {}, [(origin, len(ops) - 1)]
+                so_far = _SoFar(self.begins[step], len(ops) - 1)
             if self._handed_on(info):
-                talked = max(talked, span.end)
+                so_far.talked = max(so_far.talked, span.end)
                 continue
-            free, before = last.get(span.stream, (origin, first))
-            released = max((pair for pair in ended if pair[0] <= span.begin + JUST), default=(origin, -1))
-            after: tuple[int, ...] = first if span.stream not in last else ()
-            if released[0] > free:
-                free, before = released[0], (released[1],)
-                after = before
+            free, before, after = so_far.released(span)
             peers = self.peers.get((rank, span.op), Peers())
-            wait, stream = span.begin - max(free, talked), f"host of {span.stream}"
+            wait, stream = span.begin - max(free, so_far.talked), f"host of {span.stream}"
             if wait > JUST and (peers.source < 0 or self.waits_seen):
                 self._add(ops, Compute("host", wait, stream, before, "other", "host", step=info.step), -1)
                 after = (len(ops) - 1,)
             if peers.source >= 0:  # it asks when its rank is free, and goes on with what it gets
                 self._add(ops, *self._message(Recv, info, peers.source, after or before))
                 after = (*after, len(ops) - 1)
-            self._write(ops, span, after, peers)
-            ended.append((span.end, len(ops) - 1 - (peers.target >= 0)))
-            last[span.stream] = max(last.get(span.stream, (origin, ())), (span.end, (ended[-1][1],)))
+            so_far.wrote(span, self._write(ops, span, after, peers))
         return ops
 
     def _add(self, ops: list[Op], op: Op, origin: int) -> None:
@@ -170,22 +185,23 @@ class Writer:
         return Collective("step", "barrier", 0.0, everybody, "step", tuple(last.values()),
                           communicator=f"step {step}", step=step)  # fmt: skip
 
-    def _write(self, ops: list[Op], span: Span, after: tuple[int, ...], peers: Peers) -> None:
-        """The op, after a meeting if it only takes its measured time, and what it hands on after it."""
+    def _write(self, ops: list[Op], span: Span, after: tuple[int, ...], peers: Peers) -> int:
+        """The op, after a meeting if it only takes its measured time, and what it hands on; returns the op's index."""
         info = self.measured.ops[span.op]
         if span.op in self.met:
             self._add(ops, Collective(info.name, "barrier", 0.0, self.met[span.op], span.stream, after,
                                       communicator=f"op {span.op}", step=info.step), -1)  # fmt: skip
             after = ()
         self._add(ops, self._op(span, after), span.op)
+        index = len(ops) - 1
         if peers.target >= 0:
-            self._add(ops, *self._message(Send, info, peers.target, (len(ops) - 1,)))
+            self._add(ops, *self._message(Send, info, peers.target, (index,)))
+        return index
 
     def _message(
         self, kind: type[Recv] | type[Send], info: OpInfo, peer: int, after: tuple[int, ...]
     ) -> tuple[Op, int]:
-        """A message between stages, and the measured op if it was recorded. Its bytes are not known: it costs a latency
-        at most."""
+        """A message between stages, which costs a latency at most, and the measured op if it was recorded."""
         assert info.label is not None  # it has peers
         letter = "F" if info.label.action == "F" else "B"
         ranks = peer + self.measured.world_size * np.arange(self.times, dtype=np.int64)

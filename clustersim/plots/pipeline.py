@@ -130,7 +130,7 @@ def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
         text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
         if (high - low) * inches > 0.062 * len(text) + 0.01:
             axes.text(((low + high) / 2 - grid.begin) * scale, y, text, ha="center", va="center_baseline", fontsize=7,
-                      color=INK)  # fmt: skip
+                      color=INK if SHADES.get(a.action, 0.7) > 0.6 else "white")  # fmt: skip
 
 
 def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list[str]:
