@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
+from clustersim.label import Label
 from clustersim.timeline import Timeline, alike
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -138,9 +139,8 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
     ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]] = {}
     columns = (spans[name][inside].tolist() for name in ("rank", "op", "start", "end"))
     for rank, i, start, end in zip(*columns, strict=True):
-        op = timeline.ops[i]
-        assert op.label is not None  # chosen
-        key = op.step, rank, op.stage, op.label.action, op.label.microbatch, op.label.chunk
+        op, label = timeline.ops[i], timeline.ops[i].label or Label()
+        key = op.step, rank, op.stage, label.action, label.microbatch, label.chunk
         low, high = ends.get(key, (start, end))
         ends[key] = min(low, start), max(high, end)
     _recomputation_joined(ends)

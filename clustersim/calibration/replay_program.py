@@ -202,14 +202,14 @@ class Writer:
         self, kind: type[Recv] | type[Send], info: OpInfo, peer: int, after: tuple[int, ...]
     ) -> tuple[Op, int]:
         """A message between stages, which costs a latency at most, and the measured op if it was recorded."""
-        assert info.label is not None  # it has peers
-        letter = "F" if info.label.action == "F" else "B"
+        of = info.label or Label()
+        letter = "F" if of.action == "F" else "B"
         ranks = peer + self.measured.world_size * np.arange(self.times, dtype=np.int64)
         name = "send" if kind is Send else "recv"
-        label = Label(action=info.label.action, microbatch=info.label.microbatch, dim="pp")
-        tag, stream = f"{letter} {info.label.microbatch}", f"{COMM_STREAM} pp {name} {letter} {peer}"
+        label = Label(action=of.action, microbatch=of.microbatch, dim="pp")
+        tag, stream = f"{letter} {of.microbatch}", f"{COMM_STREAM} pp {name} {letter} {peer}"
         op = kind(f"{name} {tag}", 0.0, ranks, stream, after, f"{info.step} {tag}", step=info.step, label=label)
-        return op, self.recorded.get((name, info.step, info.stage, letter, info.label.microbatch), -1)
+        return op, self.recorded.get((name, info.step, info.stage, letter, of.microbatch), -1)
 
     def _op(self, span: Span, after: tuple[int, ...]) -> Op:
         info = self.measured.ops[span.op]
