@@ -12,7 +12,7 @@ from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.scenario.mesh_table import rank_view, rows
 from clustersim.scenario.parts import placed
-from clustersim.scenario.splitting import refuse_split
+from clustersim.scenario.splitting import splits
 from clustersim.sweeps.fields import check_fields
 
 SPLIT = """
@@ -163,12 +163,19 @@ def test_a_batch_that_is_no_multiple_is_refused(tmp_path):
         read(tmp_path, PLAIN + "[parallel]\nglobal_batch_size = 30\n").prepare()
 
 
-def test_a_split_that_nobody_plays_yet_is_refused_by_name(tmp_path):
-    with pytest.raises(ScenarioError, match=re.escape("split.toml: tp = 4 is read and its mesh is made")):
-        refuse_split(read(tmp_path))
-    with pytest.raises(ScenarioError, match="use_distributed_optimizer = True"):
-        refuse_split(read(tmp_path, PLAIN + "[parallel]\nuse_distributed_optimizer = true\n"))
-    refuse_split(read(tmp_path, PLAIN + "[parallel]\ntp = 1\nmicrobatches = 2\n"))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tp = 2", True),
+        ("pp = 2", True),
+        ("use_distributed_optimizer = true", True),
+        ('recompute_granularity = "selective"', True),
+        ("tp = 1\nmicrobatches = 2\ndp_replicate = 1", False),
+        ('framework = "torchtitan"', False),
+    ],
+)
+def test_a_model_is_split_by_a_degree_or_by_what_megatrons_data_parallelism_does(tmp_path, text, expected):
+    assert splits(read(tmp_path, PLAIN + f"[parallel]\n{text}\n").file.parallel) is expected
 
 
 def test_a_sweep_may_set_the_table_by_any_name():
