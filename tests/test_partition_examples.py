@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ RECOMPUTE = {
 BF16, FP32 = 2, 4
 
 
-@lru_cache(maxsize=None)
+@cache
 def built(name: str, seq_len: int) -> Model:
     """A model of the table: a shipped one, or a GPT of the shape the row names, op by op with dropout as in 2022."""
     if not name.startswith("gpt"):

@@ -56,17 +56,24 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
             "as a kernel of its own (at $.model.attention)"
         )
     tensors = _tensors(kernel, share)
-    comm = parallel.cp_comm(block)
+    comm, c = parallel.cp_comm(block), share.cp
+    uneven = kernel.causal and parallel.cp_load_balancer == "none"
     if comm == "all_gather":
-        return Gathered(name, kernel, tensors, share.cp)
+        # With consecutive chunks the last rank sees all earlier ones: c^2 / 2 - (c - 1)^2 / 2 of c / 2 on average.
+        return Gathered(name, _more(kernel, (2 * c - 1) / c) if uneven else kernel, tensors, c)
     if comm == "p2p":
-        return Ring(name, kernel, tensors.pair, share.cp, ("cp",))
+        return Ring(name, kernel, tensors.pair, c, ("cp",), uneven)
     if comm == "a2a":
-        inside = Whole(name, replace(kernel, heads=kernel.heads // share.cp))
+        inside = Whole(name, replace(kernel, heads=kernel.heads // c))
         return Swapped(name, inside, tensors, ("cp",))
-    inner, outer = parallel.hierarchical_context_parallel_sizes or (1, share.cp)
-    ring = Ring(name, replace(kernel, heads=kernel.heads // inner), tensors.pair, outer, ("cp_p2p",))
+    inner, outer = parallel.hierarchical_context_parallel_sizes or (1, c)
+    ring = Ring(name, replace(kernel, heads=kernel.heads // inner), tensors.pair, outer, ("cp_p2p",), uneven)
     return Swapped(name, ring, tensors, ("cp_a2a",))
+
+
+def _more(kernel: Kernel, times: float) -> Kernel:
+    """The kernel with more arithmetic."""
+    return replace(kernel, flops=kernel.flops * times, backward_flops=kernel.backward_flops * times)
 
 
 def _tensors(kernel: Kernel, share: Share) -> Tensors:
@@ -105,8 +112,9 @@ class Whole:
 class Ring:
     """Keys and values go round while a rank attends to those it has (Ring Attention, arXiv:2310.01889).
 
-    ``pair`` : elements of a rank's keys and values. The transfer of step i + 1 is issued before the i-th product and
-    waits for the product before that, whose stream it is on (two compute streams, double buffering).
+    ``pair`` : elements of a rank's keys and values. ``uneven`` : a causal sequence in consecutive chunks, of which the
+    last rank, whom all wait for, attends to each earlier one whole. The transfer of step i + 1 is issued before the
+    i-th product and waits for the product before that, whose stream it is on (two compute streams, double buffering).
     """
 
     name: str
@@ -114,6 +122,7 @@ class Ring:
     pair: float
     ranks: int
     dims: tuple[str, ...]
+    uneven: bool = False
 
     @property
     def kernels(self) -> Kernels:
@@ -122,7 +131,8 @@ class Ring:
         step = replace(
             whole, flops=whole.flops / c, backward_flops=whole.backward_flops / c, seq=whole.seq // c, saved=0.0
         )
-        return (replace(step, saved=whole.saved), *(replace(step, causal=False),) * (c - 1))
+        later = replace(_more(step, 2) if self.uneven else step, causal=False)
+        return (replace(step, saved=whole.saved), *(later,) * (c - 1))
 
     def forward(self, out: Listing, part: str) -> None:
         """c steps, c - 1 transfers."""

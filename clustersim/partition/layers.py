@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from clustersim.model import Kernel, Layer
@@ -66,12 +66,16 @@ class Cutter:
         if share.tp == 1:
             return (Local(name, local),)
         if first.cut in {"column", "vocab"} and has_weights(first):
-            columns = Columns(name, local, rows(first) / share.cp * first.k, self.manner)
+            # The head is no layer of Transformer Engine, whose overlap it has not.
+            ends = first.cut == "vocab" and self.manner.overlap == "userbuffers"
+            manner = replace(self.manner, overlap="none") if ends else self.manner
+            columns = Columns(name, local, rows(first) / share.cp * first.k, manner)
             return (columns, *self._widened(name, group))
         if first.cut == "vocab":
             # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
             return (Loss(name, local[0], local[0].saved / 2 * share.tp / share.padded),)
         if first.cut == "row":
+            # A lookup reads and writes every element of its output.
             output = rows(first) * first.n if has_weights(first) else first.nbytes / 2
             return (Rows(name, (local[0],), output / share.cp, self.manner),)
         return (Local(name, local),)

@@ -70,7 +70,9 @@ def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
     total = Held()
     for node in nodes:
         if isinstance(node, Again):
-            total += held(node.nodes, one_fp32_copy=one_fp32_copy).dropped(node.keeps)
+            inside = held(node.nodes, one_fp32_copy=one_fp32_copy)
+            # The input is among what the nodes keep.
+            total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps)
         elif isinstance(node, Rebuilt):
             total += Held(repeated=node.brings)
         else:

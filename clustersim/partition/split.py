@@ -94,7 +94,10 @@ class _Builder:
         """What was assumed."""
         share = self.share
         added = share.padded - share.vocab
-        return (f"vocabulary padded by {added:,} to {share.padded:,} rows",) if added else ()
+        notes = [f"vocabulary padded by {added:,} to {share.padded:,} rows"] if added else []
+        if share.cp > 1 and self.parallel.cp_load_balancer == "none":
+            notes.append("attention of all context-parallel ranks takes as long as the last one's, which sees most")
+        return tuple(notes)
 
     def chunk(self, stage: int, ranges: tuple[Range, ...], beside: list[Layer]) -> Chunk:
         """One global stage; ``beside`` are all layers of its rank."""

@@ -39,7 +39,8 @@ def placed(pp: int, chunks: int, placement: str) -> tuple[tuple[int, ...], ...]:
 def split(model: Model, parallel: ParallelConfig, stages: int) -> tuple[Range, ...]:
     """Layers (first, behind the last) of every stage, as indices into ``model.layers``.
 
-    The embedding is with the first blocks and the head with the last ones. A model without blocks is split by layers.
+    The embedding is with the first blocks; the head, and blocks that predict further tokens, with the last ones. A
+    model without blocks is split by layers.
 
     Raises :class:`ScenarioError` with the field where layers do not divide or a layout does not add up.
     """
@@ -51,7 +52,7 @@ def split(model: Model, parallel: ParallelConfig, stages: int) -> tuple[Range, .
         return _lettered(model, tuple(str(stage) for stage in parallel.stages), stages)
     if parallel.partition_method == "parameters":
         return _balanced([float(layer.parameters) for layer in model.layers], stages)
-    ahead, body = kinds.index("block"), kinds.count("block") + kinds.count("mtp")
+    ahead, body = kinds.index("block"), kinds.count("block")
     counts = _counts(parallel, body, stages)
     counts[0] += ahead
     counts[-1] += len(kinds) - ahead - body
