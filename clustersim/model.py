@@ -6,7 +6,7 @@ model (:mod:`clustersim.compute`) turns kernels into seconds; strategies cut the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -93,6 +93,19 @@ class Kernel:
     cut: str = "sequence"
     repeat: int = 1
     saved: float = 0.0
+
+    def halved(self) -> Kernel | None:
+        """Every second one of repeated kernels (a policy that takes every second product); None where none is left."""
+        count = self.repeat // 2
+        if not count:
+            return None
+        rest = count / self.repeat
+        return replace(
+            self, repeat=count, flops=self.flops * rest, backward_flops=self.backward_flops * rest,
+            nbytes=self.nbytes * rest, backward_nbytes=self.backward_nbytes * rest,
+            launches=max(1, round(self.launches * rest)),
+            backward_launches=max(1, round(self.backward_launches * rest)),
+        )  # fmt: skip
 
     @property
     def model_flops(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clustersim.compute import attention, gemm
 from clustersim.compute.base import Setting, setting
 from clustersim.compute.conv import conv_parts
@@ -101,8 +103,17 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
 
 
 def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
-    """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows)."""
+    """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows).
+
+    Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
+    kernel, as CUTLASS and torch's ``_grouped_mm`` have it.
+    """
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
+    if kernel.repeat > 1:
+        if kernel.launches > 1:
+            each = _linear(where, replace(kernel, repeat=1), batch, part)
+            return kernel.repeat * each[0], kernel.repeat * each[1]
+        count *= kernel.repeat
     m, n, k = float(rows), float(kernel.n), float(kernel.k)
     # Operands and their gradients are laid out with n or k innermost.
     share = where.constants.misaligned if where.half and (kernel.n % 2 or kernel.k % 2) else 1.0
@@ -113,8 +124,8 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
     if weighted(kernel):
         shapes = {"W": shapes[:1], "I": shapes[1:]}.get(part, shapes)
-    each = [gemm.linear_parts(where, *shape, count) for shape in shapes]
-    return sum(max(compute / share, memory) for compute, memory in each), max(memory for _, memory in each)
+    both = [gemm.linear_parts(where, *shape, count) for shape in shapes]
+    return sum(max(compute / share, memory) for compute, memory in both), max(memory for _, memory in both)
 
 
 def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:

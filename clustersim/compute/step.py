@@ -125,7 +125,11 @@ def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pa
 
 
 def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product."""
-    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm"]
+    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product.
+
+    Of a loop over experts that is every second expert's.
+    """
+    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm" and kernel.repeat == 1]
     kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
-    return tuple(kernel for i, kernel in enumerate(kernels) if i not in kept)
+    rest = [kernel if kernel.repeat == 1 else kernel.halved() for i, kernel in enumerate(kernels) if i not in kept]
+    return tuple(kernel for kernel in rest if kernel is not None)

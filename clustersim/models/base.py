@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.errors import ModelError, nearest
 
@@ -10,8 +10,58 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu", "swiglu", "geglu")
 NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
+EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
 IMPLEMENTATIONS = ("eager", "flash", "fused")
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of a block's MLP; the experts' activation is the shape's.
+
+    Parameters
+    ----------
+    count, per_token, width : routed experts, how many of them each token visits, and the width of one's hidden layer.
+    shared : width of all shared experts together, which every token visits; 0 for none. shared_gate : a sigmoid of one
+        more projection scales their output (Qwen2).
+    dense_first : leading blocks that keep an MLP of ``d_ff``. every : of all blocks, each so many-th has experts.
+    bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
+        (DeepSeek-V3's balancing without a loss).
+    """
+
+    count: int
+    per_token: int
+    width: int
+    shared: int = 0
+    shared_gate: bool = False
+    dense_first: int = 0
+    every: int = 1
+    bias: bool = False
+    correction: bool = False
+
+    def are_in(self, block: int) -> bool:
+        """Whether this block has experts."""
+        return block >= self.dense_first and (block + 1) % self.every == 0
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: queries, and keys with values, go through projections of low rank.
+
+    DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's queries and keys have ``nope + rope`` elements, of which the
+    last ``rope`` are rotated; that part of the keys is one for all heads.
+
+    Parameters
+    ----------
+    q_rank : of the queries; 0 where they are projected directly (V2-Lite). kv_rank : of keys and values.
+    nope, rope, value : elements per head without rotation, with it, and of a value.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -31,11 +81,16 @@ class Shape:
     final_norm : a norm before the head. embedding_norm : one after the embedding (BERT).
     attn_dropout, hidden_dropout : whether these launch dropout kernels.
     head : from :data:`HEADS`. head_positions : tokens per sample the head sees (gathered masked tokens), 0 for all.
-    experts, experts_per_token : of a mixture of experts, 0 for a dense MLP. qk_norm : RMSNorm on each head's q and k.
-    window : tokens of sliding-window attention, 0 for all.
+    experts : a mixture of experts, None for dense MLPs. latent : multi-head latent attention, None for plain.
+    mtp : extra blocks that predict further tokens (DeepSeek-V3's multi-token prediction).
+    qk_norm : RMSNorm on each head's q and k. sinks : one learned score per head in the softmax (GPT-OSS).
+    window : tokens of sliding-window attention, 0 for all. full_every : each so many-th block attends to all tokens
+        nevertheless, 0 for none.
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
     implementation : ``"eager"`` (Hugging Face, op by op), ``"flash"`` (op by op with fused attention and GELU) or
         ``"fused"`` (torch.compile or fused kernels: bias, activation, dropout, residual and norm merge).
+    experts_implementation : ``"eager"`` (a loop over experts) or ``"grouped_mm"`` (one launch for all), as Hugging
+        Face's option of that name.
     """
 
     name: str
@@ -67,12 +122,16 @@ class Shape:
     hidden_dropout: bool = False
     head: str = "lm"
     head_positions: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+    mtp: int = 0
     qk_norm: bool = False
+    sinks: bool = False
     window: int = 0
+    full_every: int = 0
     attention: str = "flash"
     implementation: str = "flash"
+    experts_implementation: str = "eager"
 
     @property
     def width(self) -> int:
@@ -83,6 +142,11 @@ class Shape:
     def kv_width(self) -> int:
         """Elements of all key (or value) heads of one token."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of one head's value, and of its output."""
+        return self.latent.value if self.latent else self.head_dim
 
     @property
     def gated(self) -> bool:
@@ -104,6 +168,12 @@ class Shape:
             return float(self.window) * self.seq_len - float(self.window) ** 2 / 2
         return full / 2
 
+    def of_block(self, block: int) -> Shape:
+        """The shape as one block has it: with experts or without, with the window or without."""
+        experts = self.experts if self.experts and self.experts.are_in(block) else None
+        whole = self.full_every and (block + 1) % self.full_every == 0
+        return replace(self, experts=experts, window=0 if whole else self.window)
+
 
 def checked(shape: Shape) -> Shape:
     """The shape itself.
@@ -124,10 +194,11 @@ def checked(shape: Shape) -> Shape:
             f"{shape.name}: seq_len {shape.seq_len} exceeds the {shape.n_positions} learned positions; "
             f"use seq_len <= {shape.n_positions}"
         )
-    if shape.experts and not 0 < shape.experts_per_token <= shape.experts:
-        raise ModelError(f"{shape.name}: {shape.experts_per_token} of {shape.experts} experts per token")
+    if shape.experts and not 0 < shape.experts.per_token <= shape.experts.count:
+        raise ModelError(f"{shape.name}: {shape.experts.per_token} of {shape.experts.count} experts per token")
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}
-    for field, known in (choices | {"implementation": IMPLEMENTATIONS, "head": HEADS}).items():
+    choices |= {"implementation": IMPLEMENTATIONS, "experts_implementation": EXPERTS_IMPLEMENTATIONS, "head": HEADS}
+    for field, known in choices.items():
         if getattr(shape, field) not in known:
             raise ModelError(
                 f"{shape.name}: unknown {field} {getattr(shape, field)!r}; {nearest(str(getattr(shape, field)), known)}"

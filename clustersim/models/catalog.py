@@ -9,6 +9,7 @@ from clustersim.errors import ModelError, nearest
 from clustersim.model import Model
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf
+from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
 
@@ -58,6 +59,9 @@ def file(name_or_path: str | Path) -> Path | None:
 
 def _known(word: str) -> str:
     name = {_plain(name): name for name in catalog()}.get(_plain(word), "")
+    for start, what in NAMES_NOT_DESCRIBED.items():
+        if not name and _plain(word).startswith(start):
+            raise ModelError(f"model {word!r}: {what} is not described")
     if not name:
         raise ModelError(f"unknown model {word!r}; {nearest(word, catalog())}")
     return name

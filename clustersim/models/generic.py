@@ -16,6 +16,7 @@ from clustersim.model import Model
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import shape_from_hf
+from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
@@ -39,6 +40,7 @@ _UNSUPPORTED = {
     "blenderbot": "an encoder-decoder (BlenderBot) is not described",
     "distilbert": "DistilBERT is not described",
     "albert": "ALBERT's shared layers are not described",
+    **{word: f"{what} is not described" for word, what in NAMES_NOT_DESCRIBED.items()},
     "gptj": "GPT-J's parallel blocks are not described",
     "gptneo": "GPT-Neo's blocks are not described",
 }
@@ -197,7 +199,8 @@ def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, .
 
 def _family(plain: str) -> str:
     """The start of the shipped configs' names for the first family word in the name, longer words first."""
-    words = {"tinyllama": "tinyllama", "smollm3": "smollm3", "roberta": "roberta", "mistral": "mistral"}
+    words = {"gptoss": "gpt-oss", "deepseek": "deepseek", "qwen3": "qwen3", "qwen2moe": "qwen2-57b"}
+    words |= {"tinyllama": "tinyllama", "smollm3": "smollm3", "roberta": "roberta", "mistral": "mistral"}
     words |= {"mixtral": "mixtral", "electrabase": "bert", "megatronlm": "gpt2", "llama": "llama", "qwen2": "qwen2"}
     words |= {"bert": "bert", "gpt": "gpt2", "opt": "opt", "mpt": "mpt"}
     return next((family for word, family in words.items() if word in plain), "")

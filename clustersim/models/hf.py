@@ -8,82 +8,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Model
 from clustersim.models.base import Shape
+from clustersim.models.config import Config
+from clustersim.models.hf_experts import (
+    NOT_DESCRIBED,
+    deepseek_experts,
+    full_every,
+    gpt_oss_experts,
+    latent_attention,
+    mixtral_experts,
+    qwen_experts,
+)
 from clustersim.models.transformer import build, execution
 
 # Llama 3.1 allows 131,072 positions, but nobody means that when they do not say a sequence length.
 DEFAULT_SEQ_LEN = 8192
-_TEXT_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu_new", "gelu_python": "gelu", "silu": "swiglu"}
-
-
-@dataclass(frozen=True)
-class Config:
-    """A config.json's keys and where they came from, for messages that name both."""
-
-    where: str
-    data: Mapping[str, Any]
-
-    def need(self, key: str, what: str) -> int:
-        """The whole number under ``key``; ModelError naming file, key and what it is for when it is not there."""
-        if self.data.get(key) is None:
-            raise ModelError(f"{self.where}: missing '{key}', {what}{self._hint(key)}")
-        return self._whole(key, self.data[key], what)
-
-    def number(self, key: str, default: int, what: str) -> int:
-        """The whole number under ``key``, or the family's default where it is missing or null."""
-        value = self.data.get(key)
-        return default if value is None else self._whole(key, value, what)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """The truth value under ``key``."""
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.where}: '{key}' = {value!r} must be true or false")
-        return value
-
-    def rate(self, key: str, default: float) -> bool:
-        """Whether a dropout probability is above zero."""
-        value = self.data.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a probability from 0 to 1")
-        return value > 0
-
-    def text(self, key: str, default: str) -> str:
-        """The text under ``key``."""
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise ModelError(f"{self.where}: '{key}' = {value!r} must be text such as {default!r}")
-        return value
-
-    def _whole(self, key: str, value: object, what: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {what}")
-        return value
-
-    def _hint(self, key: str) -> str:
-        hint = nearest(key, self.data) if self.data else ""
-        return f"; {hint}" if hint.startswith("did you mean") else ""
-
-    def head_dim(self, width: int, heads: int) -> int:
-        """The config's own ``head_dim``, or ``width / heads``; ModelError where that does not divide."""
-        if self.data.get("head_dim") is not None:
-            return self.need("head_dim", "the size of a head")
-        if width % heads:
-            raise ModelError(f"{self.where}: {heads} attention heads do not divide a width of {width} evenly")
-        return width // heads
-
-    def activation(self, key: str, default: str) -> str:
-        """An MLP activation's name as clustersim writes it."""
-        name = self.text(key, default)
-        return _TEXT_ACTIVATIONS.get(name, name)
 
 
 def _gpt2(c: Config) -> Shape:
@@ -159,7 +103,7 @@ def _llama(c: Config) -> Shape:
     width = c.need("hidden_size", "the width of the model")
     heads = c.need("num_attention_heads", "the number of attention heads")
     kind = str(c.data.get("model_type"))
-    bias = c.flag("attention_bias", kind == "qwen2")
+    bias = c.flag("attention_bias", kind in {"qwen2", "gpt_oss"})
     longest = c.number("max_position_embeddings", 4096, "the longest sequence")
     window = c.data.get("sliding_window") if c.data.get("use_sliding_window", kind in {"mistral", "mixtral"}) else None
     return Shape(
@@ -178,19 +122,33 @@ def _llama(c: Config) -> Shape:
         out_bias=bias and kind != "qwen2",
         mlp_bias=c.flag("mlp_bias", False),
         norm_bias=False,
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in {"qwen3", "qwen3_moe"},
         window=window if isinstance(window, int) else 0,
         attn_dropout=c.rate("attention_dropout", 0.0),
     )  # fmt: skip
 
 
 def _mixtral(c: Config) -> Shape:
+    return dataclasses.replace(_llama(c), family="mixtral", experts=mixtral_experts(c))
+
+
+def _qwen_moe(c: Config) -> Shape:
+    bias = c.flag("qkv_bias", True) if c.data.get("model_type") == "qwen2_moe" else c.flag("attention_bias", False)
+    return dataclasses.replace(_llama(c), family="qwen_moe", experts=qwen_experts(c), qkv_bias=bias)
+
+
+def _deepseek(c: Config) -> Shape:
+    latent = latent_attention(c)
     return dataclasses.replace(
-        _llama(c),
-        family="mixtral",
-        experts=c.need("num_local_experts", "the number of experts"),
-        experts_per_token=c.number("num_experts_per_tok", 2, "experts each token visits"),
+        _llama(c), family="deepseek", experts=deepseek_experts(c), latent=latent, head_dim=latent.nope + latent.rope
     )
+
+
+def _gpt_oss(c: Config) -> Shape:
+    return dataclasses.replace(
+        _llama(c), family="gpt_oss", experts=gpt_oss_experts(c), sinks=True, full_every=full_every(c),
+        window=c.number("sliding_window", 128, "the tokens of a window"),
+    )  # fmt: skip
 
 
 def _mpt(c: Config) -> Shape:
@@ -232,6 +190,11 @@ READERS: dict[str, Callable[[Config], Shape]] = {
     "qwen3": _llama,
     "smollm3": _llama,
     "mixtral": _mixtral,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gpt_oss": _gpt_oss,
     "mpt": _mpt,
 }
 
@@ -280,6 +243,8 @@ def shape_from_hf(
     kind = data.get("model_type")
     if kind is None:
         raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {nearest('', READERS)}")
+    if kind in NOT_DESCRIBED:
+        raise ModelError(f"{where}: model_type {kind!r} is {NOT_DESCRIBED[kind]}, which is not described")
     if kind not in READERS:
         raise ModelError(f"{where}: unknown model_type {kind!r}; {nearest(str(kind), READERS)}")
     shape = READERS[kind](Config(where, data))

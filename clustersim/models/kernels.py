@@ -56,7 +56,7 @@ SCORES = {
     "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
     "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
 }
-SCORES |= {"mpt": SCORES["bert"], "mixtral": SCORES["llama"]}
+SCORES |= {"mpt": SCORES["bert"]} | dict.fromkeys(("mixtral", "deepseek", "qwen_moe", "gpt_oss"), SCORES["llama"])
 # A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)
 MASK = 0.5
@@ -185,7 +185,7 @@ def attention(s: Shape) -> Kernels:
     tokens = float(s.seq_len)
     if s.qk_norm:
         kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width), saved=0), cut="heads"))
-    if s.positions == "rotary":
+    if s.positions == "rotary" and not s.latent:
         passes = ROTARY[s.implementation == "fused"]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
     if s.kv_heads < s.heads and s.implementation != "fused":
@@ -195,24 +195,24 @@ def attention(s: Shape) -> Kernels:
 
 
 def _flash(s: Shape) -> Kernels:
-    flops = 4.0 * s.attended_pairs * s.width
-    qkvo = 2.0 * s.seq_len * (s.width + s.kv_width)
+    flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
+    qkvo = float(s.seq_len) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim)
     return (
         Kernel(
             "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=qkvo, backward_nbytes=2 * qkvo,
             heads=s.heads, head_dim=s.head_dim, seq=s.seq_len, causal=s.causal, launches=1, backward_launches=3,
-            cut="heads", saved=float(s.seq_len) * (s.width + 2 * s.kv_width),
+            cut="heads", saved=float(s.seq_len) * (s.width + s.kv_heads * (s.head_dim + s.value_dim)),
         ),
     )  # fmt: skip
 
 
 def _eager(s: Shape) -> Kernels:
     t, square = s.seq_len, float(s.heads) * s.seq_len**2
-    kept = float(t) * (s.width + 2 * s.kv_width)
+    kept = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
     # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
     square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
     scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=kept)
-    context = batched("context", s.heads, t, s.head_dim, t)
+    context = batched("context", s.heads, t, s.value_dim, t)
     if s.implementation == "fused":
         ops = [memory("softmax", square, Passes(2, 3), cut="heads")]
     else:

@@ -10,18 +10,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clustersim.model import Tensor
-from clustersim.models.base import Shape
+from clustersim.models.base import Experts, Shape
+from clustersim.models.naming_experts import (
+    deepseek_moe,
+    deepseek_mtp,
+    dense_mlp,
+    gpt_oss_moe,
+    latent_attention,
+    mixtral_moe,
+    qwen_moe,
+)
 
 Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Family:
-    """Tensor lists of one family: the embedding, block ``i``, and the head with its final norm."""
+    """Tensor lists of one family: the embedding, block ``i``, the head with its final norm, and (DeepSeek) the i-th
+    module that predicts further tokens."""
 
     embedding: Callable[[Shape], Tensors]
     block: Callable[[Shape, int], Tensors]
     head: Callable[[Shape], Tensors]
+    mtp: Callable[[Shape, int], Tensors] | None = None
 
 
 def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
@@ -127,25 +138,29 @@ def _llama_block(s: Shape, i: int) -> Tensors:
     )
 
 
-def _mixtral_block(s: Shape, i: int) -> Tensors:
-    p = f"model.layers.{i}"
-    moe = f"{p}.block_sparse_moe"
-    experts = (
-        tensor
-        for e in range(s.experts)
-        for tensor in (
-            *_linear(f"{moe}.experts.{e}.w1", s.d_model, s.d_ff, False),
-            *_linear(f"{moe}.experts.{e}.w2", s.d_ff, s.d_model, False),
-            *_linear(f"{moe}.experts.{e}.w3", s.d_model, s.d_ff, False),
+def _expert_block(moe: Callable[[Shape, Experts, str], Tensors]) -> Callable[[Shape, int], Tensors]:
+    """Blocks of a Llama with experts named by ``moe``; with latent attention or a dense MLP where the shape says so."""
+
+    def block(s: Shape, i: int) -> Tensors:
+        p = f"model.layers.{i}"
+        sinks = (Tensor(f"{p}.self_attn.sinks", s.heads, cut="column"),) if s.sinks else ()
+        plain = sinks + _llama_attention(s, f"{p}.self_attn")
+        return (
+            *(latent_attention(s, s.latent, f"{p}.self_attn") if s.latent else plain),
+            *(moe(s, s.experts, p) if s.experts else dense_mlp(s, p)),
+            *_norm(f"{p}.input_layernorm", s),
+            *_norm(f"{p}.post_attention_layernorm", s),
         )
-    )
-    return (
-        *_llama_attention(s, f"{p}.self_attn"),
-        *_linear(f"{moe}.gate", s.d_model, s.experts, False),
-        *experts,
-        *_norm(f"{p}.input_layernorm", s),
-        *_norm(f"{p}.post_attention_layernorm", s),
-    )
+
+    return block
+
+
+_deepseek_block = _expert_block(deepseek_moe)
+
+
+def _deepseek_mtp(s: Shape, i: int) -> Tensors:
+    number = s.layers + i
+    return deepseek_mtp(s, i, _deepseek_block(s.of_block(number), number))
 
 
 def _llama_head(s: Shape) -> Tensors:
@@ -241,7 +256,10 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(_gpt2_embedding, _gpt2_block, _gpt2_head),
     "mpt": Family(_gpt2_embedding, _mpt_block, _mpt_head),
     "llama": Family(_llama_embedding, _llama_block, _llama_head),
-    "mixtral": Family(_llama_embedding, _mixtral_block, _llama_head),
+    "mixtral": Family(_llama_embedding, _expert_block(mixtral_moe), _llama_head),
+    "deepseek": Family(_llama_embedding, _deepseek_block, _llama_head, _deepseek_mtp),
+    "qwen_moe": Family(_llama_embedding, _expert_block(qwen_moe), _llama_head),
+    "gpt_oss": Family(_llama_embedding, _expert_block(gpt_oss_moe), _llama_head),
     "opt": Family(_opt_embedding, _opt_block, _opt_head),
     "bert": Family(_bert_embedding, _bert_block, _bert_head),
 }

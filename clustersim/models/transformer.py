@@ -12,7 +12,9 @@ from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model
 from clustersim.models import kernels as K
 from clustersim.models.base import Shape, checked
-from clustersim.models.naming import FAMILIES
+from clustersim.models.experts import expert_activations, expert_kernels
+from clustersim.models.latent import latent_kept, latent_projections
+from clustersim.models.naming import FAMILIES, Family
 
 
 def transformer(
@@ -108,11 +110,13 @@ def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
 def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     names = FAMILIES[s.family]
     boundary = float(s.seq_len * s.d_model)
-    body, kept = _block_kernels(s), _block_activations(s)
+    shapes = [s.of_block(i) for i in range(s.layers)]
+    body = {variant: (_block_kernels(variant), _block_activations(variant)) for variant in dict.fromkeys(shapes)}
     blocks = [
-        Layer(f"layers.{i}", "block", names.block(s, i), body, activation_bytes=kept, boundary_bytes=boundary)
-        for i in range(s.layers)
-    ]
+        Layer(f"layers.{i}", "block", names.block(of, i), body[of][0], activation_bytes=body[of][1],
+              boundary_bytes=boundary)
+        for i, of in enumerate(shapes)
+    ]  # fmt: skip
     positions = _head_positions(s)
     logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
     embedding = Layer(
@@ -125,9 +129,30 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
         activation_bytes=2.0 * positions * s.d_model + 2.0 * logits, boundary_bytes=boundary,
     )  # fmt: skip
     return Model(
-        s.name, s.family, (embedding, *blocks, head), seq_len=s.seq_len, n_blocks=s.layers, hidden=s.d_model,
-        heads=s.heads, vocab=s.vocab, notes=notes, kv_heads=s.kv_heads, head_dim=s.head_dim,
+        s.name, s.family, (embedding, *blocks, *_mtp(s, names), head), seq_len=s.seq_len, n_blocks=s.layers,
+        hidden=s.d_model, heads=s.heads, vocab=s.vocab, notes=notes, kv_heads=s.kv_heads, head_dim=s.head_dim,
     )  # fmt: skip
+
+
+def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
+    """Blocks that predict further tokens: norms of what the trunk and the next token's embedding say, their projection
+    to one width, a block, and the main head once more (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
+    if not s.mtp:
+        return ()
+    if names.mtp is None:
+        raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
+    t, h = s.seq_len, s.d_model
+    of = s.of_block(s.layers)
+    kernels = (
+        K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
+        K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *_block_kernels(of),
+        *_head_kernels(s, t),
+    )  # fmt: skip
+    kept = _block_activations(of) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
+    return tuple(
+        Layer(f"mtp.{i}", "mtp", names.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
+        for i in range(s.mtp)
+    )
 
 
 def _head_positions(s: Shape) -> int:
@@ -154,18 +179,22 @@ def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
 
 def _block_kernels(s: Shape) -> tuple[Kernel, ...]:
     t, h = s.seq_len, s.d_model
-    split_qkv = s.family in {"llama", "mixtral", "opt", "bert"}
+    split_qkv = s.family not in {"gpt2", "mpt"}
     qkv = s.width + 2 * s.kv_width
-    if split_qkv:
+    if s.latent:
+        projections = list(latent_projections(s, s.latent))
+    elif split_qkv:
         q, k, v = (K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width)))
         projections = [q, K.sharing_input(k), K.sharing_input(v)]
     else:
         projections = [K.linear("qkv", t, h, qkv)]
-    biases = [qkv] * s.qkv_bias + [s.d_ff] * ((1 + s.gated) * s.mlp_bias)
-    row_biases = [h] * (s.out_bias + s.mlp_bias)
-    branches = (2 if split_qkv else 0) + (1 if s.gated else 0)
+    dense_bias = s.mlp_bias and not s.experts
+    biases = [qkv] * s.qkv_bias + [s.d_ff] * ((1 + s.gated) * dense_bias)
+    row_biases = [h] * (s.out_bias + dense_bias)
+    branches = (1 if s.latent else 2 if split_qkv else 0) + (1 if s.gated else 0)
     kernels = [
-        *projections, *K.attention(s), K.linear("out", t, s.width, h), *K.residual(s, "attention_residual"),
+        *projections, *K.attention(s), K.linear("out", t, s.heads * s.value_dim, h),
+        *K.residual(s, "attention_residual"),
         *_mlp_kernels(s), *K.residual(s, "mlp_residual"),
         *K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, branches),
     ]  # fmt: skip
@@ -178,7 +207,7 @@ def _block_kernels(s: Shape) -> tuple[Kernel, ...]:
 
 def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
     if s.experts:
-        return _expert_kernels(s)
+        return expert_kernels(s, s.experts)
     t, h = s.seq_len, s.d_model
     up = K.linear("up", t, h, s.d_ff)
     gate = (K.linear("gate", t, h, s.d_ff),) if s.gated else ()
@@ -190,28 +219,6 @@ def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
     )
 
 
-def _expert_kernels(s: Shape) -> tuple[Kernel, ...]:
-    """Router, dispatch, each expert on its even share of the tokens, and the weighted sum."""
-    t, h = s.seq_len, s.d_model
-    routed = float(t * s.experts_per_token)
-    share = routed / s.experts
-    rows = max(1, round(share))
-    kernels = [
-        K.linear("router", t, h, s.experts),
-        K.memory("top_k", float(t * s.experts), K.Passes(6, 6, 6, 6)),
-        K.memory("dispatch", routed * h, K.Passes(2, 3), times=1),
-    ]
-    for e in range(s.experts):
-        kernels += [
-            K.linear(f"expert_{e}_gate", rows, h, s.d_ff, share),
-            K.linear(f"expert_{e}_up", rows, h, s.d_ff, share),
-            K.memory(f"expert_{e}_activation", share * s.d_ff, K.activation_passes(s)),
-            K.linear(f"expert_{e}_down", rows, s.d_ff, h, share),
-        ]
-    kernels.append(K.memory("combine", routed * h, K.Passes(5, 5, 2 * s.experts, 2 * s.experts)))
-    return tuple(kernels)
-
-
 def _block_activations(s: Shape) -> float:
     """Values a block keeps, in elements: ``17 s h`` with dropout (34 bytes in 16 bits) plus ``2.5 a s^2`` if eager.
 
@@ -219,9 +226,9 @@ def _block_activations(s: Shape) -> float:
     """
     t, h = float(s.seq_len), float(s.d_model)
     norms = 2 * K.norm_passes(s).saved * h
-    attention = h + s.width + 2 * s.kv_width + s.width
-    copies = max(1, s.experts_per_token)
-    mlp = copies * (h + K.activation_passes(s).saved * s.d_ff)
+    attention = h + (latent_kept(s, s.latent) if s.latent else 2 * s.width + 2 * s.kv_width)
+    saved = K.activation_passes(s).saved
+    mlp = expert_activations(s, s.experts, saved) if s.experts else h + saved * s.d_ff
     masks = 2 * 0.5 * h if s.hidden_dropout else 0.0
     square = 0.0
     if s.attention == "eager":

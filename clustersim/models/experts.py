@@ -1,0 +1,95 @@
+"""Kernels of a mixture of experts: router, dispatch, the experts' products as groups, the weighted sum.
+
+The products of all experts are one :class:`~clustersim.model.Kernel` with ``repeat``: launched one expert after the
+other, as Hugging Face's loop does it, or in one launch (``experts_implementation = "grouped_mm"``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustersim.model import Kernel
+from clustersim.models import kernels as K
+from clustersim.models.base import Experts, Shape
+
+Kernels = tuple[Kernel, ...]
+
+
+def expert_kernels(s: Shape, e: Experts) -> Kernels:
+    """Everything that stands where a dense block has its MLP; each expert sees its even share of the tokens."""
+    t, h = s.seq_len, s.d_model
+    routed = float(t * e.per_token)
+    # The loop has an index_add and its index for each expert.
+    indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
+    return (
+        K.linear("router", t, h, e.count),
+        K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)),
+        K.memory("dispatch", routed * h, K.Passes(2, 3), cut="expert"),
+        *routed_kernels(s, e, routed),
+        # The gradients of the weights it sums by need what the experts said.
+        K.memory("combine", routed * h, K.Passes(5, 5, *indices), cut="expert", saved=1),
+        *_shared_kernels(s, e),
+    )
+
+
+def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
+    """Gate, up, activation and down of ``e.count`` experts on ``routed`` rows per sample together."""
+    h, f = s.d_model, e.width
+    activation = K.mlp_activation(s, "expert_activation", routed * f)
+    times = launches_of(s, e.count)
+    up = grouped(s, "expert_up", e.count, routed, h, f, "expert_column")
+    activation = replace(
+        activation, cut="expert", launches=activation.launches * times,
+        backward_launches=activation.backward_launches * times,
+    )  # fmt: skip
+    biased = (("expert_bias_gradients", routed * (f * (1 + s.gated) + h)),) if e.bias else ()
+    return (
+        *((grouped(s, "expert_gate", e.count, routed, h, f, "expert_column"),) if s.gated else ()),
+        K.sharing_input(up) if s.gated else up,
+        activation,
+        grouped(s, "expert_down", e.count, routed, f, h, "expert_row"),
+        *(
+            Kernel(name, "memory", backward_nbytes=moved, launches=0, backward_launches=3 * times, cut="expert")
+            for name, moved in biased
+        ),
+    )
+
+
+def grouped(s: Shape, name: str, count: int, routed: float, n_in: int, n_out: int, cut: str) -> Kernel:
+    """``count`` products of equal weights' shape on ``routed`` rows per sample together."""
+    share = routed / count
+    flops, moved = 2.0 * routed * n_in * n_out, routed * (n_in + n_out)
+    times = launches_of(s, count)
+    return Kernel(
+        name, "gemm", m=max(1, round(share)), n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved, launches=times, backward_launches=2 * times, cut=cut, repeat=count,
+        saved=routed * n_in,
+    )  # fmt: skip
+
+
+def launches_of(s: Shape, count: int) -> int:
+    """Kernels launched for one product of ``count`` experts."""
+    return 1 if s.experts_implementation == "grouped_mm" else count
+
+
+def _shared_kernels(s: Shape, e: Experts) -> Kernels:
+    """The MLP every token visits, its gate, and the sum with what routed experts say."""
+    if not e.shared:
+        return ()
+    t, h = s.seq_len, s.d_model
+    # The router keeps the input they share.
+    scaled = (K.sharing_input(K.linear("shared_scale", t, h, 1)),) if e.shared_gate else ()
+    wide = [K.linear(name, t, h, e.shared) for name in ("shared_gate",) * s.gated + ("shared_up",)]
+    return (
+        *(replace(K.sharing_input(kernel), cut="column") for kernel in wide),
+        K.mlp_activation(s, "shared_activation", float(t) * e.shared),
+        replace(K.linear("shared_down", t, e.shared, h), cut="row"),
+        *scaled,
+        K.memory("shared_sum", float(t * h), K.Passes(3, 3)),
+    )
+
+
+def expert_activations(s: Shape, e: Experts, saved: float) -> float:
+    """Elements per token that routed and shared experts keep for backward: their inputs, and hidden layers."""
+    shared = s.d_model + saved * e.shared if e.shared else 0.0
+    return e.per_token * (s.d_model + saved * e.width) + shared
