@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.errors import ProgramError
 from clustersim.label import Label
 
@@ -97,6 +98,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     root : position of the root inside its group (broadcast, reduce, scatter, gather).
     communicator : str; ops of one communicator must be issued in the same order by all members, as NCCL requires.
     algorithm, protocol : pin the choice, as NCCL_ALGO and NCCL_PROTO do; None lets the backend choose.
+    matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, per byte of S.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     phase: str = "communication"
     step: int = 0
     label: Label | None = None
+    matrix: ByteMatrix | None = None
 
 
 class Send(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import gloo, host_copies, ideal, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
@@ -42,9 +44,22 @@ def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int 
         raise ProgramError(f"root {request.root} is not a position in a group of {group.size}")
     if not (math.isfinite(request.nbytes) and request.nbytes >= 0):
         raise ProgramError(f"a collective of {request.nbytes!r} bytes; the size must be a number >= 0")
+    if request.matrix is not None:
+        request = _with_matrix(request, request.matrix, group)
     if group.size == 1:
         return _nothing(request)
     return _planned(group, request, backend, n_channels)
+
+
+def _with_matrix(request: Request, matrix: ByteMatrix, group: Group) -> Request:
+    """The request, whose matrix fits it; an even one says no more than the size does."""
+    if request.kind != "all_to_all":
+        raise ProgramError(f"a byte matrix goes with all_to_all, not {request.kind}")
+    if matrix.n != group.size:
+        raise ProgramError(f"a byte matrix of {matrix.n} members for a group of {group.size}")
+    if request.algorithm not in {None, "direct"}:
+        raise ProgramError(f"algorithm {request.algorithm!r} sends even parts; use 'direct' for a byte matrix")
+    return replace(request, matrix=None) if matrix.even else request
 
 
 @kept_with_topology(maxsize=1024)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.topology import NodeType, Topology
 
 Ints = npt.NDArray[np.int64]
@@ -33,6 +34,7 @@ class Request:
     nbytes : float [bytes], the full tensor, NCCL's S.
     dtype, redop : element type and reduction. root : position in the group.
     algorithm, protocol : pins, as NCCL_ALGO and NCCL_PROTO; None lets the backend choose.
+    matrix : of an all_to_all whose pairs differ (PyTorch's uneven splits), bytes between members per byte of S.
     """
 
     kind: str
@@ -42,6 +44,7 @@ class Request:
     root: int = 0
     algorithm: str | None = None
     protocol: str | None = None
+    matrix: ByteMatrix | None = None
 
 
 @dataclass(frozen=True, eq=False)

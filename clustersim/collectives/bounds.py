@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.islands import member_islands
 from clustersim.memo import kept_with_first, kept_with_topology
@@ -30,20 +31,26 @@ def lower_bound(request: Request, group: Group) -> float:
     """
     if group.size < 2:
         return 0.0
-    return max((latency + request.nbytes * slope for latency, slope in _slopes(group, request.kind, request.root)))
+    return max(
+        (
+            latency + request.nbytes * slope
+            for latency, slope in _slopes(group, request.kind, request.root, request.matrix)
+        )
+    )
 
 
 @kept_with_topology(maxsize=1024)
-def _slopes(group: Group, kind: str, root: int) -> tuple[tuple[float, float], ...]:
+def _slopes(group: Group, kind: str, root: int, matrix: ByteMatrix | None) -> tuple[tuple[float, float], ...]:
     """Every bound as (latency [s], seconds per byte of S): what must cross a cut grows with S alone."""
-    request = Request(kind, 1.0, root=root)
+    request = Request(kind, 1.0, root=root, matrix=matrix)
     in_switch = all(group.topology.node_types[int(node)].nvls for node in group.node_ids)
     bounds = [(0.0, 0.0)]
     for part, out, into, latency in _cuts(group):
         counts = np.bincount(part)
         needs = _crossing(request, group, part, counts)
         for need, bandwidth in zip(needs, (out, into), strict=True):
-            bounds.append((latency, _longest(need, bandwidth)))
+            crossed = matrix is None or bool(need.any())
+            bounds.append((latency if crossed else 0.0, _longest(need, bandwidth)))
             if request.kind == "all_reduce" and not (in_switch and len(counts) == group.size):
                 bounds.append((latency, 2.0 * (len(counts) - 1) / float(bandwidth.sum())))
     return tuple(bounds)
@@ -135,6 +142,9 @@ def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple
         return own, rest
     if kind == "reduce_scatter":  # what enters is already reduced
         return rest, own
+    if request.matrix is not None:
+        away = size * request.matrix.array * (part[:, None] != part[None, :])
+        return _summed(part, away.sum(axis=1), len(counts)), _summed(part, away.sum(axis=0), len(counts))
     if kind == "all_to_all":
         both: Floats = own * (n - counts)
         return both, both

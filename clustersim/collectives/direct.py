@@ -30,6 +30,10 @@ MOST_PAIRS = 2**15
 def edges(request: Request, group: Group) -> tuple[Ints, Ints]:
     """(E,) senders and (E,) receivers; for all pairs by growing shift, as NCCL posts them."""
     n, kind = group.size, request.kind
+    if request.matrix is not None:  # who has nothing for another posts no send (PyTorch skips counts of zero)
+        src, dst = edges(replace(request, matrix=None), group)
+        sent = request.matrix.array[src, dst] > 0
+        return src[sent], dst[sent]
     member, others = everyone(group), np.delete(everyone(group), request.root)
     if kind in _ALL_PAIRS:
         shift = np.arange(1, n, dtype=np.int64)
@@ -57,10 +61,11 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     if request.kind == "barrier":
         return _barrier(group)
     crosses = int(member_islands(group).max()) > 0
-    if request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
+    if request.matrix is None and request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
         return replace(traffic_of(_sampled(group, fraction), 1, int(crosses)), relay=relays(group))
     src, dst = edges(request, group)
-    found = traffic_of([(src, dst, fraction, peer_rails(src, dst, group))], 1, int(crosses))
+    share = fraction if request.matrix is None else request.matrix.array[src, dst]
+    found = traffic_of([(src, dst, share, peer_rails(src, dst, group))], 1, int(crosses))
     return replace(found, relay=relays(group))
 
 
@@ -120,7 +125,8 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
         adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
         writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, rail=rail)
     pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
-    return replace(writer.done(np.full(pieces, _fraction(kind, n))), relay=relays(group))
+    sizes = np.full(pieces, _fraction(kind, n)) if request.matrix is None else request.matrix.array.ravel()
+    return replace(writer.done(sizes), relay=relays(group))
 
 
 def _piece(kind: str, src: int, dst: int, n: int) -> int:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
@@ -73,7 +74,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     if request.kind in TUNED:
         way = _tuned_way(group, request.kind, request.root, *picked, costs)
     else:
-        way = _direct_way(group, request.kind, request.root, costs)
+        way = _direct_way(group, request.kind, request.root, request.matrix, costs)
     made = _plan(request, group, picked, way, _law(request, group, way.hops, costs))
     if request.kind in TUNED:
         return made
@@ -143,8 +144,8 @@ def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str
 
 
 @kept_with_topology(maxsize=1024)
-def _direct_way(group: Group, kind: str, root: int, costs: Costs) -> _Way:
-    loads = loads_of(Request(kind, 1.0, root=root), group, "direct", 1)
+def _direct_way(group: Group, kind: str, root: int, matrix: ByteMatrix | None, costs: Costs) -> _Way:
+    loads = loads_of(Request(kind, 1.0, root=root, matrix=matrix), group, "direct", 1)
     shares = _direct_shares(kind, group, costs)
     return _way(group, loads, (loads.by_class / shares[:, None]).sum(axis=0), math.inf)
 
@@ -248,12 +249,17 @@ def _p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float
     if where.islands > 1:
         hops += loads.net_steps * (costs.net_extra[where.net] + costs.hop["net/LL"])
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
+    if request.matrix is not None:
+        per_peer = request.nbytes * float(request.matrix.between.max())
     limit = _channel_limit(per_peer, group, costs)
     return lambda wire: norm(hops, max(wire, limit), costs.p2p_norm)
 
 
 def _peers(request: Request, group: Group) -> int:
-    """Whom a member posts sends and receives for."""
+    """Whom a member posts sends and receives for, at most."""
+    if request.matrix is not None:
+        posted = request.matrix.between > 0
+        return int(max(posted.sum(axis=0).max(), posted.sum(axis=1).max()))
     return 1 if request.kind in _TO_ONE else group.size - 1
 
 

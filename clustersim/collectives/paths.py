@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import nccl
 from clustersim.collectives.base import Channel, Floats, Group, Ints, Request, Traffic
 from clustersim.collectives.channels import channels
@@ -50,7 +51,7 @@ class Placement:
     per_island: int
     age: str
     net: str
-    loads: dict[tuple[str, str, int, int], PathLoads] = field(default_factory=dict)
+    loads: dict[tuple[str, str, int, int, ByteMatrix | None], PathLoads] = field(default_factory=dict)
     routed: dict[tuple[object, ...], PathLoads] = field(default_factory=dict)
 
 
@@ -66,7 +67,7 @@ def placement(group: Group) -> Placement:
 def loads_of(request: Request, group: Group, algorithm: str, count: int) -> PathLoads:
     """What an algorithm over ``count`` channels puts on the links, worked out once per group."""
     where = placement(group)
-    key = (request.kind, algorithm, count, request.root)
+    key = (request.kind, algorithm, count, request.root, request.matrix)
     if key not in where.loads:
         row = ALGORITHMS[algorithm]
         traffic = row.traffic(request, group, _channels(group, algorithm, count, row.layout))

@@ -257,7 +257,7 @@ def _words(call: _Call) -> str:
 def _terms_of(op: Meet) -> tuple[Any, ...]:
     """What an op asks for, as the fields of a :class:`Request`."""
     if isinstance(op, Collective):
-        return op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol
+        return op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
     return "send", op.nbytes
 
 
