@@ -56,7 +56,8 @@ class Kernel:
     ----------
     name : str, such as ``"qkv"``, ``"softmax"``.
     kind : ``"gemm"`` (tensor cores where the dtype has them), ``"conv"`` (an implicit GEMM), ``"attention"``
-        (fused flash attention) or ``"memory"`` (bandwidth-bound).
+        (fused flash attention), ``"memory"`` (bandwidth-bound) or ``"host"`` (``launches`` things the host does while
+        the device waits for it).
     m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM.
     batch : int, independent GEMMs *per sample* (heads, for eager attention scores); then ``m`` does not grow with the
         batch and ``batch`` does.

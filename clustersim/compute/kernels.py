@@ -12,7 +12,7 @@ from clustersim.device import Device
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel
 
-KINDS = ("gemm", "conv", "attention", "memory")
+KINDS = ("gemm", "conv", "attention", "memory", "host")
 
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
@@ -57,7 +57,9 @@ def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     if kernel.kind not in KINDS:
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
     compute, memory = parts(where, kernel, batch, part)
-    floor = launches(kernel, part) * where.device.kernel_floor.value
+    # The device stands still while the host does something it waits for.
+    each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
+    floor = launches(kernel, part) * each.value
     busy = max(compute, memory)
     if floor > busy:
         return busy + floor, "launch"
@@ -88,9 +90,10 @@ def flops(kernel: Kernel, part: str) -> float:
 
 def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
-    if part == "W" and not weighted(kernel):
-        return 0.0, 0.0
-    backward = part not in {"F", "R"}
+    compute, memory = parts(where, kernel, batch, part)
+    # The device stands still while the host does something it waits for.
+    each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
+    floor = launches(kernel, part) * each.value
     if kernel.kind == "memory":
         return 0.0, memory_time(where, kernel, batch, backward=backward)
     if kernel.kind == "attention":

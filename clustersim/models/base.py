@@ -25,6 +25,8 @@ class Experts:
     shared : width of all shared experts together, which every token visits; 0 for none. shared_gate : a sigmoid of one
         more projection scales their output (Qwen2).
     dense_first : leading blocks that keep an MLP of ``d_ff``. every : of all blocks, each so many-th has experts.
+    groups, group_limit : a token's experts are all in ``group_limit`` of so many groups (DeepSeek's limit on nodes); 0
+        for no limit.
     bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
         (DeepSeek-V3's balancing without a loss).
     """
@@ -36,6 +38,8 @@ class Experts:
     shared_gate: bool = False
     dense_first: int = 0
     every: int = 1
+    groups: int = 0
+    group_limit: int = 0
     bias: bool = False
     correction: bool = False
 

@@ -23,7 +23,8 @@ def expert_kernels(s: Shape, e: Experts) -> Kernels:
     indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
     return (
         K.linear("router", t, h, e.count),
-        K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)),
+        # Its n and k: groups of experts, and how many of them a token's experts may be in.
+        replace(K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
         K.memory("dispatch", routed * h, K.Passes(2, 3), cut="expert"),
         *routed_kernels(s, e, routed),
         # The gradients of the weights it sums by need what the experts said.
@@ -42,16 +43,15 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
         activation, cut="expert", launches=activation.launches * times,
         backward_launches=activation.backward_launches * times,
     )  # fmt: skip
-    biased = (("expert_bias_gradients", routed * (f * (1 + s.gated) + h)),) if e.bias else ()
+    # Sums of a bias per row behind the products; backward sums columns.
+    wide = routed * (f * (1 + s.gated) + h)
+    biases = K.memory("expert_bias", wide, K.Passes(2, 1, 2 * times, 2 * times), cut="expert")
     return (
         *((grouped(s, "expert_gate", e.count, routed, h, f, "expert_column"),) if s.gated else ()),
         K.sharing_input(up) if s.gated else up,
         activation,
         grouped(s, "expert_down", e.count, routed, f, h, "expert_row"),
-        *(
-            Kernel(name, "memory", backward_nbytes=moved, launches=0, backward_launches=3 * times, cut="expert")
-            for name, moved in biased
-        ),
+        *((biases,) if e.bias else ()),
     )
 
 

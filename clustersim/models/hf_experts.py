@@ -83,6 +83,8 @@ def deepseek_experts(c: Config) -> Experts | None:
         width=width,
         shared=width * c.whole("n_shared_experts", 0, "the number of shared experts"),
         dense_first=c.whole("first_k_dense_replace", 0, "the number of leading dense blocks"),
+        groups=c.whole("n_group", 0, "the number of groups of experts"),
+        group_limit=c.whole("topk_group", 0, "the groups each token's experts are in"),
         correction=c.text("topk_method", "noaux_tc" if c.data.get("model_type") == "deepseek_v3" else "greedy")
         == "noaux_tc",
     )

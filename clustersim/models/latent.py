@@ -35,7 +35,8 @@ def latent_projections(s: Shape, a: Latent) -> tuple[Kernel, ...]:
         K.sharing_input(K.linear("kv_down", t, h, a.kv_rank + a.rope)),
         _norm(s, "kv_latent_norm", a.kv_rank),
         replace(K.linear("kv_up", t, a.kv_rank, s.heads * (a.nope + a.value)), cut="column"),
-        replace(K.memory("rotary", rotated, K.ROTARY[s.implementation == "fused"]), cut="heads"),
+        # Its n is the width of the rotated keys that all heads share, its k the tokens.
+        replace(K.memory("rotary", rotated, K.ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t),
         replace(K.memory("join_heads", copied, K.Passes(2, 2)), cut="heads"),
     )
 

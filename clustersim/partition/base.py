@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.model import Kernel, Model, Tensor
 
 PARTS = ("F", "I", "W", "R")
@@ -58,6 +59,8 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     dtype : of the elements; None for the activations'.
     per_sample : False where the size does not grow with the micro-batch (counts of tokens).
     communicator : name of the communicator, and so of the stream; empty for its dimensions' names joined.
+    matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, over ``elements``.
+    sms : SMs that its kernels hold while it runs, where they are not NCCL's (DeepEP's 20).
     """
 
     name: str
@@ -69,6 +72,8 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     dtype: str | None = None
     per_sample: bool = True
     communicator: str = ""
+    matrix: ByteMatrix | None = None
+    sms: int = 0
 
 
 Item: TypeAlias = Work | Exchange
@@ -93,6 +98,8 @@ class LocalLayer:
     kept_for_weights : elements per sample, of inputs that weight gradients need, freed when those are done.
     repeated : elements per sample that a repeated forward brings back while this layer's backward runs.
     fp32_kept : elements per sample kept in fp32 whatever the activations' type (logits and softmax of the loss).
+    expert_load : rows that each expert-parallel position receives, over their mean; empty where all are alike. It
+        multiplies the duration of works named ``"experts"``, and what they keep.
     stashed : elements per sample of output gradients that weight gradients need: held from I to W where a schedule
         separates them (they are what makes a delayed W cost memory, arXiv:2401.10241 s4).
     """
@@ -109,6 +116,7 @@ class LocalLayer:
     repeated: float = 0.0
     fp32_kept: float = 0.0
     stashed: float = 0.0
+    expert_load: tuple[float, ...] = ()
 
     @cached_property
     def parameters(self) -> int:

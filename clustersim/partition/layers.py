@@ -8,7 +8,8 @@ from itertools import groupby
 from clustersim.model import Kernel, Layer
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.context import attention_node
-from clustersim.partition.expert import expert_nodes
+from clustersim.partition.dispatch import Spread, is_expert
+from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.partition.listing import has_weights
 from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums
 from clustersim.partition.recompute import checkpointed, module_of, rebuilding
@@ -23,6 +24,19 @@ class Cutter:
     share: Share
     parallel: ParallelConfig
     manner: Manner
+    nproc_per_node: int = 0
+    histograms: tuple[tuple[float, ...], ...] = ()
+
+    def spread(self, layer: Layer, block: int) -> Spread | None:
+        """How a layer's experts are spread; None for a dense layer or where every rank has all of them.
+
+        Of a histogram with several rows each block has its own, or the last one.
+        """
+        mixture = mixture_of(layer.kernels)
+        if mixture is None or (self.share.whole and self.parallel.ep == 1 and (self.parallel.etp or 1) == 1):
+            return None
+        mine = self.histograms[min(block, len(self.histograms) - 1)] if self.histograms else ()
+        return spread_of(mixture, self.share, self.parallel, self.nproc_per_node, mine)
 
     def nodes(self, layer: Layer, block: int, modules: tuple[str, ...] = ()) -> Nodes:
         """Nodes of a layer.
@@ -41,11 +55,15 @@ class Cutter:
         # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
         backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
         norm: Kernel | None = None
+        spread = self.spread(layer, block)
         for name, kernels in sections(layer):
             for module, group in groupby(_groups(name, kernels), lambda pair: pair[0]):
                 nodes: list[Node] = []
                 for _, group_kernels in group:
-                    made = self._node(name, group_kernels, block)
+                    if spread and is_expert(group_kernels[0]):
+                        made = expert_nodes(group_kernels, self.share, self.parallel, self.manner, spread, modules)
+                    else:
+                        made = self._node(name, group_kernels, block)
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
                         made, norm = (*rebuilding(made[0], norm), *made[1:]), None
                     if backward_only and (isinstance(made[0], Columns) or self.share.tp == 1):
@@ -59,8 +77,8 @@ class Cutter:
         """Nodes of neighbouring kernels that are cut alike."""
         share, first = self.share, group[0]
         local = tuple(local_kernel(kernel, share) for kernel in group)
-        if first.cut.startswith("expert"):
-            return expert_nodes(name, group, share, self.parallel)
+        if is_expert(first):
+            return (Local(name, local),)
         if share.cp > 1 and any(_is_attention(kernel) for kernel in group):
             return (attention_node(name, local[-1], share, self.parallel, block),)
         if share.tp == 1:
@@ -71,6 +89,10 @@ class Cutter:
             manner = replace(self.manner, overlap="none") if ends else self.manner
             columns = Columns(name, local, rows(first) / share.cp * first.k, manner)
             return (columns, *self._widened(name, group))
+        if first.name == "rotary" and first.n and share.sequence_parallel:
+            # Latent attention: the part of the keys that all heads share comes from a rank's own tokens.
+            keys = Changed("rotary keys", ("all_gather", "reduce_scatter"), ("tp",), first.n * first.k / share.cp)
+            return (keys, Local(name, local))
         if first.cut == "vocab":
             # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
             return (Loss(name, local[0], local[0].saved / 2 * share.tp / share.padded),)
@@ -102,14 +124,21 @@ def _is_attention(kernel: Kernel) -> bool:
 
 
 def sections(layer: Layer) -> list[tuple[str, Kernels]]:
-    """Kernels up to and with each one cut by rows, with a name: attention, mlp, experts, embedding, head.
+    """Kernels up to and with each one cut by rows, with a name: attention, mlp, moe, embedding, head.
 
     What follows the last one belongs to it. Kernels of backward alone are in none.
     """
     kernels = tuple(kernel for kernel in layer.kernels if not _only_backward(kernel))
-    ends = [i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"}][:-1]
+    ends = [i + 1 for i, kernel in enumerate(kernels) if kernel.cut == "row" and not is_expert(kernel)]
+    if ends and ends[-1] == _last_product(kernels):
+        ends.pop()
     parts = [kernels[start:stop] for start, stop in zip([0, *ends], [*ends, len(kernels)], strict=True)]
     return [(_name(part, layer.kind), part) for part in parts if part]
+
+
+def _last_product(kernels: Kernels) -> int:
+    """Behind which kernel no product is cut by rows any more, counting a mixture of experts as one."""
+    return max(i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"})
 
 
 def _name(kernels: Kernels, kind: str) -> str:
@@ -117,7 +146,7 @@ def _name(kernels: Kernels, kind: str) -> str:
     if any(_is_attention(kernel) for kernel in kernels):
         return "attention"
     if any(kernel.cut.startswith("expert") for kernel in kernels):
-        return "experts"
+        return "moe"
     if "gather" in names:
         return "embedding"
     if "logits" in names:
@@ -131,7 +160,7 @@ def _groups(name: str, kernels: Kernels) -> list[tuple[str, Kernels]]:
     def key(item: tuple[int, Kernel]) -> tuple[object, ...]:
         i, kernel = item
         module = module_of(kernel, name)
-        if kernel.cut.startswith("expert"):
+        if is_expert(kernel):
             return (module, "expert")
         if kernel.cut in {"column", "vocab"} and has_weights(kernel):
             return (module, kernel.cut, kernel.k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clustersim.byte_matrix import ByteMatrix
 from clustersim.model import Kernel
 from clustersim.partition.base import Exchange, Item, Work
 
@@ -58,6 +59,8 @@ class Listing:
         dtype: str | None = None,
         per_sample: bool = True,
         communicator: str = "",
+        matrix: ByteMatrix | None = None,
+        sms: int = 0,
     ) -> int:
         """Append an exchange and return its index.
 
@@ -66,7 +69,9 @@ class Listing:
         """
         if not beside:
             needs = tuple(sorted({*needs, *self.waiting}))
-        self.items.append(Exchange(name, kind, dims, elements, part, needs, dtype, per_sample, communicator))
+        self.items.append(
+            Exchange(name, kind, dims, elements, part, needs, dtype, per_sample, communicator, matrix, sms)
+        )
         index = len(self.items) - 1
         if not beside:
             self.waiting = (index,)

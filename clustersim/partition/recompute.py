@@ -12,6 +12,7 @@ import msgspec
 
 from clustersim.model import Kernel, Layer
 from clustersim.partition.base import Item, Work
+from clustersim.partition.dispatch import is_expert
 from clustersim.partition.listing import Listing, has_weights
 from clustersim.partition.nodes import Kernels, Local, Node, Nodes, forward_items
 from clustersim.partition.share import Share, local_kernel, rows
@@ -30,6 +31,12 @@ def module_of(kernel: Kernel, section: str) -> str:
     """
     if section == "attention" and kernel.name in ATTENTION_CORE:
         return "core_attn"
+    if section == "moe" and is_expert(kernel):
+        return "moe"
+    if section == "attention" and (
+        kernel.name in {"q_up", "kv_up", "join_heads"} or (kernel.name == "rotary" and kernel.n)
+    ):
+        return "mla_up_proj"
     if section == "mlp" and kernel.cut in {"column", "heads", "row"}:
         return "mlp"
     return ""

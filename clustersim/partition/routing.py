@@ -1,7 +1,7 @@
 """Which experts tokens visit: rows every expert-parallel position sends and receives, from a model of the router.
 
-Kinds are those of :class:`clustersim.parallel.Routing`. ``balanced``: all alike. ``uniform``: tokens draw k of E experts
-at random; one draw by its seed, whose mean, variances and covariances are those of drawing without replacement.
+Kinds are those of :class:`clustersim.parallel.Routing`. ``balanced``: all alike. ``uniform``: tokens draw k of E
+experts at random; one draw by its seed, with the mean, variances and covariances of drawing without replacement.
 ``skewed``: the popularity of experts falls as a power of their rank (Zipf), steep enough that the busiest has ``skew``
 times the mean; which are popular is drawn. ``histogram``: as often as was measured. The last two are expectations.
 """
@@ -35,7 +35,8 @@ class Router:
     ----------
     routing : the kind. experts, per_token : E and k. ep : positions, each with E/ep consecutive experts.
     tokens : of one position and one sample. capacity : most rows an expert takes of one position; 0 for all (dropless).
-    padded : experts' inputs are padded to the capacity, so that all positions get the same.
+    padded : experts' inputs are padded to the capacity, so that all positions get the same. drops : what is beyond the
+        capacity is left out; otherwise the capacity grows to the largest load.
     histogram : relative loads of the experts, for the kind of that name.
     """
 
@@ -46,6 +47,7 @@ class Router:
     tokens: float
     capacity: int = 0
     padded: bool = False
+    drops: bool = True
     histogram: tuple[float, ...] = ()
 
 
@@ -83,10 +85,12 @@ def routed(router: Router) -> Routed:
     ------
     ScenarioError : for a skew that no k of E experts reach, or a histogram of another number of experts.
     """
-    if router.padded:
+    if router.padded and router.drops:
         return Routed(float(router.capacity * router.experts))
     wanted = _by_expert(router)
-    if router.capacity:
+    if router.padded:
+        return Routed(float(max(router.capacity, math.ceil(wanted.max())) * router.experts))
+    if router.capacity and router.drops:
         wanted = np.minimum(wanted, router.capacity)
     pairs = wanted.reshape(router.ep, router.ep, -1).sum(axis=2)
     rows = float(pairs.sum()) / router.ep
@@ -163,7 +167,8 @@ def _visited(weights: Floats, per_token: int) -> Floats:
             break
         rest = e - most * over.sum()
         loads = np.where(over, most, loads * rest / loads[~over].sum())
-    return np.minimum(loads, most)
+    found: Floats = np.minimum(loads, most)
+    return found
 
 
 def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:

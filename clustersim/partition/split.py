@@ -20,7 +20,13 @@ NO_RECOMPUTE = Recompute()
 
 
 def partition(
-    model: Model, parallel: ParallelConfig, recompute: Recompute = NO_RECOMPUTE, *, placement: str = "loop"
+    model: Model,
+    parallel: ParallelConfig,
+    recompute: Recompute = NO_RECOMPUTE,
+    *,
+    placement: str = "loop",
+    nproc_per_node: int = 0,
+    histograms: tuple[tuple[float, ...], ...] = (),
 ) -> Partition:
     """What every pipeline rank holds, computes and exchanges.
 
@@ -28,6 +34,9 @@ def partition(
     ----------
     recompute : what backward computes again, :func:`clustersim.parallel.recompute.recompute`.
     placement : of chunks on ranks, one of :data:`clustersim.partition.stages.PLACEMENTS`, as the schedule has it.
+    nproc_per_node : ranks of a node, which a dispatcher in two hops asks for; 0 where all are on one.
+    histograms : loads of experts for ``routing.kind = "histogram"``, a row for each block or one for all
+        (:func:`clustersim.partition.routing.read_histogram`).
 
     Raises :class:`ScenarioError` (or :class:`ModelError`) with the field, for degrees and layouts that do not fit and
     models that cannot be cut. :func:`clustersim.parallel.check` has said most of it before.
@@ -42,7 +51,7 @@ def partition(
     where = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel)
-    builder = _Builder(model, parallel, recompute)
+    builder = _Builder(model, parallel, recompute, nproc_per_node, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
     beside = {
         stage: [model.layers[i] for other in mine for i in range(*ranges[other])] for mine in where for stage in mine
@@ -81,11 +90,18 @@ class _Unit:
 class _Builder:
     """Builds local layers, equal ones once."""
 
-    def __init__(self, model: Model, parallel: ParallelConfig, recompute: Recompute) -> None:
+    def __init__(
+        self,
+        model: Model,
+        parallel: ParallelConfig,
+        recompute: Recompute,
+        nproc_per_node: int,
+        histograms: tuple[tuple[float, ...], ...],
+    ) -> None:
         self.model, self.parallel, self.recompute = model, parallel, recompute
         self.share = share_of(model, parallel)
         manner = Manner(parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient)
-        self.cutter = Cutter(self.share, parallel, manner)
+        self.cutter = Cutter(self.share, parallel, manner, nproc_per_node, histograms)
         self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
         self.known: dict[tuple[object, ...], _Passes] = {}
         self.tied = 0
@@ -125,9 +141,10 @@ class _Builder:
         layer = self.model.layers[index]
         unit = self._unit(index, chunk)
         comm = self.parallel.cp_comm(self.blocks.get(index, 0)) if self.parallel.cp > 1 else ""
+        spread = self.cutter.spread(layer, self.blocks.get(index, 0))
         # Layers of one shape share their tuple of kernels.
         key = (layer.kind, id(layer.kernels), tuple(id(self.model.layers[i].kernels) for i in unit.layers), unit.ends,
-               received, comm)  # fmt: skip
+               received, comm, spread)  # fmt: skip
         if key not in self.known:
             self.known[key] = self._passes(index, unit, received)
         passes = self.known[key]
@@ -138,7 +155,7 @@ class _Builder:
             layer.name, layer.kind, passes.forward, passes.backward, mine,
             expert_tensors(layer.tensors, self.share, self.parallel),
             sum(t.numel for t in mine if t.cut == "sequence" and not t.tied_to) if partial else 0,
-            h.kept, h.kept_for_weights, h.repeated, h.fp32_kept, h.stashed,
+            h.kept, h.kept_for_weights, h.repeated, h.fp32_kept, h.stashed, spread.routed.load if spread else (),
         )  # fmt: skip
 
     def _tensor(self, tensor: Tensor, names: set[str]) -> Tensor:
