@@ -23,6 +23,8 @@ from clustersim.parallel import Routing
 
 Floats = npt.NDArray[np.float64]
 
+ROUNDED = 1e-6
+"""Rows that are rounding, not a part of a row."""
 STEEPEST = 64.0
 """Exponent of a popularity that no router exceeds: one expert gets all it can."""
 
@@ -89,7 +91,7 @@ def routed(router: Router) -> Routed:
         return Routed(float(router.capacity * router.experts))
     wanted = _by_expert(router)
     if router.padded:
-        return Routed(float(max(router.capacity, math.ceil(wanted.max())) * router.experts))
+        return Routed(float(max(router.capacity, math.ceil(wanted.max() - ROUNDED)) * router.experts))
     if router.capacity and router.drops:
         wanted = np.minimum(wanted, router.capacity)
     pairs = wanted.reshape(router.ep, router.ep, -1).sum(axis=2)
@@ -204,7 +206,7 @@ def capacity(tokens: float, experts: int, per_token: int, factor: float, least: 
     >>> capacity(4096, 256, 8, 1.0)
     128
     """
-    return max(least, math.ceil(tokens * per_token / experts * factor))
+    return max(least, math.ceil(tokens * per_token / experts * factor - ROUNDED))
 
 
 def distinct(parts: int, experts: int, per_token: int) -> float:

@@ -1,0 +1,433 @@
+"""Experts over ranks: every worked example exactly, what is issued in which order, what is kept, and loads."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim.errors import ScenarioError
+from clustersim.model import Model
+from clustersim.models import model
+from clustersim.parallel import ParallelConfig, Recompute, Routing
+from clustersim.partition.base import Exchange, LocalLayer, Partition, Work
+from clustersim.partition.dispatch import FLEX_SMS
+from clustersim.partition.routing import Router, capacity, distinct, popularity, read_histogram, routed
+from clustersim.partition.split import partition
+
+EXAMPLES = Path(__file__).parent / "data" / "expert_examples.csv"
+BALANCED = Routing(kind="balanced")
+
+
+def rows(prefix: str) -> list[dict[str, str]]:
+    with EXAMPLES.open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["id"].startswith(prefix)]
+
+
+@cache
+def shaped(name: str, **options: object) -> Model:
+    return model(name, **options)
+
+
+def expert_layer(name: str, seq_len: int = 4096, **parallel: object) -> LocalLayer:
+    """A block with experts, routed evenly unless said otherwise."""
+    made = shaped(name, seq_len=seq_len, layers=5, implementation="fused")
+    settings_ = {"routing": BALANCED, "dispatcher": "alltoall", "etp": 1} | parallel
+    cut = partition(made, ParallelConfig(**settings_))  # type: ignore[arg-type]
+    return next(layer for layer in reversed(cut.stages[0].layers) if layer.kind == "block")
+
+
+def exchanges(layer: LocalLayer, what: str, kind: str = "") -> list[Exchange]:
+    every = [*layer.forward, *layer.backward]
+    return [x for x in every if isinstance(x, Exchange) and x.name.startswith(what) and kind in {"", x.kind}]
+
+
+def names(items: object) -> list[str]:
+    return [item.name for item in items]  # type: ignore[attr-defined]
+
+
+# ---- the worked examples --------------------------------------------------------------------------------------------
+
+
+def of_example(row: dict[str, str]) -> LocalLayer:
+    said = re.match(r"(\S+) ep=(\d+) attention t=(\d+)", row["config"])
+    assert said
+    extra: dict[str, object] = {}
+    if "allgather" in row["config"]:
+        extra = {"dispatcher": "allgather"}
+    if "capacity factor" in row["config"]:
+        extra = {"capacity_factor": 1.0, "pad_to_capacity": True}
+    if "DeepEP" in row["config"]:
+        extra = {"dispatcher": "flex"}
+    ep, tp = int(said.group(2)), int(said.group(3))
+    return expert_layer(said.group(1), ep=ep, tp=tp, sequence_parallel=tp > 1, **extra)
+
+
+def up_product(layer: LocalLayer) -> tuple[int, int]:
+    """(rows of one expert, experts of a rank)."""
+    work = next(w for w in layer.forward if isinstance(w, Work) and w.name == "experts")
+    kernel = next(k for k in work.kernels if k.name == "expert_up")
+    return kernel.m, kernel.repeat
+
+
+def answer(row: dict[str, str]) -> str:
+    layer, what = of_example(row), row["quantity"]
+    ep = int(row["config"].split("ep=")[1].split()[0])
+    if what.startswith("dispatch (=combine)"):
+        there, back = exchanges(layer, "dispatch")[0], exchanges(layer, "combine")[0]
+        assert there.elements == back.elements
+        return f"{2 * there.elements:.0f}"
+    if what.startswith("of which leaves"):
+        return f"{2 * exchanges(layer, 'dispatch')[0].elements * (ep - 1) / ep:.0f}"
+    if what.startswith("all-to-alls"):
+        all_to_alls = exchanges(layer, "", "all_to_all")
+        probs = [x for x in all_to_alls if "probs" in x.name]
+        assert {f"{4 * x.elements:.0f} B each" for x in probs} == {re.findall(r"\d+ B each", what)[0]}
+        return f"{len(all_to_alls) - len(probs)} ; {len(probs)}"
+    if what.startswith("gathered hidden"):
+        return f"{2 * next(x for x in exchanges(layer, 'dispatch') if x.name == 'dispatch').elements:.0f}"
+    if what.startswith("tokens per local expert"):
+        return str(up_product(layer)[0])
+    if what.startswith("expert input rows"):
+        return str(math.prod(up_product(layer)))
+    if what.startswith("expected distinct nodes"):
+        return f"{distinct(ep // 8, 256, 8):.4f}"
+    assert what.startswith("expected distinct destination")
+    hidden = 4096 if row["config"].startswith("mixtral") else 7168
+    tokens = 4096 / int(row["config"].split(" t=")[1].split()[0])
+    return f"{exchanges(layer, 'dispatch nvlink')[0].elements / (tokens * hidden):.4f}"
+
+
+BYTES = [row for row in rows("ep_") if row["id"] not in {"ep_dsv3_limit", "ep_imb_random"}]
+
+
+@pytest.mark.parametrize("row", BYTES, ids=lambda row: f"{row['id']} {row['quantity'][:40]}")
+def test_every_example_row_is_met_exactly(row: dict[str, str]) -> None:
+    assert answer(row) == row["value"]
+
+
+def test_every_example_row_is_a_test() -> None:
+    known = {"ep_", "mem_mixtral-8x7b", "mem_deepseek-v3", "flops_mixtral-8x7b", "flops_deepseek-v3"}
+    assert all(any(row["id"].startswith(prefix) for prefix in known) for row in rows(""))
+    assert len(BYTES) == 29
+
+
+def test_v3_sends_a_token_to_four_nodes_at_most() -> None:
+    (row,) = rows("ep_dsv3_limit")
+    made = partition(
+        shaped("deepseek-v3", seq_len=4096, layers=4),
+        ParallelConfig(ep=64, etp=1, dispatcher="flex", routing=BALANCED), nproc_per_node=8,
+    )  # fmt: skip
+    layer = made.stages[0].layers[-2]
+    away = exchanges(layer, "dispatch rdma")[0].elements / (4096 * 7168)
+    assert away == pytest.approx(distinct(4, 128, 8) * 7 / 8)
+    assert away * 8 / 7 <= float(row["value"])
+
+
+def test_random_routing_is_as_uneven_as_sampled() -> None:
+    """Means over seeds, of what the examples drew 50 and 10 times."""
+    small, large = (float(row["value"]) for row in rows("ep_imb_random"))
+    draws = [
+        np.mean([routed(Router(Routing(seed=seed), e, k, ep, tokens)).imbalance for seed in range(100)])
+        for e, k, ep, tokens in ((8, 2, 8, 4096 / 8), (256, 8, 64, 8192 / 64))
+    ]
+    assert draws == pytest.approx([small, large], abs=0.006)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+# Megatron's estimator divides all blocks evenly over stages.
+ESTIMATED = {
+    "mem_mixtral-8x7b_par": ("mixtral-8x7b", {"pp": 4, "ep": 8}, 8, 1),
+    "mem_deepseek-v3_par": (
+        "deepseek-v3",
+        {"pp": 16, "ep": 64, "decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 2},
+        128,
+        2,
+    ),
+}
+
+
+def fullest(cut: Partition, pp: int) -> tuple[float, float]:
+    """Dense and expert parameters of the first stage, were all stages alike; corrections of scores not counted."""
+    layers = [layer for stage in cut.stages for layer in stage.layers]
+    ahead = sum(layer.parameters for layer in layers if layer.kind == "embedding")
+    blocks = [layer for layer in layers if layer.kind == "block"]
+    corrections = sum(t.numel for layer in blocks for t in layer.tensors if "correction" in t.name)
+    final_norm = next(t.numel for layer in layers if layer.kind == "head" for t in layer.tensors if "norm" in t.name)
+    dense = sum(layer.parameters for layer in blocks) - corrections + final_norm
+    return ahead + dense / pp, sum(layer.expert_parameters for layer in blocks) / pp
+
+
+@pytest.mark.parametrize("case", ESTIMATED)
+def test_static_memory_is_megatrons_exactly(case: str) -> None:
+    name, degrees, dp, edp = ESTIMATED[case]
+    cut = partition(shaped(name), ParallelConfig(**degrees, etp=1, dispatcher="alltoall", routing=BALANCED))  # type: ignore[arg-type]
+    dense, expert = fullest(cut, degrees["pp"])
+    total, most, nbytes = (row["value"] for row in rows(case))
+    assert f"{shaped(name).parameters / 1e9:.2f}" == total
+    assert f"{(dense + expert) / 1e9:.4f}" == most
+    assert dense * (6 + 12 / dp) + expert * (6 + 12 / edp) == float(nbytes)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3"])
+def test_a_rank_alone_holds_the_model(name: str) -> None:
+    total, most = (row["value"] for row in rows(f"mem_{name}") if "_par" not in row["id"])
+    (stage,) = partition(shaped(name), ParallelConfig()).stages
+    held = stage.parameters + stage.expert_parameters
+    assert held == shaped(name).parameters
+    assert (f"{held / 1e9:.2f}", f"{held / 1e9:.4f}") == (total, most)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4, 8]), etp=st.sampled_from([1, 2]),
+    name=st.sampled_from(["mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2-57b-a14b"]),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_expert_parameters_and_flops_of_all_ranks_add_up(tp: int, ep: int, etp: int, name: str) -> None:
+    whole = shaped(name, seq_len=1024, layers=2)
+    cut = partition(whole, ParallelConfig(tp=tp, ep=ep, etp=etp, sequence_parallel=tp > 1, dispatcher="alltoall",
+                                          routing=BALANCED))  # fmt: skip
+    layer = cut.stages[0].layers[2]
+    there = whole.layers[2]
+    routed_tensors = [t for t in there.tensors if t.cut.startswith("expert")]
+    split = [t for t in routed_tensors if t.cut != "expert"]
+    mine = [t for t in layer.expert_tensors if t.cut != "expert"]
+    assert sum(t.numel for t in mine) * ep * etp == sum(t.numel for t in split)
+    flops = sum(k.flops for w in layer.forward if isinstance(w, Work) for k in w.kernels if k.cut.startswith("expert_"))
+    # Of one sample each rank has 1/tp of the tokens; all positions together compute tp ranks' tokens each.
+    assert flops * tp == pytest.approx(sum(k.flops for k in there.kernels if k.cut.startswith("expert_")))
+
+
+def test_a_mixture_keeps_what_its_received_rows_need() -> None:
+    """Permuted input, FC1's two halves, the activation and the expert's output: 2 T'k h + 3 T'k f elements."""
+    wide, narrow = (expert_layer("mixtral-8x7b", ep=ep, tp=2, sequence_parallel=True) for ep in (8, 2))
+    work = {k.name: k for w in wide.forward if isinstance(w, Work) for k in w.kernels}
+    tokens, h, f = 2048 * 2, 4096, 14336
+    kept = sum(k.saved for k in work.values() if k.cut.startswith("expert"))
+    assert kept == tokens * (2 * h + 3 * f)
+    assert wide.kept + wide.kept_for_weights == narrow.kept + narrow.kept_for_weights
+
+
+# ---- what is issued -------------------------------------------------------------------------------------------------
+
+
+def test_all_to_all_is_issued_in_megatrons_order() -> None:
+    layer = expert_layer("mixtral-8x7b", ep=4, tp=2, etp=2, sequence_parallel=True)
+    start = names(layer.forward).index("tokens per expert")
+    assert names(layer.forward[start:]) == [
+        "tokens per expert", "read counts+permute", "dispatch", "dispatch probs", "dispatch over etp",
+        "dispatch probs over etp", "experts", "combine over etp", "combine", "unpermute+moe",
+    ]  # fmt: skip
+    experts = layer.forward[start + 6]
+    assert isinstance(experts, Work)
+    order = [k.name for k in experts.kernels]
+    assert (order[0], order[-1]) == ("sort_rows", "unsort_rows")
+    counts = layer.forward[start]
+    assert isinstance(counts, Exchange)
+    assert (counts.dims, counts.dtype, counts.per_sample, counts.elements) == (("etp", "ep"), "int64", False, 8 * 8)
+
+
+def test_the_all_gather_dispatcher_moves_every_token_whatever_k() -> None:
+    layer = expert_layer("mixtral-8x7b", ep=8, dispatcher="allgather")
+    found = Counter((x.kind, x.part) for x in exchanges(layer, "") if x.dims == ("etp", "ep"))
+    assert found == {("all_gather", "F"): 3, ("reduce_scatter", "F"): 1, ("all_gather", "I"): 1,
+                     ("reduce_scatter", "I"): 2}  # fmt: skip
+
+
+def test_recomputing_the_mixture_repeats_both_all_to_alls() -> None:
+    made = shaped("mixtral-8x7b", seq_len=4096, layers=2)
+    parallel = ParallelConfig(ep=8, etp=1, dispatcher="alltoall", routing=BALANCED)
+    again = Recompute(granularity="selective", modules=("moe",))
+    plain, repeated = (partition(made, parallel, r).stages[0].layers[1] for r in (Recompute(), again))
+    hidden = [sum("probs" not in x.name for x in exchanges(layer, "", "all_to_all")) for layer in (plain, repeated)]
+    assert hidden == [4, 6]
+    assert repeated.kept + repeated.kept_for_weights < plain.kept + plain.kept_for_weights
+    assert repeated.repeated > 0
+
+
+def test_an_activation_computed_again_keeps_the_rows_but_not_its_output() -> None:
+    made = shaped("mixtral-8x7b", seq_len=4096, layers=2, implementation="fused")
+    parallel = ParallelConfig(ep=8, etp=1, dispatcher="alltoall", routing=BALANCED)
+    again = Recompute(granularity="selective", modules=("moe_act",))
+    plain, repeated = (partition(made, parallel, r).stages[0].layers[1] for r in (Recompute(), again))
+    assert plain.kept_for_weights - repeated.kept_for_weights == repeated.repeated == 4096 * 2 * 14336
+    assert [x.part for x in repeated.backward if isinstance(x, Work)].count("R") == 1
+
+
+def path_needs(layer: LocalLayer, name: str) -> set[str]:
+    """Names of everything a work waits for, through works before it and needs."""
+    items = layer.forward
+    at = next(i for i, item in enumerate(items) if item.name == name)
+    return {items[i].name for i in items[at].needs}
+
+
+def test_shared_experts_run_beside_dispatch_only_if_told() -> None:
+    beside = expert_layer("deepseek-v2-lite", ep=8, shared_expert_overlap=True)
+    order = names(beside.forward)
+    assert order.index("dispatch probs") < order.index("shared experts") < order.index("experts")
+    assert path_needs(beside, "shared experts") == set()
+    assert path_needs(beside, "experts") == {"dispatch probs"}
+    after = names(expert_layer("deepseek-v2-lite", ep=8).forward)
+    assert after[-1] == "unpermute+shared experts+moe"
+
+
+def test_shared_experts_are_cut_over_tp_like_a_dense_mlp() -> None:
+    layer = expert_layer("deepseek-v2-lite", ep=8, tp=4, sequence_parallel=True)
+    found = Counter(x.kind for x in exchanges(layer, "shared experts") if x.dims == ("tp",))
+    assert found == {"all_gather": 3, "reduce_scatter": 2}
+    shared = [t for t in layer.tensors if "shared_experts" in t.name]
+    assert sum(t.numel for t in shared) * 4 == 3 * 2048 * 2816
+    router = next(t for t in layer.tensors if t.name.endswith("mlp.gate.weight"))
+    assert router.numel == 2048 * 64
+    assert layer.replicated >= router.numel
+
+
+def test_latent_attention_gathers_its_latent_vectors_not_the_hidden_states() -> None:
+    layer = expert_layer("deepseek-v3", ep=8, tp=8, sequence_parallel=True)
+    gathered = [x.elements for x in layer.forward if isinstance(x, Exchange) and x.dims == ("tp",)]
+    assert gathered[:3] == [4096 * 1536, 4096 * 512, 4096 * 64]
+    down = next(t for t in layer.tensors if "q_a_proj" in t.name)
+    up = next(t for t in layer.tensors if "q_b_proj" in t.name)
+    assert (down.numel, up.numel) == (7168 * 1536, 1536 * 128 * 192 // 8)
+
+
+# ---- two hops -------------------------------------------------------------------------------------------------------
+
+
+def two_hops(per_node: int, backend: str = "deepep", **routing: object) -> LocalLayer:
+    made = shaped("qwen3-30b-a3b", seq_len=1024, layers=1)
+    parallel = ParallelConfig(
+        ep=16, etp=1, dispatcher="flex", flex_backend=backend, routing=Routing(**({"kind": "balanced"} | routing))
+    )  # type: ignore[arg-type]
+    return partition(made, parallel, nproc_per_node=per_node).stages[0].layers[1]
+
+
+@pytest.mark.parametrize("per_node", [1, 4, 8])
+@pytest.mark.parametrize("routing", [{}, {"kind": "skewed", "skew": 3.0}])
+def test_two_hops_carry_one_copy_per_node_then_one_per_rank(per_node: int, routing: dict[str, object]) -> None:
+    layer = two_hops(per_node, **routing)
+    far, near = (exchanges(layer, f"dispatch {hop}")[0] for hop in ("rdma", "nvlink"))
+    nodes = 16 // per_node
+    assert far.elements / (1024 * 2048) == pytest.approx(distinct(nodes, 128, 8) * (nodes - 1) / nodes)
+    assert near.elements / (1024 * 2048) == pytest.approx(distinct(16, 128, 8))
+    assert far.matrix
+    assert near.matrix
+    node, place = np.divmod(np.arange(16), per_node)
+    assert not far.matrix.array[(node[:, None] == node) | (place[:, None] != place)].any()
+    assert not near.matrix.array[node[:, None] != node].any()
+    # Together they carry what one rank holds, sixteen times.
+    assert [far.matrix.array.sum(), near.matrix.array.sum()] == pytest.approx([16, 16])
+    assert far.communicator != near.communicator
+    assert (far.sms, near.sms) == (FLEX_SMS["deepep"], 0)
+
+
+def test_the_way_home_is_the_way_there_backwards() -> None:
+    layer = two_hops(8, kind="skewed", skew=3.0)
+    there, home = exchanges(layer, "dispatch rdma")[0], exchanges(layer, "combine rdma")[0]
+    assert there.matrix
+    assert home.matrix
+    assert np.array_equal(there.matrix.array.T, home.matrix.array)
+
+
+def test_only_deepeps_host_waits_for_counts() -> None:
+    waits = [any("read counts" in n for n in names(two_hops(8, b).forward)) for b in ("deepep", "hybridep")]
+    assert waits == [True, False]
+
+
+def test_one_node_needs_one_hop() -> None:
+    layer = two_hops(0)
+    assert not exchanges(layer, "dispatch rdma")
+    assert exchanges(layer, "dispatch nvlink")[0].elements == pytest.approx(1024 * 2048 * distinct(16, 128, 8))
+
+
+# ---- routing --------------------------------------------------------------------------------------------------------
+
+ROUTERS = st.builds(
+    lambda kind, skew, seed, ep, k: Router(
+        Routing(kind=kind, seed=seed, skew=1 + skew * (16 / k - 1) if kind == "skewed" else 1.0), 16, k, ep, 256.0
+    ),
+    st.sampled_from(["uniform", "balanced", "skewed"]), st.floats(0, 1), st.integers(0, 9),
+    st.sampled_from([1, 2, 4, 8]), st.integers(1, 4),
+)  # fmt: skip
+
+
+@given(ROUTERS)
+@settings(max_examples=60, deadline=None)
+def test_rows_sent_are_rows_received(router: Router) -> None:
+    found = routed(router)
+    assert found.rows == pytest.approx(256 * router.per_token)
+    if found.matrix is not None:
+        assert len(found.load) == router.ep
+        assert found.matrix.array.sum(axis=1) == pytest.approx(np.ones(router.ep))
+        assert found.matrix.array.sum(axis=0) == pytest.approx(np.array(found.load))
+        assert np.mean(found.load) == pytest.approx(1.0)
+
+
+@given(st.integers(2, 64), st.integers(1, 8), st.floats(0, 1))
+def test_the_busiest_expert_has_the_skew_and_no_token_visits_one_twice(experts: int, k: int, part: float) -> None:
+    k = min(k, experts)
+    skew = 1 + part * (experts / k - 1)
+    loads = popularity(experts, k, skew)
+    assert loads.sum() == pytest.approx(experts)
+    assert loads[0] == pytest.approx(skew, rel=1e-3)
+    assert loads.max() <= experts / k * (1 + 1e-9)
+    assert (np.diff(loads) <= 1e-9).all()
+
+
+def test_the_same_seed_draws_the_same_loads_and_another_seed_others() -> None:
+    first, again, other = (routed(Router(Routing(seed=s), 8, 2, 8, 512.0)).load for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_a_skew_beyond_every_token_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="skew = 5 must be from 1 to 4, where every token visits the busiest of 8"):
+        popularity(8, 2, 5.0)
+
+
+def test_drops_cut_the_peak_and_padding_makes_all_alike() -> None:
+    skewed = Routing(kind="skewed", skew=3.0)
+    free = routed(Router(skewed, 8, 2, 8, 512.0))
+    most = capacity(512, 8, 2, 1.25)
+    dropped = routed(Router(skewed, 8, 2, 8, 512.0, most))
+    padded = routed(Router(skewed, 8, 2, 8, 512.0, most, True))
+    grown = routed(Router(skewed, 8, 2, 8, 512.0, most, True, False))
+    assert free.imbalance * free.rows == pytest.approx(3 * 1024)
+    assert dropped.imbalance * dropped.rows == pytest.approx(most * 8)
+    assert dropped.rows < free.rows
+    assert (padded.rows, padded.load, padded.matrix) == (most * 8, (), None)
+    assert grown.rows == 8 * 3 * 128
+
+
+def test_a_measured_histogram_sets_the_loads(tmp_path: Path) -> None:
+    path = tmp_path / "loads.csv"
+    path.write_text("3,1,1,1,1,1,1,1\n1,1,1,1,1,1,1,3\n", encoding="utf-8")
+    counts = read_histogram(path)
+    parallel = ParallelConfig(ep=4, etp=1, dispatcher="alltoall", routing=Routing(kind="histogram", file="loads.csv"))
+    layers = partition(shaped("mixtral-8x7b", layers=2), parallel, histograms=counts).stages[0].layers
+    assert layers[1].expert_load == pytest.approx((1.6, 0.8, 0.8, 0.8))
+    assert layers[2].expert_load == pytest.approx((0.8, 0.8, 0.8, 1.6))
+    path.write_text("1,2\n1,x\n", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"loads.csv, line 2: .*'x'"):
+        read_histogram(path)
+
+
+BAD = [
+    ({"tp": 2, "ep": 2}, "tp = 2 needs sequence_parallel = true, which is false"),
+    ({"tp": 2, "etp": 2, "ep": 2, "sequence_parallel": True, "dispatcher": "flex"}, "'flex' is described for etp = 1"),
+    ({"ep": 2, "routing": Routing(kind="histogram", file="x.csv")}, "the histogram has 0 experts and the model 8"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_what_is_not_described_says_so(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        expert_layer("mixtral-8x7b", **change)
