@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from toy import plan as toy_plan
+from toy import star
 
 from clustersim.builder import Recipe, build
 from clustersim.compute.price import Pass
@@ -14,8 +16,6 @@ from clustersim.mesh import Mesh
 from clustersim.model import Kernel, Model, StepCost
 from clustersim.partition.base import Chunk, LocalLayer, Partition, Stage, Work
 from clustersim.schedules.base import stage_count, stage_of
-from toy import plan as toy_plan
-from toy import star
 
 KERNEL = Kernel("work", "gemm")
 
@@ -30,7 +30,9 @@ class ToyCost:
     micro_batch_size: int = 1
 
     def work(self, runs, *, dense, cast=0):
-        return Pass(sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs), 0.0, "compute", 0.0)
+        return Pass(
+            sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs), 0.0, "compute", 0.0
+        )
 
 
 class Nothing:
@@ -60,13 +62,13 @@ def partition(p, v, placement, message=1.0):
     return Partition(Model("toy", "toy", ()), stages)
 
 
-def play(orders, placement="loop", *, mode="overlapped", cost=ToyCost(), transfer=0.0, steps=1):
+def play(orders, placement="loop", *, mode="overlapped", cost=None, transfer=0.0, steps=1):
     """The Timeline of a toy pipeline whose transfers take ``transfer`` seconds each and share nothing."""
     p, v = len(orders), 1 + max(action.chunk for order in orders for slot in order for action in slot)
     topology = star(p)
     mesh = Mesh(topology.gpus, p, dims=Dims(pp=p))
     recipe = Recipe(partition(p, v, placement), orders, placement, mode, "bf16", lambda *_: Nothing())
-    program = build(recipe, cost, STEADY, mesh, steps, 0)
+    program = build(recipe, cost or ToyCost(), STEADY, mesh, steps, 0)
     program.check()
     return simulate(program, topology, mesh, planner=lambda request, group: toy_plan(request, [], transfer, np.inf))
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from pipelines import ToyCost, play
+from pipelines import play
 
 from clustersim.schedules import schedule
-from clustersim.schedules.text import parse
+from clustersim.schedules.notation import parse
 
 DATA = Path(__file__).parent / "data"
 
 # Makespan of p = 4 stages, F 1, B 2, with transfers that take 0, 0.1 and 0.25: executed send, receive and wait order of
-# Megatron-LM@d98e8a64 megatron/core/pipeline_parallel/schedules.py, and the pure data flow (facts: MODEL_PARALLEL.md 2.3).
+# Megatron-LM@d98e8a64 megatron/core/pipeline_parallel/schedules.py, and the pure data flow.
 TRANSFERS = {
     ("1f1b", 1, 8, "blocking"): (33.0, 34.9, 37.75),
     ("1f1b", 1, 16, "blocking"): (57.0, 60.5, 65.75),
@@ -51,6 +49,6 @@ def test_the_engine_plays_every_executed_order_in_its_makespan(case):
     placement = {"loop": "loop", "v": "v"}.get(rows[0]["placement"], "both")
     timeline = play(tuple(parse(row["ops"]) for row in rows), placement)
     pairs = any("|" in row["ops"] for row in rows)
-    # A pair's kernels take turns on one stream: the forward first, and its backward's gradient only when both are through.
+    # What a pair makes is sent when both are through.
     wanted = float(rows[0]["makespan_pair_atomic" if pairs else "makespan"])
     assert timeline.makespan == pytest.approx(wanted, rel=1e-12)

@@ -250,6 +250,13 @@ def test_zero_bubble_holds_no_more_than_it_is_allowed(p, m, limit):
     assert max(map(held, orders)) <= limit
 
 
+def test_v_half_moves_nothing_when_its_last_forward_comes_before_its_first_gradient():
+    # What zbv_greedy.py gives for four ranks and two micro-batches: there is no tail to squeeze.
+    orders = schedule("v_half").order(4, 2, 2)
+    assert text(orders[0]) == "F0.0 F1.0 F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 I0.0 W0.0 I1.0 W1.0"
+    assert text(orders[3]) == "F0.0 F0.1 F1.0 F1.1 I0.1 W0.1 I0.0 W0.0 I1.1 W1.1 I1.0 W1.0"
+
+
 # ---- PipeDream ----
 
 

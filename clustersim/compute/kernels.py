@@ -90,10 +90,9 @@ def flops(kernel: Kernel, part: str) -> float:
 
 def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
-    compute, memory = parts(where, kernel, batch, part)
-    # The device stands still while the host does something it waits for.
-    each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
-    floor = launches(kernel, part) * each.value
+    if part == "W" and not weighted(kernel):
+        return 0.0, 0.0
+    backward = part not in {"F", "R"}
     if kernel.kind == "memory":
         return 0.0, memory_time(where, kernel, batch, backward=backward)
     if kernel.kind == "attention":

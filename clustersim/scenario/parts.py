@@ -82,6 +82,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
     if found is None:
         layers = model.n_blocks or len(model.layers)
         return ModelShape(layers, model.seq_len, model.hidden, model.vocab, model.heads, model.heads)
+    experts = found.experts
     return ModelShape(
         found.layers,
         model.seq_len,
@@ -90,10 +91,11 @@ def shape_of(scenario: Scenario) -> ModelShape:
         found.heads,
         found.kv_heads,
         found.head_dim,
-        ffn=0 if found.experts else found.d_ff,
-        experts=found.experts,
-        top_k=found.experts_per_token,
-        moe_ffn=found.d_ff if found.experts else 0,
+        ffn=found.d_ff if experts is None or experts.dense_first else 0,
+        experts=experts.count if experts else 0,
+        top_k=experts.per_token if experts else 0,
+        moe_ffn=experts.width if experts else 0,
+        shared_ffn=experts.shared if experts else 0,
         causal=found.causal,
     )
 

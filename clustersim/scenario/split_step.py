@@ -130,10 +130,11 @@ def _local(scenario: Scenario, gpu: Device) -> LocalCost:
 
 def _replicas(scenario: Scenario, parallel: ParallelConfig, split: Split, cost: StepCost) -> MakeReplicas:
     config = scenario.config
-    last = len(split.partition.stages) - 1
+    # Stages of an asynchronous schedule update at different times: their copies of a tied table drift apart.
+    ends = {0, len(split.partition.stages) - 1} if split.schedule.synchronous else set()
 
     def tied(rank: int) -> int:
-        return split.partition.tied if rank in {0, last} else 0
+        return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
         if config.version != 2:

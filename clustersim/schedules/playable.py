@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import Action, Order, Orders
-from clustersim.schedules.play import chunk_count, turns, waits_for
 from clustersim.schedules.notation import text
+from clustersim.schedules.play import chunk_count, turns, waits_for
 
 _KINDS = "FBIW"
 

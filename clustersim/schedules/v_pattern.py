@@ -185,19 +185,20 @@ class _Line:
 def _squeeze(ranks: list[Slots]) -> list[Slots]:
     """Move passes of the head (with W in slots only) and of the tail into the earliest empty slots that do.
 
-    The head is what comes before rank 0's first I0, the tail what comes after its last F0.
+    The head is what comes before rank 0's first I0, the tail what comes after the first last F0 from then on.
     """
     lines = [_Line([list(column) for column in slots]) for slots in ranks]
     now = [line.slots for line in lines]
     limit = max(line.most for line in lines)
-    head, tail = lines[0].explicit, False
     last = len(ranks[0][0]) - 1
+    phase = "head"
     for rank, kind, j in _in_time(ranks):
-        if (rank, kind) == (0, 3):
-            head = False
-        if head or tail:
+        if phase == "head" and (rank, kind) == (0, 3):
+            phase = "steady"
+        if phase == "steady":
+            phase = "tail" if kind == 0 and j == last else phase
+        elif phase == "tail" or lines[rank].explicit:
             _move_early(lines[rank], _input(now, rank, kind, j), kind, j, limit)
-        tail = tail or (kind == 0 and j == last)
     return now
 
 
@@ -213,8 +214,13 @@ def _move_early(line: _Line, after: int, kind: int, j: int, limit: int) -> None:
 
 
 def _v_min_peak(rank: int, p: int, chunks: int, m: int) -> int | None:
-    """Rank 0 sometimes holds one less if p leaves 2 when divided by 3."""
-    return None if rank == 0 and p % 3 == 2 else min(2 * m, 2 * ((p + 1) // 3) + 2)
+    """The table's, once the pattern has repeated; rank 0 sometimes holds one less if p leaves 2 when divided by 3."""
+    return 2 * ((p + 1) // 3) + 2 if m > p and (rank > 0 or p % 3 != 2) else None
+
+
+def _v_half_peak(rank: int, p: int, chunks: int, m: int) -> int | None:
+    """The table's, once the pattern has repeated."""
+    return 2 * (p // 2) + 2 if m > p else None
 
 
 V_MIN = Schedule(
@@ -231,5 +237,5 @@ V_HALF = Schedule(
     placement="v",
     chunks=2,
     splits_backward=True,
-    peak=lambda rank, p, chunks, m: min(2 * m, 2 * (p // 2) + 2),
+    peak=_v_half_peak,
 )
