@@ -81,7 +81,9 @@ class Costs(NamedTuple):
 
     def of(self, kind: str) -> float:
         """Of an action of this kind."""
-        return {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[kind]
+        if kind == "B":
+            return self.backward
+        return self.forward if kind == "F" else self.input_gradient if kind == "I" else self.weight_gradient
 
 
 UNIT = Costs()

@@ -47,14 +47,16 @@ class Rank:
 
 
 class Search:
-    """The ranks and the rules of one attempt. ``excused[r]``: idle time granted to rank r before it is the idlest."""
+    """The ranks and the rules of one attempt. ``excused[r]``: rank r's idle time in the attempt before."""
 
     def __init__(
         self, p: int, m: int, limit: int, costs: Costs, transfer: float, excused: Sequence[float], fill: dict[str, bool]
     ) -> None:
         self.ranks = [Rank() for _ in range(p)]
         self.p, self.m, self.limit, self.costs, self.transfer = p, m, limit, costs, transfer
-        self.excused, self.fill = excused, fill
+        self.fill = fill
+        self.excused = [max(excused) - idle for idle in excused]
+        self.most_idle = 0.0
 
     def feeder(self, rank: int, kind: str, chunk: int) -> Rank | None:
         """The rank that the input of this pass comes from; None if it is this rank or the data loader."""
@@ -75,7 +77,9 @@ class Search:
         """Append the rank's next pass of this kind to its order."""
         me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
         start = me.clock if arrival is None else max(me.clock, arrival)
-        me.idle += start - me.clock if me.order else 0.0
+        if me.order:
+            me.idle += start - me.clock
+            self.most_idle = max(self.most_idle, me.idle)
         me.clock = start + self.costs.of(kind)
         action = Action(kind, me.count(kind, chunk), chunk)
         me.order.append(action)
@@ -104,7 +108,7 @@ class Search:
             return
         while me.pending and arrival >= me.clock + self.costs.weight_gradient:
             self.weight(rank)
-        most = max(max(other.idle for other in self.ranks), max(self.excused) - self.excused[rank])
+        most = max(self.most_idle, self.excused[rank])
         fills = (kind, chunk) == ("I", 0) or self.fill[kind]
         if me.pending and fills and arrival - me.clock > most - me.idle:
             self.weight(rank)
@@ -185,11 +189,6 @@ def _attempt(search: Search) -> Search:
     return search
 
 
-def most_idle(search: Search) -> float:
-    """The idle time of the idlest rank within its own span."""
-    return max(rank.idle for rank in search.ranks)
-
-
 def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """The best of four attempts (W that are longer than the gap: before I1 or not, before F or not), each repeated."""
     limit = limit_of(2 * p, options)
@@ -203,13 +202,17 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
         fixed = (p, m, limit, options[COSTS.name], options[TRANSFER.name])
         fill = {"I": before_gradient, "F": before_forward}
         best = _attempt(Search(*fixed, [-1.0] * p, fill))
-        while True:
+        while best.most_idle > 0:
             again = _attempt(Search(*fixed, [rank.idle for rank in best.ranks], fill))
-            if most_idle(again) >= most_idle(best):
+            if again.most_idle >= best.most_idle:
                 break
             best = again
         found.append(best)
-    return tuple(tuple((action,) for action in rank.order) for rank in min(found, key=most_idle).ranks)
+        if best.most_idle == 0:
+            break
+    return tuple(
+        tuple((action,) for action in rank.order) for rank in min(found, key=lambda search: search.most_idle).ranks
+    )
 
 
 def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
