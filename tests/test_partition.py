@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import ModelError, ScenarioError
+from clustersim.memory import memory
 from clustersim.model import Kernel, Model
 from clustersim.models import catalog, model, transformer
 from clustersim.parallel import ParallelConfig, Recompute
@@ -382,3 +383,48 @@ def test_delayed_weight_gradients_hold_what_the_zero_bubble_paper_says() -> None
 def test_equal_layers_share_their_items() -> None:
     split = partition(model("llama3-8b"), ParallelConfig(tp=2, pp=2))
     assert len({id(layer.forward) for layer in layers(split)}) == 3
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_ends_of_the_pipeline_keep_what_the_formulas_say(sequence_parallel: bool) -> None:
+    # Korthikanti et al., arXiv:2205.05198 s4.3: the embedding's dropout mask sbh, the final norm's input and the head's
+    # 2 sbh each, all of them 1/t with sequence parallelism; fp32 logits 4 s b V / t.
+    t, tokens, h = 2, 1024, 768
+    whole = model("gpt2")
+    split = partition(whole, ParallelConfig(tp=t, pp=2, sequence_parallel=sequence_parallel))
+    first, head = split.stages[0].layers[0], split.stages[1].layers[-1]
+    share = tokens * h / (t if sequence_parallel else 1)
+    assert 2 * (first.kept + first.kept_for_weights) == share
+    assert (2 * head.kept, 2 * head.kept_for_weights) == (2 * share, 2 * share)
+    assert 4 * head.fp32_kept == 4 * tokens * 50432 / t
+
+
+@given(parallel=configs.filter(lambda parallel: parallel.tp == 1), recompute=recomputes)
+def test_context_parallelism_divides_what_is_kept(parallel: ParallelConfig, recompute: Recompute) -> None:
+    whole = layers(partition(small(), replace_config(parallel, cp=1), recompute))
+    for one, part in zip(whole, layers(partition(small(), parallel, recompute)), strict=True):
+        for name in ("kept", "kept_for_weights", "repeated", "fp32_kept", "stashed"):
+            assert getattr(part, name) * parallel.cp == pytest.approx(getattr(one, name), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recompute"),
+    [("none", Recompute()), ("full", Recompute("full")), ("selective", Recompute("selective_op"))],
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "opt-1.3b"])
+def test_undivided_it_keeps_what_the_memory_model_counts(name: str, policy: str, recompute: Recompute) -> None:
+    whole = model(name)
+    options = {"micro_batch_size": 1, "dtype": "bf16", "param_dtype": "bf16", "activation_checkpointing": policy}
+    counted = memory(whole, **options)
+    body = [layer for layer in layers(partition(whole, ParallelConfig(), recompute)) if layer.kind != "head"]
+    kept = sum(layer.kept + layer.kept_for_weights for layer in body)
+    assert 2 * (kept + max(layer.repeated for layer in body)) == counted.activations
+
+
+def test_uneven_heads_of_an_all_to_all_take_as_long_as_the_rank_with_most() -> None:
+    whole = transformer(2, 640, 10, 128, 1000)
+    attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")
+    config = ParallelConfig(framework="deepspeed", cp=4, cp_comm_type="a2a")
+    block = partition(whole, config).stages[0].layers[1]
+    found = next(k for k in kernels(block.forward, "F") if k.kind == "attention")
+    assert (found.heads, found.flops) == (3, attention.flops * 3 / 10)

@@ -64,11 +64,16 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
     if comm == "p2p":
         return Ring(name, kernel, tensors.pair, c, ("cp",), uneven)
     if comm == "a2a":
-        inside = Whole(name, replace(kernel, heads=kernel.heads // c))
-        return Swapped(name, inside, tensors, ("cp",))
+        return Swapped(name, Whole(name, _fewer_heads(kernel, c)), tensors, ("cp",))
     inner, outer = parallel.hierarchical_context_parallel_sizes or (1, c)
-    ring = Ring(name, replace(kernel, heads=kernel.heads // inner), tensors.pair, outer, ("cp_p2p",), uneven)
+    ring = Ring(name, _fewer_heads(kernel, inner), tensors.pair, outer, ("cp_p2p",), uneven)
     return Swapped(name, ring, tensors, ("cp_a2a",))
+
+
+def _fewer_heads(kernel: Kernel, ranks: int) -> Kernel:
+    """Whole heads for each rank; where they do not divide (DeepSpeed lets them) ranks with one more set the pace."""
+    heads = -(-kernel.heads // ranks)
+    return replace(_more(kernel, heads * ranks / kernel.heads), heads=heads)
 
 
 def _more(kernel: Kernel, times: float) -> Kernel:
