@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -428,3 +429,27 @@ def test_uneven_heads_of_an_all_to_all_take_as_long_as_the_rank_with_most() -> N
     block = partition(whole, config).stages[0].layers[1]
     found = next(k for k in kernels(block.forward, "F") if k.kind == "attention")
     assert (found.heads, found.flops) == (3, attention.flops * 3 / 10)
+
+
+def test_torchtitan_keeps_the_gathered_input_that_megatron_gathers_again() -> None:
+    blocks = {}
+    for framework in ("megatron", "torchtitan"):
+        config = ParallelConfig(tp=4, sequence_parallel=True, framework=framework)
+        blocks[framework] = partition(LLAMA, config).stages[0].layers[1]
+    kinds = {name: Counter(x.kind for x in exchanges((*b.forward, *b.backward))) for name, b in blocks.items()}
+    assert kinds["megatron"] == {"all_gather": 6, "reduce_scatter": 4}
+    assert kinds["torchtitan"] == {"all_gather": 4, "reduce_scatter": 4}
+    tensor = LLAMA.seq_len * LLAMA.hidden
+    more = blocks["torchtitan"].kept_for_weights - blocks["megatron"].kept_for_weights
+    assert more == 2 * (tensor - tensor / 4)
+
+
+def test_a_ring_sends_on_what_has_come() -> None:
+    config = ParallelConfig(tp=4, cp=4, sequence_parallel=True, tp_overlap="userbuffers")
+    block = partition(LLAMA, config).stages[0].layers[1]
+    for items in (block.forward, block.backward):
+        rings = [(i, item) for i, item in enumerate(items) if isinstance(item, Exchange) and item.kind == "ring"]
+        assert len(rings) in {3 * 2 + 3, 3 * 2 + 4}
+        for (before, one), (_, other) in pairwise(rings):
+            if one.name.rsplit(" ", 3)[0] == other.name.rsplit(" ", 3)[0]:
+                assert before in other.needs

@@ -147,7 +147,8 @@ class Ring:
         for i in range(c):
             # Transfers 1 and 2 are on their way before the first product.
             while len(sent) < min(i + 2, c - 1):
-                needs = before if not sent else ()
+                # What is sent on is what has come.
+                needs = tuple(sent[-1:]) or before
                 label = f"{self.name} keys and values {len(sent) + 1} of {c - 1}"
                 sent.append(out.exchange(label, "ring", self.dims, self.pair, part, beside=True, needs=needs))
             out.wait_for(*sent[max(0, i - 1) : i])
@@ -161,7 +162,7 @@ class Ring:
         for i in range(c):
             size = self.pair * ((i < c - 1) + (i > 0))
             what = ("keys and values", "keys, values and gradients", "gradients")[(i > 0) + (i == c - 1 and i > 0)]
-            needs = before if not sent else ()
+            needs = tuple(sent[-1:]) or before
             label = f"{self.name} {what} {i + 1} of {c}"
             sent.append(out.exchange(label, "ring", self.dims, size, "I", beside=True, needs=needs))
             out.wait_for(*sent[max(0, i - 1) : i])

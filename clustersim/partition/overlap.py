@@ -34,9 +34,10 @@ def gathered_products(
     """
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
     before = out.waiting
-    steps = []
+    steps: list[int] = []
     for i in range(1, tp):
-        needs = before if i == 1 else ()
+        # What is sent on is what has come.
+        needs = tuple(steps[-1:]) or before
         label = f"{what} {i} of {tp - 1}"
         steps.append(
             out.exchange(label, "ring", ("tp",), elements / tp, part, beside=True, needs=needs, communicator="tp ring")

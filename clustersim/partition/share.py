@@ -20,6 +20,7 @@ class Share:
     Parameters
     ----------
     tp, cp : degrees. sequence_parallel : whether ``sequence`` cuts have 1/tp of the tokens.
+    gathers_again : whether a gathered input is dropped (:class:`clustersim.partition.tensor.Manner`).
     vocab, padded : rows of the embedding as the model has it, and as the ranks hold it together.
     heads, kv_heads, head_dim : of the model's attention.
     """
@@ -32,11 +33,17 @@ class Share:
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    gathers_again: bool = True
 
     @property
     def tokens(self) -> int:
         """By how much the tokens between tensor-parallel parts are divided."""
         return self.cp * (self.tp if self.sequence_parallel else 1)
+
+    @property
+    def inputs(self) -> int:
+        """By how much the tokens of a column cut's kept input are divided."""
+        return self.tokens if self.gathers_again else self.cp
 
     @property
     def local_kv_heads(self) -> int:
@@ -54,7 +61,7 @@ def share_of(model: Model, parallel: ParallelConfig) -> Share:
     padded = padded_vocab(model.vocab, parallel.make_vocab_size_divisible_by, parallel.tp)
     return Share(
         parallel.tp, parallel.cp, parallel.sequence_parallel, model.vocab, padded if parallel.tp > 1 else model.vocab,
-        model.heads, model.kv_heads, model.head_dim,
+        model.heads, model.kv_heads, model.head_dim, parallel.framework != "torchtitan",
     )  # fmt: skip
 
 
@@ -94,9 +101,9 @@ def _product(kernel: Kernel, share: Share) -> Kernel:
     t, divided = share.tp, share.tokens if kernel.cut == "sequence" else share.cp
     n, k, kept = kernel.n, kernel.k, divided
     if kernel.cut == "column":
-        n, kept = _divided(kernel, "n", t), share.tokens
+        n, kept = _divided(kernel, "n", t), share.inputs
     elif kernel.cut == "vocab":
-        n, kept = share.padded // t, share.tokens
+        n, kept = share.padded // t, share.inputs
     elif kernel.cut == "row":
         k, kept = _divided(kernel, "k", t), t * share.cp
     local = rows(kernel) / divided

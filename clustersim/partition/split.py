@@ -100,7 +100,10 @@ class _Builder:
     ) -> None:
         self.model, self.parallel, self.recompute = model, parallel, recompute
         self.share = share_of(model, parallel)
-        manner = Manner(parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient)
+        manner = Manner(
+            parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient,
+            self.share.gathers_again,
+        )  # fmt: skip
         self.cutter = Cutter(self.share, parallel, manner, nproc_per_node, histograms)
         self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
         self.known: dict[tuple[object, ...], _Passes] = {}

@@ -27,12 +27,15 @@ class Manner:
     tp : ranks. sequence_parallel : all_gather and reduce_scatter in all_reduce's place.
     overlap : ``none``, ``bulk``, ``userbuffers`` or ``async_tp``, see :mod:`clustersim.partition.overlap`.
     beside_weights : without sequence parallelism, backward's all_reduce runs beside the weight gradient.
+    gathers_again : with it, the columns' gathered input is not kept but gathered once more for the weight gradient
+        (Megatron-LM's autograd function); PyTorch's DTensor keeps it, as any linear keeps its input.
     """
 
     tp: int
     sequence_parallel: bool = False
     overlap: str = "none"
     beside_weights: bool = True
+    gathers_again: bool = True
 
     @property
     def pipelined(self) -> bool:
@@ -67,19 +70,22 @@ class Columns:
     def backward(self, out: Listing) -> None:
         """Input gradient and its reduction, which runs beside the weight gradient.
 
-        The input's second all_gather is issued first and runs beside the input gradient.
+        The input's second all_gather, where there is one, is issued first and runs beside the input gradient.
         """
         if not self.manner.sequence_parallel:
             self._all_reduced(out)
             return
-        again = out.exchange(f"{self.name} input again", "all_gather", TP, self.elements, "W", beside=True)
+        again: tuple[int, ...] = ()
+        if self.manner.gathers_again:
+            name = f"{self.name} input again"
+            again = (out.exchange(name, "all_gather", TP, self.elements, "W", beside=True),)
         name = f"{self.name} input gradient"
         if self.manner.overlap == "async_tp":
             overlap.reduced_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, "I", ring=True)
         else:
             out.work(self.name, self.kernels, "I")
             out.exchange(name, "reduce_scatter", TP, self.elements, "I")
-        out.work(self.name, self.kernels, "W", needs=(again,))
+        out.work(self.name, self.kernels, "W", needs=again)
 
     def _all_reduced(self, out: Listing) -> None:
         out.work(self.name, self.kernels, "I")
