@@ -90,6 +90,12 @@ def _shared_kernels(s: Shape, e: Experts) -> Kernels:
 
 
 def expert_activations(s: Shape, e: Experts, saved: float) -> float:
-    """Elements per token that routed and shared experts keep for backward: their inputs, and hidden layers."""
-    shared = s.d_model + saved * e.shared if e.shared else 0.0
-    return e.per_token * (s.d_model + saved * e.width) + shared
+    """Elements per token that a mixture keeps for backward: permuted rows, hidden layers, what experts said (for the
+    gradients of the weights it is summed by), and the input of router and shared experts.
+
+    Mixtral's figure is without its router's input and its experts' outputs.
+    """
+    rows = e.per_token * (s.d_model + saved * e.width)
+    if s.family == "mixtral":
+        return rows
+    return rows + e.per_token * s.d_model + s.d_model + saved * e.shared
