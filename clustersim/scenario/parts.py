@@ -91,7 +91,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
         found.heads,
         found.kv_heads,
         found.head_dim,
-        ffn=found.d_ff if experts is None or experts.dense_first else 0,
+        ffn=0 if experts and experts.are_in(0) else found.d_ff,
         experts=experts.count if experts else 0,
         top_k=experts.per_token if experts else 0,
         moe_ffn=experts.width if experts else 0,
