@@ -19,9 +19,9 @@ from clustersim.model import Model
 from clustersim.models import model
 from clustersim.parallel import ParallelConfig, Recompute, Routing
 from clustersim.partition.base import Exchange, LocalLayer, Partition, Work
-from clustersim.partition.dispatch import FLEX_SMS
 from clustersim.partition.routing import Router, capacity, distinct, popularity, read_histogram, routed
 from clustersim.partition.split import partition
+from clustersim.partition.two_hops import FLEX_SMS
 
 EXAMPLES = Path(__file__).parent / "data" / "expert_examples.csv"
 BALANCED = Routing(kind="balanced")

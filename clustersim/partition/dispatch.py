@@ -1,28 +1,21 @@
 """How tokens reach their experts and come back, as exchanges in the order a rank issues them.
 
 Megatron-LM core/transformer/moe/{token_dispatcher,fused_a2a}.py. ``alltoall``: every copy of a token goes to its
-expert's position. ``allgather``: all tokens go everywhere. ``flex``: one copy per node, then one per rank over NVLink
-(deepseek-ai/DeepEP). Each is a pair of journeys, and backward makes the same ones with gradients.
+expert's position. ``allgather``: all tokens go everywhere. Each is a pair of journeys, and backward makes the same ones
+with gradients. :mod:`clustersim.partition.two_hops` is ``flex``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Protocol
 
-import numpy as np
-
-from clustersim.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.model import Kernel
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels
-from clustersim.partition.routing import Routed, distinct
+from clustersim.partition.routing import Routed
 
 EP, ETP, BOTH = ("ep",), ("etp",), ("etp", "ep")
-FLEX_SMS: Mapping[str, int] = MappingProxyType({"deepep": 20, "hybridep": 16})
-"""SMs their kernels hold: Megatron-LM's ``moe_deepep_num_sms`` and ``moe_hybridep_num_sms``."""
 HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
@@ -111,7 +104,7 @@ def is_expert(kernel: Kernel) -> bool:
     return kernel.cut.startswith("expert") or kernel.name in {"router", "top_k"} or kernel.name.startswith("shared_")
 
 
-def _read_counts(out: Listing, part: str) -> None:
+def read_counts(out: Listing, part: str) -> None:
     """The host copies counts from the device and waits, before it launches what depends on them."""
     out.work("read counts", (Kernel("read_counts", "host", launches=HOST_WAITS, backward_launches=0),), part)
 
@@ -130,7 +123,7 @@ class AllToAll:
             if s.ep * s.etp > 1:
                 size = float(s.mixture.experts * s.ep * s.etp)
                 out.exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False)
-            _read_counts(out, part)
+            read_counts(out, part)
 
     def there(self, out: Listing, part: str) -> None:
         """Hidden states and weights; both to all ranks of an expert."""
@@ -199,7 +192,7 @@ class AllGather:
         self._exchange(out, "dispatch map", "all_gather", self.spread.mixture.experts, part, "uint8")
         self._exchange(out, "dispatch probs", "all_gather", self.spread.mixture.experts, part, "fp32")
         self._exchange(out, "dispatch", "all_gather", self.spread.mixture.hidden, part)
-        _read_counts(out, part)
+        read_counts(out, part)
 
     def home(self, out: Listing, part: str) -> None:
         """Every rank's part of every token's sum."""
@@ -224,87 +217,5 @@ class AllGather:
             out.exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class TwoHops:
-    """One copy of a token per node that wants it, to the GPU of the sender's place there, and from it one per rank.
-
-    Both hops are one kernel that pipelines them, so the exchanges run beside each other. Weights travel inside.
-    """
-
-    spread: Spread
-    by_sender: bool = False
-
-    def prepare(self, out: Listing, part: str) -> None:
-        """Nothing: the kernel itself exchanges counts."""
-
-    def there(self, out: Listing, part: str) -> None:
-        """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
-        self._hops(out, "dispatch", part)
-        if self.spread.counted and self.spread.backend == "deepep":
-            _read_counts(out, part)
-
-    def home(self, out: Listing, part: str) -> None:
-        """Combine: sums inside a node, then one row per node."""
-        self._hops(out, "combine", part, home=True)
-
-    def gradient_there(self, out: Listing) -> None:
-        """A dispatch."""
-        self._hops(out, "combine gradient", "I")
-
-    def gradient_home(self, out: Listing) -> None:
-        """A combine."""
-        self._hops(out, "dispatch gradient", "I", home=True)
-
-    def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
-        """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
-        return (permute,), (unpermute,)
-
-    def _hops(self, out: Listing, what: str, part: str, *, home: bool = False) -> None:
-        s, sms = self.spread, FLEX_SMS[self.spread.backend]
-        if s.ep == 1:
-            return
-        width, before = s.tokens * s.mixture.hidden, out.waiting
-        posted: list[int] = []
-        for hop, (copies, matrix) in copies_of(s).items():
-            way = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
-            posted.append(
-                out.exchange(
-                    f"{what} {hop}", "all_to_all", EP, width * copies, part, beside=True, needs=before,
-                    communicator=f"ep {hop}", matrix=way, sms=0 if posted else sms,
-                )
-            )  # fmt: skip
-        out.waiting = tuple(posted)
-
-
-def copies_of(s: Spread) -> dict[str, tuple[float, ByteMatrix | None]]:
-    """Copies of a token each hop carries, and between whom.
-
-    Uniform choices of k experts fall into ``distinct`` ranks and nodes; busier positions get more in proportion. What
-    a rank brings over its own NVLink from other nodes' ranks of its place, it hands on itself, so that each hands on as
-    many copies as it sends.
-    """
-    m = s.mixture
-    nodes = s.ep // s.per_node
-    part = m.group_limit / m.groups if m.group_limit and nodes % m.groups == 0 else 1.0
-    experts = round(m.experts * part)
-    ranks = distinct(round(s.ep * part), experts, m.per_token)
-    if nodes == 1:
-        return {"nvlink": (ranks, s.routed.matrix)}
-    load = np.array(s.routed.load or (1.0,) * s.ep)
-    node, place = np.divmod(np.arange(s.ep), s.per_node)
-    same = node[:, None] == node[None, :]
-    near = np.where(same, load[None, :] / s.per_node, 0.0)
-    of_node = np.bincount(node, load)[node] / s.per_node
-    far = np.where(~same & (place[:, None] == place[None, :]), of_node[None, :] / (nodes - 1), 0.0)
-    away = distinct(round(nodes * part), experts, m.per_token) * (nodes - 1) / nodes
-    return {"rdma": (away, byte_matrix(far.tolist())), "nvlink": (ranks, byte_matrix(near.tolist()))}
-
-
 def _times(kernel: Kernel, factor: int) -> Kernel:
     return replace(kernel, nbytes=kernel.nbytes * factor, backward_nbytes=kernel.backward_nbytes * factor)
-
-
-DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
-    {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
-)
-"""``dispatcher`` of a scenario's ``[parallel]``."""

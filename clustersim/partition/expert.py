@@ -8,19 +8,26 @@ is. Megatron-LM core/transformer/moe/{moe_layer,experts,shared_experts}.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Tensor
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.dispatch import DISPATCHERS, Mixture, Spread
+from clustersim.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels, Local, Node, Nodes
 from clustersim.partition.recompute import Rebuilt, checkpointed
 from clustersim.partition.routing import Router, capacity, routed
 from clustersim.partition.share import Share, local_kernel, rows
 from clustersim.partition.tensor import Columns, Manner, Rows
+from clustersim.partition.two_hops import TwoHops
+
+DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
+    {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
+)
+"""``dispatcher`` of a scenario's ``[parallel]``."""
 
 
 def mixture_of(kernels: Kernels) -> Mixture | None:
