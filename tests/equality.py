@@ -3,8 +3,8 @@
     python tests/equality.py --programs 2000 --seed 0
 
 prints a table by kind of Program: how many, how many of them cannot be played and why (both must say so), how many
-differ, spans and transfers compared, and the largest difference. Exits with 1 where any is above 1e-9, of the run's
-length for times and of a transfer's bytes for what it has moved by any moment, and tells which program it was.
+differ, spans and transfers compared, and the largest difference in time as a share of the run: of spans, and of the
+moments by which a transfer had moved so many bytes. Exits with 1 where any is above 1e-9, and tells which program.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _transfers(use: LinkUse, played: oracle.Played, whole: float, result: Result
 
 
 def _moved_apart(one: Sequence[oracle.Piece], other: Sequence[oracle.Piece], whole: float) -> float:
-    """Largest difference, at any moment, between what two transfers have moved, as a share of all their bytes; or
-    between the moments at which they begin and end, as a share of the run."""
+    """How far two transfers are apart, as a share of the run: by the moments at which they begin and end, and by what
+    they have moved at any moment, in seconds at their highest rate."""
     if not one or not other:
         return 0.0 if len(one) == len(other) else 1.0
     moments = np.unique([time for start, end, _ in (*one, *other) for time in (start, end)])
@@ -135,7 +135,8 @@ def _moved_apart(one: Sequence[oracle.Piece], other: Sequence[oracle.Piece], who
         begun, over, rate = (np.array(column)[:, None] for column in zip(*pieces, strict=True))
         curves.append((rate * np.clip(np.minimum(over, moments) - begun, 0.0, None)).sum(axis=0))
     ends = max(abs(one[0][0] - other[0][0]), abs(one[-1][1] - other[-1][1])) / whole
-    return max(float(np.abs(curves[0] - curves[1]).max() / curves[1].max()), ends)
+    fastest = max(rate for *_, rate in other)
+    return max(float(np.abs(curves[0] - curves[1]).max()) / fastest / whole, ends)
 
 
 def numbered(seed: int, number: int) -> random_programs.Case:

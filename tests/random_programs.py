@@ -18,11 +18,12 @@ import toy
 from hypothesis import strategies as st
 from random_ops import Draft, Numbers
 
-from clustersim import collectives, fabrics
+from clustersim import collectives, fabrics, scenario
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.label import Label
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Program, Recv, Send, Serve
+from clustersim.strategies import STRATEGIES
 from clustersim.topology import Topology
 
 Planner = Callable[[Request, Group], Plan]
@@ -273,6 +274,19 @@ def _on_real(rng: Random, program: Program) -> Case:
         return collectives.plan(request, group, backend)
 
     return Case("real machine", program, topology, fabrics.mesh(topology), planner, {"backend": backend})
+
+
+def of_scenario(name: str, changes: dict[str, object]) -> Case:
+    """A shipped scenario, as it would be run."""
+    prepared = scenario.load(name, changes).prepare()
+    file, backend = prepared.scenario.file, prepared.backend
+    launch = STRATEGIES[file.strategy["kind"]].launch or file.run.launch
+
+    def planner(request: Request, group: Group) -> Plan:
+        return collectives.plan(request, replace(group, launch=launch), backend)
+
+    options: dict[str, object] = {"backend": backend, "launch": launch}
+    return Case(name, prepared.program, prepared.topology, prepared.mesh, planner, options)
 
 
 def cases(kind: str | None = None) -> st.SearchStrategy[Case]:

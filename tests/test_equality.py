@@ -87,6 +87,25 @@ def test_the_engine_plays_any_program_as_the_oracle_does(case):
     assert equality.compare(case).wrong == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ddp_gpt2_xl_2x8_a100", {"model.name": "gpt2", "run.jitter": 0.05}),
+        ("fsdp_mpt_7b_16x8_a100", {"cluster.nodes": 2, "run.steps": 1, "run.jitter": 0.02}),
+        ("hsdp_llama3_70b_32x8_h100", {"model.name": "llama3-8b", "cluster.nodes": 2, "run.steps": 1}),
+        ("zero2_llama3_8b_2x8_a100", {"run.steps": 1}),
+        ("ps_async_32x8_v100", {"cluster.nodes": 1, "run.steps": 5}),
+        ("sgd_steps_1x8", {}),
+        ("dp_torch_1x8", {}),
+    ],
+)
+def test_the_engine_plays_a_shipped_scenario_as_the_oracle_does(name, changes):
+    result = equality.compare(random_programs.of_scenario(name, changes))
+    assert not result.failed
+    assert result.wrong == ""
+    assert result.spans > 1000
+
+
 def test_kinds_of_programs_take_turns():
     assert [equality.numbered(0, n).kind for n in range(len(random_programs.KINDS))] == list(random_programs.KINDS)
 
