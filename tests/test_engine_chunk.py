@@ -260,3 +260,17 @@ def test_two_replays_that_may_meet_do_not_leap(node):
     ]
     timeline = simulate(toy.program(both, ranks=8), node, mesh, backend="ideal", fidelity="chunk")
     assert timeline.makespan > 7 * 2 * 64 * MIB / 8 / up_rate(node)
+
+
+@pytest.mark.parametrize("name", ["dgx-1p", "dgx-1v", "hgx-a100", "hgx-h100"])
+def test_a_replay_goes_round_the_rings_that_the_plan_was_made_of(name):
+    topology = fabrics.load(name, nodes=1)
+    n = len(topology.gpus)
+    op = Collective("c", "all_reduce", 256 * MIB, np.arange(n)[None], algorithm="ring")
+    program, mesh = toy.program([op], ranks=n), fabrics.mesh(topology)
+    flow, chunk = (simulate(program, topology, mesh, fidelity=fidelity) for fidelity in ("flow", "chunk"))
+    moved, sent = flow.links.bytes_per_link(), chunk.links.bytes_per_link()
+    np.testing.assert_array_equal(moved > 0, sent > 0)
+    share = sent[sent > 0] / moved[sent > 0]  # what NCCL reaches of the line rate, the same on every link
+    np.testing.assert_allclose(share, share[0], rtol=1e-9)
+    assert chunk.makespan == pytest.approx(share[0] * flow.makespan, rel=0.15)

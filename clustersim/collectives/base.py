@@ -255,6 +255,7 @@ class Plan:
     bus_factor : float, nccl-tests' factor from algbw to busbw.
     host : float [s], the part of ``latency`` that is the host posting sends and receives: a benchmark that does nothing
         else waits for it, a step whose launches run ahead does not.
+    channels : the paths its links were worked out from, for chunk fidelity; empty where the backend laid none.
     """
 
     kind: str
@@ -270,6 +271,7 @@ class Plan:
     bus_factor: float = 1.0
     host: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    channels: tuple[Channel, ...] = field(default=(), repr=False)
 
     def rate(self, bandwidth: Floats) -> float:
         """Payload bytes/s of the flow alone on links of these bandwidths [bytes/s]."""

@@ -55,6 +55,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
         ceiling=min(ceiling, math.inf if pace == 0 else 1.0 / pace),
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
+        channels=laid,
     )
 
 

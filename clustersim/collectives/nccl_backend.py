@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import ideal, nccl
-from clustersim.collectives.base import Floats, Group, Ints, Plan, Request, bus_factor
+from clustersim.collectives.base import Channel, Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_terms import ROOTED, fill, floored, hop_time, host_floor, inner_hop, norm
@@ -118,20 +118,21 @@ def seconds(chosen: Choice, costs: Costs) -> float:
 @dataclass(frozen=True, eq=False)
 class _Way:
     """What does not depend on the bytes: links crossed, load on each per payload byte, payload bytes/s of an idle
-    machine (and of its ``ceiling`` alone), and seconds of ``hops``."""
+    machine (and of its ``ceiling`` alone), seconds of ``hops``, and the ``channels`` the links belong to."""
 
     links: Ints
     weights: Floats
     ceiling: float
     rate: float
-    hops: float = 0.0
+    hops: float
+    channels: tuple[Channel, ...]
 
 
 def _way(group: Group, loads: PathLoads, weights: Floats, ceiling: float, hops: float = 0.0) -> _Way:
     used = weights > 0
     links, weights = loads.links[used], weights[used]
     rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
-    return _Way(links, weights, ceiling, rate, hops)
+    return _Way(links, weights, ceiling, rate, hops, loads.channels)
 
 
 @kept_with_topology(maxsize=1024)
@@ -194,6 +195,7 @@ def _plan(
         ceiling=way.ceiling,
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
+        channels=way.channels,
     )
 
 

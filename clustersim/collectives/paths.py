@@ -29,13 +29,15 @@ _CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvl
 class PathLoads:
     """Link loads per edge class of one algorithm on one group, per byte of S.
 
-    ``links`` (k,), ``by_class`` (4, k) bytes on each link per payload byte; steps as in Traffic.
+    ``links`` (k,), ``by_class`` (4, k) bytes on each link per payload byte; steps as in Traffic. ``channels`` : the
+    paths through the group they were worked out from.
     """
 
     links: Ints
     by_class: Floats
     steps: int
     net_steps: int
+    channels: tuple[Channel, ...]
 
 
 @dataclass(eq=False)
@@ -70,12 +72,13 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
     key = (request.kind, algorithm, count, request.root, request.matrix)
     if key not in where.loads:
         row = ALGORITHMS[algorithm]
-        traffic = row.traffic(request, group, _channels(group, algorithm, count, row.layout))
+        laid = _channels(group, algorithm, count, row.layout)
+        traffic = row.traffic(request, group, laid)
         # Gathering and reducing round a ring move the same bytes over the same edges.
         columns = (column.tobytes() for column in (traffic.src, traffic.dst, traffic.fraction, traffic.rail))
-        moved = (traffic.steps, traffic.net_steps, traffic.relay, *columns)
+        moved = (algorithm, traffic.steps, traffic.net_steps, traffic.relay, *columns)
         if moved not in where.routed:
-            where.routed[moved] = _route(traffic, group)
+            where.routed[moved] = _route(traffic, group, laid)
         where.loads[key] = where.routed[moved]
     return where.loads[key]
 
@@ -92,7 +95,7 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
     return tuple(Channel(i, position[list(order)], 1.0 / count) for i, order in enumerate(graph.orders))
 
 
-def _route(traffic: Traffic, group: Group) -> PathLoads:
+def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoads:
     """Traffic onto links, one row per edge class."""
     classes = _edge_classes(traffic, group)
     parts = []
@@ -119,7 +122,7 @@ def _route(traffic: Traffic, group: Group) -> PathLoads:
     by_class = np.zeros((len(EDGE_CLASSES), len(links)))
     for index, (where, amount) in enumerate(parts):
         by_class[index, np.searchsorted(links, where)] = amount
-    return PathLoads(links, by_class, traffic.steps, traffic.net_steps)
+    return PathLoads(links, by_class, traffic.steps, traffic.net_steps, laid)
 
 
 def _edge_classes(traffic: Traffic, group: Group) -> Ints:

@@ -202,7 +202,7 @@ def schedule_of(request: Request, group: Group, plan: Plan) -> Schedule:
             f"algorithm {plan.algorithm!r} has no schedule to replay transfer by transfer; use fidelity 'flow', "
             f"or for {request.kind} one of: {known}"
         )
-    laid = channels(group, plan.n_channels, chosen.layout)
+    laid = plan.channels or channels(group, plan.n_channels, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
     # Every edge of the traffic sends about once per step: near enough to refuse before building a billion of them.
     _must_fit(len(traffic.src) * traffic.steps)
