@@ -179,3 +179,11 @@ def test_a_wrong_config_is_one_clear_error(change: dict[str, object], message: s
     }  # fmt: skip
     with pytest.raises(ModelError, match=message):
         from_hf(config | change)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_what_the_host_does_takes_its_launches_alone(dtype: str) -> None:
+    gpu = device("H100-SXM5-80GB")
+    waits = Kernel("read_counts", "host", launches=3, backward_launches=0)
+    assert kernel_time(waits, gpu, 8, dtype)[0] == pytest.approx(3 * gpu.launch.value)
+    assert kernel_time(waits, gpu, 8, dtype, backward=True)[0] == 0.0

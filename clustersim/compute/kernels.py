@@ -90,7 +90,7 @@ def flops(kernel: Kernel, part: str) -> float:
 
 def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
-    if part == "W" and not weighted(kernel):
+    if kernel.kind == "host" or (part == "W" and not weighted(kernel)):
         return 0.0, 0.0
     backward = part not in {"F", "R"}
     if kernel.kind == "memory":
