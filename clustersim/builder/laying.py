@@ -18,9 +18,12 @@ from clustersim.schedules.base import Action
 from clustersim.strategies.base import OpList
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
+EXPERTS = "experts"
+"""Works that take as long as their rank has rows; see :attr:`clustersim.partition.base.LocalLayer.expert_load`."""
 
 
 class Run(NamedTuple):
@@ -54,6 +57,7 @@ class Here:
     dtype: str
     _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
     _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
+    _loads: dict[tuple[float, ...], Floats] = field(default_factory=dict, init=False, repr=False)
     _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
@@ -74,6 +78,15 @@ class Here:
             peer[groups] = np.roll(groups, -1 if forward else 1, axis=1)
             known[dims, forward] = peer[self.ranks]
         return known[dims, forward]
+
+    def load(self, layer: LocalLayer) -> float | Floats:
+        """Rows of a rank's experts over their mean: one number, or (n,) where positions differ."""
+        if not layer.expert_load:
+            return 1.0
+        if layer.expert_load not in self._loads:
+            positions = self.mesh.coordinates("ep")[self.ranks]
+            self._loads[layer.expert_load] = np.array(layer.expert_load)[positions]
+        return self._loads[layer.expert_load]
 
     def runs(self, layer: LocalLayer, kind: str) -> Pieces:
         """What an action of this kind plays of a layer: runs of works, and exchanges with their places."""
@@ -99,13 +112,18 @@ def _joined(items: Sequence[Item], parts: str, here: Here) -> Iterator[Run | tup
             yield i, item
             continue
         waits = any(real[n] and isinstance(items[n], Exchange) for n in item.needs)
-        cut = held and (waits or held[-1][0] in awaited or (held[-1][1].part == "R") != (item.part == "R"))
+        cut = held and (waits or held[-1][0] in awaited or _apart(held[-1][1], item))
         if cut:
             yield _run(held, real)
             held = []
         held.append((i, item))
     if held:
         yield _run(held, real)
+
+
+def _apart(one: Work, other: Work) -> bool:
+    """Whether two works are ops of their own: repeated forwards, and experts, whose load differs between ranks."""
+    return (one.part == "R") != (other.part == "R") or (one.name == EXPERTS) != (other.name == EXPERTS)
 
 
 def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
@@ -159,8 +177,9 @@ class Laid:
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
         name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
+        seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
         op = Compute(
-            name, spent.seconds, COMPUTE_STREAM, (*self.waits, *after), phase, spent.bound, spent.flops,
+            name, seconds, COMPUTE_STREAM, (*self.waits, *after), phase, spent.bound, spent.flops,
             step=self.ops.step, label=label,
         )  # fmt: skip
         self.waits, self.kernel = (), self.ops.add(op)
@@ -188,8 +207,11 @@ class Laid:
             return self.ops.add(came)
         groups = here.groups(exchange.dims)
         return self.ops.add(
-            Collective(name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label)
-        )
+            Collective(
+                name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label,
+                matrix=exchange.matrix,
+            )
+        )  # fmt: skip
 
 
 def _unneeded(pieces: Pieces, index: dict[int, int]) -> tuple[int, ...]:

@@ -59,18 +59,21 @@ class Route:
     peers: tuple[Ints, ...]
     borders: tuple[float, ...]
 
-    def other(self, action: Action, *, out: bool) -> tuple[int, int] | None:
-        """Pipeline rank and global border that an action's result goes to (``out``) or its input comes from.
+    def crosses(self, action: Action, *, out: bool) -> bool:
+        """Whether an action's result goes to another rank (``out``), or its input comes from one."""
+        rank, border = self.border(action, out=out)
+        return 0 <= border < self.n - 1 and rank != self.rank
 
-        None where there is no other stage, or it is on the same rank. A border is named by the stage above it.
+    def border(self, action: Action, *, out: bool) -> tuple[int, int]:
+        """Pipeline rank on the other side of the border that an action's result or input crosses, and the border.
+
+        A border is named by the stage above it; the ends of the pipeline are -1 and ``n - 1``.
         """
         stage = stage_of(self.placement, self.rank, action.chunk, self.stages)
         down = (direction(action) == "F") == out
         target = stage + 1 if down else stage - 1
-        if not 0 <= target < self.n:
-            return None
-        rank, _ = rank_and_chunk(self.placement, target, self.stages, action.chunk)
-        return None if rank == self.rank else (rank, min(stage, target))
+        rank, _ = rank_and_chunk(self.placement, target % self.n, self.stages, action.chunk)
+        return rank, min(stage, target)
 
 
 @dataclass
@@ -98,9 +101,9 @@ class StageWalk:
     _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        sends = lambda action: self.route.other(action, out=True) is not None  # noqa: E731
-        receives = lambda action: self.route.other(action, out=False) is not None  # noqa: E731
-        for call in calls(self.order, sends, receives, self.mode):
+        route = self.route
+        made = calls(self.order, lambda a: route.crosses(a, out=True), lambda a: route.crosses(a, out=False), self.mode)
+        for call in made:
             self._calls.setdefault(call.at, []).append(call)
         for action in chain.from_iterable(self.order):
             if action.kind in "BW":
@@ -168,9 +171,7 @@ class StageWalk:
     def _transfer(self, transfer: Transfer) -> int:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
         laid, here, action, way = self.laid, self.here, transfer.action, transfer.direction
-        found = self.route.other(action, out=transfer.sends)
-        assert found is not None  # there is a call only where there is somebody
-        rank, border = found
+        rank, border = self.route.border(action, out=transfer.sends)
         nbytes = float(self.route.borders[border] * here.batch * DTYPE_BYTES[self.dtype])
         after = (*laid.waits, *((laid.kernel,) if laid.kernel >= 0 else ()))
         tag = f"{way} {border}.{action.chunk if self.route.placement == 'both' else 0} mb {action.microbatch}"

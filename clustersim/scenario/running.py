@@ -221,7 +221,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     split = None
     if file.parallel is not None and splits(file.parallel):
         with scenario.at("$.parallel"):
-            split = split_of(scenario, file.parallel, mesh, model)
+            split = split_of(scenario, file.parallel, mesh, model, gpu)
             use = split.memory[split.worst]
             program = program_of(scenario, file.parallel, split, mesh, gpu, cost)
             program.check()

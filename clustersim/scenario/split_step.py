@@ -20,9 +20,10 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.parallel import ParallelConfig, recompute
 from clustersim.partition import partition
-from clustersim.partition.base import Partition, Stage
+from clustersim.partition.base import Partition, Stage, Work
+from clustersim.partition.routing import read_histogram
 from clustersim.program import DTYPE_BYTES, Program
-from clustersim.schedules import Orders, Schedule, schedule
+from clustersim.schedules import Costs, Orders, Schedule, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
@@ -52,13 +53,23 @@ class Split:
         return worst(self.memory)
 
 
-def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model) -> Split:
-    """Partition, schedule and memory. Raises :class:`ScenarioError` for what cannot be split so."""
+def split_of(
+    scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, gpu: Device | None = None
+) -> Split:
+    """Partition, schedule and memory. Raises :class:`ScenarioError` for what cannot be split so.
+
+    ``gpu`` : whose kernel times a schedule that is found by search reckons with; None for equal F, I and W.
+    """
     repeated = recompute(parallel, scenario.file.model.activation_checkpointing)
     row = schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
-    parts = partition(model, parallel, repeated, placement=row.placement)
+    parts = partition(
+        model, parallel, repeated, placement=row.placement, nproc_per_node=mesh.nproc_per_node,
+        histograms=_histograms(scenario, parallel),
+    )  # fmt: skip
     config, chunks = scenario.config, len(parts.stages[0].chunks)
     options = _options(row, parallel)
+    if gpu is not None and any(option.name == "costs" for option in row.options):
+        options["costs"] = _chunk_costs(parts, _local(scenario, gpu))
     if not row.synchronous:
         options["steps"] = scenario.file.run.steps
     orders = row.order(mesh.size("pp"), chunks, config.gradient_accumulation_steps, **options)
@@ -90,6 +101,23 @@ def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
     fields = {name: getattr(parallel, name) for name in parallel.__struct_fields__}
     fields["overlap_moe_expert_parallel_comm"] = parallel.ep_overlap
     return {option.name: fields[option.name] for option in row.options if fields.get(option.name) is not None}
+
+
+def _histograms(scenario: Scenario, parallel: ParallelConfig) -> tuple[tuple[float, ...], ...]:
+    """Measured loads of experts, where routing is read from a file."""
+    file = parallel.routing.file
+    return read_histogram(scenario.path.parent / file) if file else ()
+
+
+def _chunk_costs(parts: Partition, local: LocalCost) -> Costs:
+    """Seconds of F, I and W of the middle chunk, which has neither embedding nor head."""
+    chunks = sorted((chunk for stage in parts.stages for chunk in stage.chunks), key=lambda chunk: chunk.stage)
+    spent = {"F": 0.0, "R": 0.0, "I": 0.0, "W": 0.0}
+    for layer in chunks[len(chunks) // 2].layers:
+        for item in (*layer.forward, *layer.backward):
+            if isinstance(item, Work):
+                spent[item.part] += local.work(((item.kernels, item.part),), dense=layer.kind == "block").seconds
+    return Costs(spent["F"], spent["I"] + spent["R"], spent["W"])
 
 
 def _messages(parallel: ParallelConfig, row: Schedule) -> str:
