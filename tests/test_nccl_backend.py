@@ -116,6 +116,16 @@ def test_every_generation_has_its_constants(sm: int, age: str) -> None:
     assert all(age in table for table in (costs.hop_generation, costs.share_generation, costs.p2p_channel_rate))
 
 
+# Means of a Llama-70B FSDP run on 8 MI300X (AMD TraceLens, MIT): bytes and seconds.
+MI300X = {"all_gather": (1632 * 2**20, 6.04e-3), "reduce_scatter": (3264 * 2**20, 11.66e-3)}
+
+
+@pytest.mark.parametrize("kind", MI300X)
+def test_amd_gpus_are_priced_with_the_constants_of_amd(kind: str) -> None:
+    nbytes, measured = MI300X[kind]
+    assert seconds(Request(kind, nbytes), group("hgx-mi300x")) == pytest.approx(measured, rel=0.05)
+
+
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")
 def test_published_nccl_tests_are_predicted_within_the_target() -> None:
     from clustersim.calibration.validate_nccl import validate_nccl

@@ -18,6 +18,7 @@ from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs, generation
+from clustersim.device import device
 from clustersim.memo import kept_with_topology
 from clustersim.routing import router
 
@@ -63,7 +64,9 @@ def placement(group: Group) -> Placement:
     system = nccl.system_of(group)
     counts = np.bincount(member_islands(group))
     net = group.node_type.net
-    return Placement(system, len(counts), int(counts.max()), generation(system.sm), net if net != "none" else "ib")
+    # NCCL's system has no AMD GPUs and takes a Hopper's place for them; the constants have a generation of their own.
+    age = generation(0 if device(group.node_type.device).sm == 0 else system.sm)
+    return Placement(system, len(counts), int(counts.max()), age, net if net != "none" else "ib")
 
 
 def loads_of(request: Request, group: Group, algorithm: str, count: int) -> PathLoads:
