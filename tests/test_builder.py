@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pipelines import play
 
-from clustersim.schedules import schedule
+from clustersim.schedules import beside, check, schedule
 from clustersim.schedules.notation import parse
 
 DATA = Path(__file__).parent / "data"
@@ -52,3 +52,16 @@ def test_the_engine_plays_every_executed_order_in_its_makespan(case):
     # What a pair makes is sent when both are through.
     wanted = float(rows[0]["makespan_pair_atomic" if pairs else "makespan"])
     assert timeline.makespan == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(1, 1, 6), (2, 2, 4), (4, 2, 8), (4, 3, 12), (8, 2, 16)])
+def test_forwards_run_beside_backwards_of_other_micro_batches_without_a_deadlock(p, v, m):
+    options = {"overlap_moe_expert_parallel_comm": True} if v > 1 else {}
+    orders = tuple(
+        beside(order) for order in schedule("interleaved_1f1b" if v > 1 else "1f1b").order(p, v, m, **options)
+    )
+    check(orders, "loop", m, v)
+    pairs = [slot for order in orders for slot in order if len(slot) == 2]
+    assert len(pairs) >= p * (m * v - 2 * p * v)
+    assert all(one[1:] != other[1:] for one, other in pairs)
+    assert play(orders).makespan >= 3.0 * m * v

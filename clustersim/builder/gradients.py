@@ -28,6 +28,8 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Action
 
 DENSE, EXPERT = ("dp", "cp"), ("edp",)
+SHARD, INSTANCES = ("dp_shard", "cp"), ("dp_replicate",)
+"""Of a distributed optimizer with several instances: who shares one out, and who holds the same share."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,17 @@ class Replicated:
     def _reduce(self, bucket: Bucket) -> None:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
         nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
-        kernel = (self.laid.kernel,)
-        (bucket.reduced,) = collective(self.here, self.laid, kind, bucket.name, nbytes, bucket.dims, kernel, dtype)
+        dims = self._sharing(bucket)
+        after = collective(self.here, self.laid, kind, bucket.name, nbytes, dims, (self.laid.kernel,), dtype)
+        if dims != bucket.dims:  # each instance's shards are summed over instances
+            share = nbytes / self.here.mesh.size(*dims)
+            after = collective(self.here, self.laid, "all_reduce", bucket.name, share, INSTANCES, after, dtype)
+        bucket.reduced = after[0]
+
+    def _sharing(self, bucket: Bucket) -> tuple[str, ...]:
+        """Dimensions a bucket is reduced over at once: of an instance, where the optimizer has several."""
+        several = self.config.distributed and self.here.mesh.size(*INSTANCES) > 1
+        return SHARD if several and bucket.dims == DENSE else bucket.dims
 
     def _updated(self) -> float:
         """Elements that this rank's optimizer updates."""
@@ -144,7 +155,7 @@ class Replicated:
         if not self.config.distributed:
             return dense + expert
         size = self.here.mesh.size
-        return dense / size(*DENSE) + (expert / size(*EXPERT) if expert else 0.0)
+        return dense / size(*SHARD) + (expert / size(*EXPERT) if expert else 0.0)
 
     def _update(self, after: tuple[int, ...]) -> None:
         numel = self._updated()
@@ -160,7 +171,7 @@ class Replicated:
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
             name, kernel, dtype = f"parameters {bucket.name}", (self.laid.kernel,), self.config.param_dtype
-            done = collective(self.here, self.laid, "all_gather", name, nbytes, bucket.dims, kernel, dtype)
+            done = collective(self.here, self.laid, "all_gather", name, nbytes, self._sharing(bucket), kernel, dtype)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
         if not self.config.overlap_param_gather:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clustersim.builder import MakeReplicas, Recipe, build
-from clustersim.builder.gradients import DENSE, EXPERT, ReplicaConfig, Replicated
+from clustersim.builder.gradients import EXPERT, SHARD, ReplicaConfig, Replicated
 from clustersim.builder.laying import Here, Laid
 from clustersim.builder.shards import Sharded
 from clustersim.builder.stage_memory import StateBytes, stages, worst
@@ -23,7 +23,7 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Stage, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import DTYPE_BYTES, Program
-from clustersim.schedules import Costs, Orders, Schedule, schedule
+from clustersim.schedules import Costs, Orders, Schedule, beside, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def split_of(
     if not row.synchronous:
         options["steps"] = scenario.file.run.steps
     orders = row.order(mesh.size("pp"), chunks, config.gradient_accumulation_steps, **options)
+    if parallel.ep_overlap:
+        orders = tuple(beside(order) for order in orders)
     use = stages(parts, orders, _states(scenario, parallel, mesh, parts), config.micro_batch_size, _element(scenario))
     return Split(parts, row, orders, tuple(replace(one, where=f"stage {i}") for i, one in enumerate(use)))
 
@@ -93,7 +95,7 @@ def program_of(
     )
     run = scenario.file.run
     program = build(recipe, _local(scenario, gpu), cost, mesh, run.steps, run.seed)
-    return replace(program, notes=(_told(split, parallel, mesh), *program.notes))
+    return replace(program, notes=(_told(split, parallel, mesh), *_ignored(parallel), *program.notes))
 
 
 def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
@@ -230,7 +232,7 @@ def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Par
         pair = (states * shard, states * shard)
         return StateBytes((kept, kept), (kept, kept), (0.0, 0.0), pair, (gathered, gathered))
     replicated = _replica_config(scenario, parallel)
-    dense = 1.0 / mesh.size(*DENSE) if replicated.distributed else 1.0
+    dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
     gradient = float(DTYPE_BYTES[replicated.grad_dtype])
     return StateBytes(
@@ -245,6 +247,22 @@ def _two_units(parts: Partition) -> float:
     block = max((layer.parameters for layer in layers if layer.kind == "block"), default=0)
     whole = sum(layer.parameters for layer in layers)
     return min(1.0, (root + 2 * block) / whole) if whole else 0.0
+
+
+UNMODELLED = (
+    "variable_seq_lengths",
+    "defer_embedding_wgrad_compute",
+    "num_microbatches_with_partial_activation_checkpoints",
+    "delay_wgrad_compute",
+    "sp_overlap_comm",
+)
+"""Fields of ``[parallel]`` that are read and change nothing yet."""
+
+
+def _ignored(parallel: ParallelConfig) -> tuple[str, ...]:
+    """What was asked for and is not modelled, so that nobody believes it was."""
+    said = [name for name in UNMODELLED if getattr(parallel, name) not in {None, False}]
+    return (f"parallel: {', '.join(said)} read, but not modelled: the step is as without",) if said else ()
 
 
 def _told(split: Split, parallel: ParallelConfig, mesh: Mesh) -> str:

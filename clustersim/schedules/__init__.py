@@ -12,6 +12,7 @@ transfers, and :func:`held` counts what a rank holds. Gradient accumulation is t
 """
 
 from clustersim.schedules.base import Action, Costs, Option, Order, Orders, Schedule, Slot, rank_and_chunk, stage_of
+from clustersim.schedules.beside import beside
 from clustersim.schedules.notation import parse, text
 from clustersim.schedules.play import Times, held, times
 from clustersim.schedules.playable import check
@@ -28,6 +29,7 @@ __all__ = [
     "Schedule",
     "Slot",
     "Times",
+    "beside",
     "check",
     "from_csv",
     "held",
