@@ -9,7 +9,10 @@ import pytest
 import toy
 
 from clustersim import fabrics
-from clustersim.engine import need, replay, simulate
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.channels import channels
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.engine import chunk, need, simulate
 from clustersim.engine.planning import PlanBook
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Compute, Recv, Send
@@ -125,10 +128,48 @@ def test_a_replay_that_does_not_fit_is_refused_with_its_bytes(node, monkeypatch)
     monkeypatch.setattr(need, "SMALL", 0)
     monkeypatch.setattr(need, "free_memory", lambda: 2e7)
     monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
-    collective(node, "all_reduce", MIB, "ring")
-    monkeypatch.setattr(need, "free_memory", lambda: 2e4)
-    with pytest.raises(ProgramError, match=r"needs about .* KiB at chunk fidelity, for 112 .* are free; use fidelity"):
-        collective(node, "all_reduce", MIB, "ring")
+    collective(node, "all_to_all", MIB, "direct")
+    monkeypatch.setattr(need, "free_memory", lambda: 1e4)
+    with pytest.raises(ProgramError, match=r"needs about .* KiB at chunk fidelity, for 56 .* are free; use fidelity"):
+        collective(node, "all_to_all", MIB, "direct")
+
+
+def test_a_ring_alone_keeps_none_of_its_transfers_until_they_are_asked_for(node, monkeypatch):
+    monkeypatch.setattr(need, "SMALL", 0)
+    monkeypatch.setattr(need, "free_memory", lambda: 1e4)
+    monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
+    timeline = collective(node, "all_reduce", MIB, "ring")
+    assert timeline.stats["transfers"] == timeline.stats["flows"] == 112
+    with pytest.raises(ProgramError, match=r"KiB to list 112 transfers one by one, .* are free"):
+        timeline.links.bytes_per_link()
+    monkeypatch.undo()
+    assert len(timeline.links.segment_start) == len(timeline.links.transfer_op) == 112
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [(k, a) for a in ("ring", "hierarchical") for k in
+                         ("all_reduce", "all_gather", "reduce_scatter")])  # fmt: skip
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_waves_are_the_schedule_told_without_listing_it(kind, algorithm, nodes):
+    """Every transfer once, on its lane in its order, waiting for what the schedule names, and for nothing later."""
+    group = Group(topology := fabrics.load("hgx-h100", nodes=nodes), topology.gpus)
+    row, request = ALGORITHMS[algorithm], Request(kind, MIB)
+    laid = channels(group, 2 if algorithm == "ring" else 1, row.layout)
+    listed, told = row.schedule(request, group, laid), row.waves(request, group, laid)
+    fills: dict[int, list[int]] = {}
+    seen: dict[int, int] = {}
+    lanes = np.arange(len(told.src))
+    for wave in told.each():
+        waits = [list(fills.get(slot, [])) for slot in wave.takes.tolist()]
+        for t, lane, after, slot in zip(
+            wave.transfer.tolist(), lanes[wave.lane].tolist(), waits, wave.puts.tolist(), strict=True
+        ):
+            assert after == listed.after[listed.after_ptr[t] : listed.after_ptr[t + 1]].tolist()
+            assert (told.src[lane], told.dst[lane], told.rail[lane]) == (listed.src[t], listed.dst[t], listed.rail[t])
+            assert told.fraction[lane] == listed.chunk_fraction[listed.chunk[t]]
+            assert seen.get(lane, -1) < t
+            seen[lane] = t
+            fills[slot] = [*(fills.get(slot, []) if wave.adds else []), t]
+    assert told.n_transfers == len(listed.src)
 
 
 def test_the_bytes_are_of_the_whole_run(node, monkeypatch):
@@ -224,7 +265,7 @@ def test_a_replay_alone_leaps_to_the_times_of_the_event_loop(pair, monkeypatch, 
         return simulate(program, pair, fabrics.mesh(pair), planner=one_channel, fidelity="chunk")
 
     quick = play()
-    monkeypatch.setattr(replay, "_apart", lambda lanes, loads: False)
+    monkeypatch.setattr(chunk, "apart", lambda lanes, loads: False)
     slow = play()
     assert quick.makespan == pytest.approx(slow.makespan, rel=1e-9)
     np.testing.assert_allclose(quick.links.bytes_per_link(), slow.links.bytes_per_link(), rtol=1e-9, atol=1e-6)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.byte_matrix import ByteMatrix
+from clustersim.collectives.waves import Waves
 from clustersim.topology import NodeType, Topology
 
 Ints = npt.NDArray[np.int64]
@@ -226,7 +227,7 @@ class Algorithm:
 
     ``fill(request, group, channels, costs)`` is the time [s] of the schedule beyond the bytes of its slowest edge: hops
     in sequence and filling the pipeline. None: ``steps`` times the longest hop, or the sum over rounds of the longest
-    hop of each.
+    hop of each. ``waves(request, group, channels)`` is the schedule told without listing it, None where it cannot be.
     """
 
     name: str
@@ -235,6 +236,7 @@ class Algorithm:
     schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
     layout: str = "ring"
     fill: Callable[[Request, Group, tuple[Channel, ...], EdgeCosts], float] | None = None
+    waves: Callable[[Request, Group, tuple[Channel, ...]], Waves | None] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,16 @@ NVLink carries 2 (p-1)/p S. One phase ends before the next begins. Needs as many
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
+from clustersim.collectives.waves import Wave, Waves
 from clustersim.errors import ProgramError
 
 Ints = npt.NDArray[np.int64]
@@ -95,6 +99,48 @@ def _ring(
             brought[dst, piece] = [*kept, transfer]
 
 
+def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Waves:
+    """The same, a piece of every member at a time. A slot is a row of pieces at a member: of the column it holds."""
+    refuse("hierarchical", request, KINDS)
+    table = grid(group)
+    phases = _phases(request.kind, table.shape)
+    islands, p = table.shape
+    ways = [np.roll(table, -1, axis=axis).ravel() for axis in (1, 0) if table.shape[axis] > 1]
+    counts = [group.size * (islands - 1 if between else (p - 1) * islands) for _, between, _ in phases]
+    return Waves(
+        src=np.tile(table.ravel(), len(ways)),
+        dst=np.concatenate(ways),
+        rail=np.full(len(ways) * group.size, -1, dtype=np.int64),
+        fraction=np.full(len(ways) * group.size, 1.0 / group.size),
+        n_slots=islands * group.size,
+        n_transfers=sum(counts),
+        each=partial(_waves, phases, table.shape),
+    )
+
+
+def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Iterator[Wave]:
+    islands, p = shape
+    n = islands * p
+    first = 0
+    island, place = (axis.ravel() for axis in np.indices(shape))
+    here, right = island * p + place, island * p + (place + 1) % p
+    down = (island + 1) % islands * p + place
+    for what, between, _ in phases:
+        reduces = what == "reduce_scatter"
+        if between:
+            for step in range(islands - 1):
+                row = (island - step - reduces) % islands * n
+                transfer = first + (place * (islands - 1) + step) * islands + island
+                yield Wave(transfer, slice(-n, None), row + here, row + down, reduces)
+            first += n * (islands - 1)
+            continue
+        for step in range(p - 1):
+            sent = first + ((island * (p - 1) + step) * p + place) * islands
+            for row in range(islands):
+                yield Wave(sent + row, slice(0, n), row * n + here, row * n + right, False)
+        first += n * (p - 1) * islands
+
+
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Hops of the slowest ring of each phase, all but one edge; the bytes are in the rounds of the traffic."""
     table, n = grid(group), group.size
@@ -105,4 +151,4 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     return total
 
 
-HIERARCHICAL = Algorithm("hierarchical", KINDS, traffic, schedule, fill=fill)
+HIERARCHICAL = Algorithm("hierarchical", KINDS, traffic, schedule, fill=fill, waves=waves)

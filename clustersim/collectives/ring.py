@@ -8,6 +8,9 @@ reduce are pipelines along the same ring, open before or behind the root (NCCL s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +18,7 @@ from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Re
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
+from clustersim.collectives.waves import Wave, Waves
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -100,6 +104,32 @@ def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> Schedule:
     )
 
 
+def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Waves | None:
+    """The laps of :func:`schedule`, a wave a step; None for pipelines. A slot is a place in a ring."""
+    refuse("ring", request, KINDS)
+    if request.kind not in _PASSES:
+        return None
+    n, steps = group.size, _PASSES[request.kind] * (group.size - 1)
+    order = np.stack([channel.order for channel in channels])
+    return Waves(
+        src=np.roll(order, 1, axis=1).ravel(),
+        dst=order.ravel(),
+        rail=np.roll(np.stack([channel.edge_rails for channel in channels]), 1, axis=1).ravel(),
+        fraction=np.repeat([channel.share / n for channel in channels], n),
+        n_slots=order.size,
+        n_transfers=order.size * steps,
+        each=partial(_steps, n, steps, len(channels)),
+    )
+
+
+def _steps(n: int, steps: int, n_channels: int) -> Iterator[Wave]:
+    channel, position = (axis.ravel() for axis in np.indices((n_channels, n)))
+    first = channel * steps * n + position
+    here, before = channel * n + position, channel * n + (position - 1) % n
+    for step in range(steps):
+        yield Wave(first + step * n, slice(None), before, here, False)
+
+
 def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int, base: int, k: int) -> None:
     order, rail = (column.tolist() for column in _from_root(request, channel))
     for piece in range(k):
@@ -178,4 +208,4 @@ def _longest_lap(hop: Floats, block: Floats, steps: int) -> float:
     return steps * stay + onward + back
 
 
-RING = Algorithm("ring", KINDS, traffic, schedule, fill=fill)
+RING = Algorithm("ring", KINDS, traffic, schedule, fill=fill, waves=waves)

@@ -8,25 +8,22 @@ and weights, are no part of a schedule and are not played.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from clustersim import routing
 from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.engine import need
+from clustersim.engine import chunk, need
 from clustersim.engine.clock import Clock
-from clustersim.engine.fairshare import TIE
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Loads, Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.players import OnEnd, at_each, nobody
 from clustersim.errors import ProgramError
-from clustersim.topology import route_latency
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -81,7 +78,18 @@ class Replay:
         self._loads: list[Ints] = []
         self._n = 0
         self._only_one = sum(len(site.ranks) for site in sites) == 1
-        self._prepare(sites)
+        self.columns = self._by_columns(sites[0]) if self._only_one else None
+        if not self.columns:
+            self._prepare(sites)
+
+    def _by_columns(self, site: Site) -> chunk.Played | None:
+        """The only meeting of a run, where its schedule is told as waves and its lanes never meet."""
+        request, group, plan = site.plans.request, self.book.group(site.ranks[0]), site.plans.each[0]
+        algorithm = ALGORITHMS.get(plan.algorithm)
+        if group.size == 1 or request.kind == "send" or not algorithm or not algorithm.waves:
+            return None
+        waves = algorithm.waves(request, group, plan.channels or channels(group, plan.n_channels, algorithm.layout))
+        return chunk.lay(waves, request.nbytes, group, self.loads) if waves else None
 
     def _prepare(self, sites: tuple[Site, ...]) -> None:
         total = 0
@@ -104,6 +112,10 @@ class Replay:
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
+        if self.columns:
+            self.columns = replace(self.columns, begin=self.clock.now)
+            self.clock.call(chunk.last(self.columns), self._landed, site.first)
+            return
         for m in meetings.tolist():
             steps = self._steps_of(site, site.plans.each[m], site.ranks[m])
             playing = _Playing(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
@@ -230,14 +242,7 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Step
     if not lanes:
         _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
         of = of.reshape(-1)
-    router, one, ends = routing.router(group.topology, schedule.relay), np.ones(1), ends[first]
-    load, latency = np.zeros(len(ends), dtype=np.int64), np.zeros(len(ends))
-    known: dict[tuple[int, ...], tuple[int, float]] = {}
-    for e, (src, dst, rail) in enumerate(ends.tolist()):
-        if (src, dst, rail) not in known:
-            found = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
-            known[src, dst, rail] = found, route_latency(group.topology, router.route(src, dst, 0, rail))
-        load[e], latency[e] = known[src, dst, rail]
+    load, latency = chunk.routes(ends[first], group, loads, relay=schedule.relay)
     waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
     order = np.argsort(schedule.after, kind="stable")
     lane_next = _lane_next(schedule.lane, n)
@@ -249,16 +254,8 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Step
         next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
         next=waiting[order],
         lane_next=lane_next,
-        apart=lanes and _apart(load, loads),
+        apart=lanes and chunk.apart(load, loads),
     )
-
-
-def _apart(lanes: Ints, loads: Loads) -> bool:
-    """Whether lanes of these loads can all run as fast as each alone; a lane carries one transfer at a time."""
-    ptr, links, weights = loads.csr(lanes)
-    rate = np.repeat(np.array(loads.alone)[lanes], np.diff(ptr))
-    used = np.bincount(links, weights=weights * rate, minlength=loads.topology.n_links)
-    return bool(np.all(np.isfinite(rate))) and bool(np.all(used <= loads.topology.link_bandwidth * (1 + TIE)))
 
 
 def _following(steps: Steps, front: Ints) -> tuple[Ints, Ints]:

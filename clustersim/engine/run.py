@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clustersim.engine import need
+from clustersim.engine import chunk, need
 from clustersim.engine.clock import Clock
 from clustersim.engine.crowd import Crowd
 from clustersim.engine.executor import Executor
@@ -82,7 +82,8 @@ def simulate(
     executor = Executor(program, sites, clock, player, rows, progress)
     player.on_end = executor.met
     executor.run()
-    return _timeline(program, topology, mesh, rows, sites, player.network, clock.n_events, player.transfers())
+    played = _timeline(program, topology, mesh, rows, sites, player.network, clock.n_events, player.transfers())
+    return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
 
 
 def _timeline(

@@ -1,0 +1,145 @@
+"""Chunk fidelity by columns: one collective that has the network to itself, millions of transfers in a second.
+
+Where no two lanes can hold each other up (:func:`apart`), every transfer runs at its lane's full rate, so its times
+follow from those before it: it starts when what it sends on has arrived and the transfer before it on its lane has
+drained. A schedule told as waves (:mod:`clustersim.collectives.waves`) is then a recurrence over whole columns of
+lanes, which needs no event and keeps nothing: :func:`last` plays it to the end, and the stretches of each transfer are
+worked out again when somebody asks for them (:class:`LateLinks`), since the same recurrence gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives.base import Group
+from clustersim.collectives.waves import Wave, Waves
+from clustersim.engine import need
+from clustersim.engine.fairshare import TIE
+from clustersim.engine.network import Loads
+from clustersim.timeline import LinkUse, Timeline
+from clustersim.topology import route_latency
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A schedule in waves on its links, from the moment ``begin`` [s].
+
+    Parameters
+    ----------
+    waves : the schedule. load : (L,) int, of each lane, id in :class:`Loads`. latency, seconds : (L,) float [s], of its
+        route, and that a transfer on it takes. rate : (L,) float [bytes/s].
+    """
+
+    waves: Waves
+    load: Ints
+    latency: Floats
+    seconds: Floats
+    rate: Floats
+    begin: float = 0.0
+
+    def times(self) -> Iterator[tuple[Wave, Floats, Floats]]:
+        """Each wave, when its transfers start and when they have drained [s]."""
+        there, free = np.full(self.waves.n_slots, self.begin), np.full(len(self.load), self.begin)
+        for wave in self.waves.each():
+            lane = wave.lane
+            start = np.maximum(there[wave.takes], free[lane])
+            end = free[lane] = start + self.seconds[lane]
+            came = end + self.latency[lane]
+            there[wave.puts] = np.maximum(there[wave.puts], came) if wave.adds else came
+            yield wave, start, end
+
+
+def lay(waves: Waves, nbytes: float, group: Group, loads: Loads) -> Played | None:
+    """Put waves of a tensor of ``nbytes`` on the links between the group's GPUs; None where lanes may meet."""
+    ends = np.stack([group.gpus[waves.src], group.gpus[waves.dst], waves.rail], axis=1)
+    load, latency = routes(ends, group, loads, relay=False)
+    if not apart(load, loads):
+        return None
+    rate = np.array(loads.alone)[load]
+    return Played(waves, load, latency, nbytes * waves.fraction / rate, rate)
+
+
+def last(played: Played) -> float:
+    """When the last transfer has arrived [s]."""
+    latest = np.full(len(played.load), played.begin)
+    for wave, _, end in played.times():
+        latest[wave.lane] = end  # a lane is first in, first out
+    return float((latest + played.latency).max())
+
+
+def routes(ends: Ints, group: Group, loads: Loads, *, relay: bool) -> tuple[Ints, Floats]:
+    """Load and latency [s] of each way: ``ends`` (k, 3) are the GPU it leaves, the GPU it reaches, and the rail."""
+    router, one = routing.router(group.topology, relay), np.ones(1)
+    load, latency = np.zeros(len(ends), dtype=np.int64), np.zeros(len(ends))
+    known: dict[tuple[int, ...], tuple[int, float]] = {}
+    for e, (src, dst, rail) in enumerate(ends.tolist()):
+        if (src, dst, rail) not in known:
+            found = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
+            known[src, dst, rail] = found, route_latency(group.topology, router.route(src, dst, 0, rail))
+        load[e], latency[e] = known[src, dst, rail]
+    return load, latency
+
+
+def apart(lanes: Ints, loads: Loads) -> bool:
+    """Whether lanes of these loads can all run as fast as each alone; a lane carries one transfer at a time."""
+    ptr, links, weights = loads.csr(lanes)
+    rate = np.repeat(np.array(loads.alone)[lanes], np.diff(ptr))
+    used = np.bincount(links, weights=weights * rate, minlength=loads.topology.n_links)
+    return bool(np.all(np.isfinite(rate))) and bool(np.all(used <= loads.topology.link_bandwidth * (1 + TIE)))
+
+
+_MADE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
+
+
+class LateLinks(LinkUse):
+    """The LinkUse of a collective played by columns: its transfers are listed when somebody asks for them."""
+
+    @classmethod
+    def of(cls, use: LinkUse, played: Played, op: int) -> LateLinks:
+        """The same with the transfers of ``played``, all of them of the op in row ``op`` of the Timeline."""
+        late = cls(**{field.name: getattr(use, field.name) for field in fields(use)})
+        known = vars(late)
+        for name in _MADE:
+            del known[name]
+        known["_played"], known["_op"] = played, op
+        return late
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _MADE or "_played" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self).update(zip(_MADE, _listed(vars(self)["_played"], vars(self)["_op"]), strict=True))
+        return vars(self)[name]
+
+
+def _listed(played: Played, op: int) -> tuple[npt.NDArray[Any], ...]:
+    """The six columns of a LinkUse, by transfer."""
+    n = played.waves.n_transfers
+    what = f"to list {n:,} transfers one by one"
+    need.check(need.replay(n), what, "read the figures of fewer ranks, or use fidelity 'flow'")
+    start, end, lane = np.empty(n), np.empty(n), np.empty(n, dtype=np.int64)
+    lanes = np.arange(len(played.load))
+    for wave, began, ended in played.times():
+        start[wave.transfer], end[wave.transfer], lane[wave.transfer] = began, ended, lanes[wave.lane]
+    which = np.flatnonzero(end > start)
+    load = played.load[lane]
+    rate = played.rate[lane[which]]
+    return which, start[which], end[which], rate, np.full(n, op, dtype=np.int64), load
+
+
+def complete(timeline: Timeline, played: Played | None) -> Timeline:
+    """The Timeline of a run whose only meeting was played by columns; any other as it is."""
+    if played is None or timeline.links is None:
+        return timeline
+    n = float(played.waves.n_transfers)
+    stats = {**timeline.stats, "transfers": n, "flows": n if played.seconds.any() else 0.0}
+    op = next(i for i, info in enumerate(timeline.ops) if info.detail.get("n_groups"))
+    return replace(timeline, links=LateLinks.of(timeline.links, played, op), stats=stats)
