@@ -142,7 +142,8 @@ class Meetings:
                 row += 1
 
     def _collective(self, role: Role, op: Collective, row: int, uses: Counter[object]) -> None:
-        request = Request(op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol)
+        terms = op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
+        request = Request(*terms)
         for group in op.groups.tolist():
             here = sorted(set(group) & set(role.ranks.tolist()))
             if not here:

@@ -12,6 +12,7 @@ from random import Random
 import msgspec
 import numpy as np
 
+from clustersim.byte_matrix import byte_matrix
 from clustersim.program import Collective, Compute, Op, Program, Recv, Role, Send
 
 
@@ -86,10 +87,13 @@ class Draft:
         size = len(pool) if whole else rng.randint(1, len(pool))
         rows = len(pool) // size if whole or rng.random() < 0.7 else rng.randint(1, len(pool) // size)
         groups = np.array(pool[: rows * size], dtype=np.int64).reshape(rows, size)
+        kind = rng.choice(["all_reduce", "all_gather", "broadcast", "barrier", "all_to_all"])
+        uneven = kind == "all_to_all" and size > 1 and rng.random() < 0.5
+        matrix = byte_matrix([[rng.random() for _ in range(size)] for _ in range(size)]) if uneven else None
         op = Collective(
-            "c", rng.choice(["all_reduce", "all_gather", "broadcast", "barrier"]), self.numbers.nbytes(), groups,
+            "c", kind, self.numbers.nbytes(), groups,
             rng.choice(self.streams), root=rng.randrange(size), step=self.step,
-            communicator=rng.choice(["world", "tp"]),
+            communicator=rng.choice(["world", "tp"]), matrix=matrix,
         )  # fmt: skip
         for role in roles:
             mine = groups[np.isin(groups, self.ranks[role]).any(axis=1)] if rng.random() < 0.5 else groups

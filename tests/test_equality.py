@@ -130,6 +130,6 @@ def test_a_difference_is_seen(monkeypatch, change):
         return real(program, topology, *rest, **options)
 
     monkeypatch.setattr(equality, "simulate", other)
-    wrong = [equality.compare(equality.numbered(0, n)).wrong for n in range(14)]
+    wrong = [equality.compare(equality.numbered(0, n)).wrong for n in range(28)]
     assert sum(map(bool, wrong)) > 3
     assert any("oracle (" in text for text in wrong)

@@ -120,8 +120,7 @@ def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Wave
 
 def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Iterator[Wave]:
     islands, p = shape
-    n = islands * p
-    first = 0
+    n, first = islands * p, 0
     island, place = (axis.ravel() for axis in np.indices(shape))
     here, right = island * p + place, island * p + (place + 1) % p
     down = (island + 1) % islands * p + place
@@ -129,9 +128,9 @@ def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Ite
         reduces = what == "reduce_scatter"
         if between:
             for step in range(islands - 1):
-                row = (island - step - reduces) % islands * n
+                rows = (island - step - reduces) % islands * n
                 transfer = first + (place * (islands - 1) + step) * islands + island
-                yield Wave(transfer, slice(-n, None), row + here, row + down, reduces)
+                yield Wave(transfer, slice(-n, None), rows + here, rows + down, reduces)
             first += n * (islands - 1)
             continue
         for step in range(p - 1):
