@@ -1,8 +1,10 @@
 """What clustersim costs on this machine, beside what was aimed for and what others take for the same work.
 
 Every row is a process of its own, started as a person would start it: the figures are CPU seconds (user and system) and
-peak memory of the whole process, import included. The peers' figures were measured once, on a 2-core machine, each tool
-as its authors ship it, for the same cluster and bytes (8 GPUs a node, 450 GB/s NVLink, one 50 GB/s NIC a GPU).
+peak memory of the whole process, import included. Seconds depend on the machine and on what else it does, so each run
+of a row comes with a :func:`unit` measured just before it, and targets are in units. The peers' figures were measured
+once, on a 2-core machine, each tool as its authors ship it, for the same cluster and bytes (8 GPUs a node, 450 GB/s
+NVLink, one 50 GB/s NIC a GPU).
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import simpy
 
 GIB, MIB = 2.0**30, 2.0**20
 
@@ -33,7 +36,7 @@ class Row:
     ----------
     name : how it is asked for. what : the work, in words.
     arguments : of ``clustersim``; or empty, where ``job`` names a function of :data:`JOBS` run in a process of its own.
-    target : [CPU s] of the process, or of each of ``per`` pieces of work in it. memory : [bytes], None for no target.
+    target : [units], CPU of the process, or of each of ``per`` pieces of work in it. memory : [bytes], None for none.
     peer : what others take. differs : what the models compared do not share.
     """
 
@@ -51,18 +54,19 @@ class Row:
 _RING = ("all_reduce", "--topology", "hgx-h100", "--size", "1GiB", "--algorithm", "ring")
 _FLOW = "they simulate every step of the ring as an event; here it is one flow that the chunk rows are tested against"
 _CHUNK = "both play every send of one flat ring; theirs has no route through a node's NVSwitches"
+_ONE = ("--fidelity", "chunk", "--channels", "1")
 _SCENARIO = "fsdp_llama3_405b_2048x8_h100"
 
 
-def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False) -> Row:
+def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: float = 400 * MIB) -> Row:
     ranks = nodes * 8
-    more = ("--fidelity", "chunk", "--channels", "1") if chunk else ()
+    more = _ONE if chunk else ()
     return Row(
         f"ring-{'chunk-' if chunk else ''}{ranks}",
         f"1 GiB ring all-reduce, {'every chunk' if chunk else 'flow'}, {ranks:,} ranks",
         target,
         ("collective", *_RING, "--nodes", str(nodes), *more, "--json"),
-        memory=None if chunk else 400 * MIB,
+        memory=memory,
         peer=peer,
         differs=_CHUNK if chunk else _FLOW,
     )
@@ -76,10 +80,19 @@ def _run(scenario: str, *changes: str) -> tuple[str, ...]:
 ROWS = (
     _ring(128, 0.7, "ASTRA-sim hierarchical 0.8 s, 81 MiB; SimGrid 19.8 s, 45 MiB"),
     _ring(512, 0.9, "ASTRA-sim hierarchical 23 s, 747 MiB"),
-    _ring(2048, 2.0, "ASTRA-sim hierarchical killed at 300 s, 10.9 GiB"),
+    _ring(2048, 1.0, "ASTRA-sim hierarchical killed at 300 s, 10.9 GiB"),
     _ring(8, 0.5, "ASTRA-sim flat 0.04 s", chunk=True),
-    _ring(32, 1.0, "-", chunk=True),
-    _ring(128, 5.0, "ASTRA-sim flat 4.7 s, 353 MiB", chunk=True),
+    _ring(128, 1.2, "ASTRA-sim flat 3.6 units, 354 MiB; SimGrid 9.5 to 15, 62 MiB", chunk=True, memory=120 * MIB),
+    _ring(512, 15.0, "ASTRA-sim flat 177 units, 5.4 GiB", chunk=True, memory=GIB),
+    Row(
+        "hierarchical-chunk-1024",
+        "1 GiB hierarchical all-reduce, every chunk, 1,024 ranks",
+        1.2,
+        ("collective", *_RING[:-1], "hierarchical", "--nodes", "128", *_ONE, "--json"),
+        memory=150 * MIB,
+        peer="ASTRA-sim 2-D 0.85 units, 82 MiB",
+        differs=_CHUNK,
+    ),
     Row(
         "ddp-1024",
         "Llama-3-8B DDP, three steps, 1,024 GPUs, contention on",
@@ -91,29 +104,31 @@ ROWS = (
     Row(
         "fsdp-16384",
         "Llama-3-405B FSDP2, two steps, 16,384 GPUs, each at its own pace, Timeline kept",
-        4.0,
+        2.0,
         _run(_SCENARIO, "run.jitter=0.02"),
-        memory=GIB,
+        memory=500 * MIB,
         peer="none finishes",
     ),
     Row(
         "hsdp-16384",
         "the same as HSDP, shards of 256 x 64 replicas, one step",
-        6.0,
+        10.0,
         _run("hsdp_llama3_405b_2048x8_h100"),
+        memory=GIB,
         peer="none",
     ),
     Row(
         "ps-async-256",
         "parameter server, asynchronous, 256 workers, 100 steps",
-        5.0,
+        9.0,
         _run("ps_async_32x8_v100"),
+        memory=600 * MIB,
         peer="none has parameter servers",
     ),
     Row(
         "thousand-64",
         "1,000 scenarios of 64 GPUs, two DDP steps, through the Python API, each",
-        0.015,
+        0.012,
         job="thousand",
         per=1000,
         peer="Calculon 0.012 s each",
@@ -202,21 +217,38 @@ def measure(arguments: Sequence[str]) -> Cost:
     return Cost(float(seconds), float(peak) * unit, error)
 
 
+def unit() -> float:
+    """[CPU s] of a million bare SimPy timeouts, here and now: what a unit is."""
+    clock = simpy.Environment()
+
+    def tick() -> Iterator[simpy.Event]:
+        for _ in range(1_000_000):
+            yield clock.timeout(1.0)
+
+    clock.process(tick())  # type: ignore[arg-type]
+    begin = time.process_time()
+    clock.run()
+    return time.process_time() - begin
+
+
 def play(row: Row, repeats: int = 5) -> dict[str, Any]:
     """A row with its figures: medians of ``repeats`` runs, None where it cannot be played."""
-    costs = []
+    costs, units = [], []
     for _ in range(repeats):
+        units.append(unit())
         costs.append(measure(command(row)))
         if costs[-1].error:
             break
     error = costs[-1].error
     seconds = statistics.median(cost.seconds for cost in costs) / row.per
-    memory = statistics.median(cost.memory for cost in costs)
+    memory, one = statistics.median(cost.memory for cost in costs), statistics.median(units)
     return {
         "name": row.name,
         "work": row.what,
         "seconds": None if error else seconds,
-        "target_seconds": row.target,
+        "unit": one,
+        "units": None if error else seconds / one,
+        "target": row.target,
         "memory": None if error else memory,
         "target_memory": row.memory,
         "peer": row.peer,

@@ -55,7 +55,9 @@ def test_bench_prints_a_row_as_json(clustersim):
     done = clustersim("bench", "--only", "ring-chunk-64", "--repeats", "1", "--no-fit", "--json")
     (row,) = json.loads(done.stdout)["rows"]
     assert 0.05 < row["seconds"] < 60
-    assert row["target_seconds"] == 0.5
+    assert 0.05 < row["unit"] < 60
+    assert row["units"] == pytest.approx(row["seconds"] / row["unit"])
+    assert row["target"] == 0.5
     assert not row["error"]
 
 
