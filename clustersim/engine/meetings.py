@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Request
-from clustersim.engine.pairs import Matching, OpKey, Pairs
+from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import PlanBook, Plans
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Program, Recv, Role, Send
@@ -137,7 +137,6 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
     """
     drafts: list[_Draft] = []
     calls: dict[object, list[_Call]] = {}
-    matching = Matching(program.world_size)
     for r, role in enumerate(program.roles):
         uses: dict[object, int] = defaultdict(int)
         places = _Places(role, program.world_size)
@@ -148,9 +147,7 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
                     drafts.append(_Draft(((r, i),), inside, op, [places.meeting_of(inside)]))
                 for ranks in across:
                     _call(calls, uses, ("all", op.communicator, tuple(sorted(ranks.tolist()))), (r, i), op, ranks, role)
-            elif isinstance(op, (Send, Recv)):  # a union would be made anew for every op
-                matching.add((r, i), op, role)
-    paired = [_paired(pairs, program.roles) for pairs in matching.pairs(program)]
+    paired = [_paired(one, program.roles) for one in pairs(program)]
     return _numbered(drafts + _joined(calls, program.roles) + paired, book)
 
 
@@ -196,19 +193,19 @@ def _call(
     uses[name] += 1
 
 
-def _paired(pairs: Pairs, roles: tuple[Role, ...]) -> _Draft:
+def _paired(met: Pairs, roles: tuple[Role, ...]) -> _Draft:
     """Sends and recvs of one op as a site: the other side is one op, or an op for each meeting."""
-    column = np.full(len(roles[pairs.key[0]].ranks), -1, dtype=np.int64)
-    column[pairs.positions] = np.arange(len(pairs.positions))
-    apart = len(pairs.others) > 1
+    column = np.full(len(roles[met.key[0]].ranks), -1, dtype=np.int64)
+    column[met.positions] = np.arange(len(met.positions))
+    apart = len(met.others) > 1
     columns = [column]
     if apart:
-        columns += list(np.arange(len(pairs.others))[:, None])
-    elif pairs.others:
-        other = np.full(len(roles[pairs.others[0][0]].ranks), -1, dtype=np.int64)
-        other[pairs.other_positions] = np.arange(len(pairs.positions))
+        columns += list(np.arange(len(met.others))[:, None])
+    elif met.others:
+        other = np.full(len(roles[met.others[0][0]].ranks), -1, dtype=np.int64)
+        other[met.other_positions] = np.arange(len(met.positions))
         columns.append(other)
-    return _Draft((pairs.key, *pairs.others), pairs.ranks, pairs.op, columns, apart)
+    return _Draft((met.key, *met.others), met.ranks, met.op, columns, apart)
 
 
 def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_Draft]:

@@ -1,14 +1,13 @@
 """Sends and recvs, paired: the k-th send of a tag between two ranks meets the k-th recv of that tag there.
 
-A server's ops are its own, one for every client, while the clients share one op list. So the meetings of a client's op
-are one site, however many ops they meet on the other side.
+Every use of an op by a rank is a row of columns, and sorting pairs them all at once: half a million sends of a pipeline
+cost a few sorts. A server's ops are its own, one for every client, while the clients share one op list. So the meetings
+of a client's op are one site, however many ops they meet on the other side.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -20,12 +19,8 @@ from clustersim.program import Program, Recv, Role, Send
 Ints: TypeAlias = npt.NDArray[np.int64]
 OpKey: TypeAlias = tuple[int, int]
 """(role, op in the role's list)."""
-Use: TypeAlias = tuple[int, int, int]
-"""Role, op and position in the role of the rank that comes."""
-Pair: TypeAlias = tuple[int, int]
-"""Sender and receiver, global ranks."""
-Met: TypeAlias = tuple[Use, Use | None, Pair]
-"""One meeting: who comes first in order of roles and ops, who second, if anybody does."""
+
+NOBODY = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,70 +42,144 @@ class Pairs:
     other_positions: Ints
 
 
-class Matching:
-    """Collects the sends and recvs of a Program."""
+@dataclass(frozen=True, eq=False)
+class _Uses:
+    """Columns of uses in order of role, op and position: ``op`` counts all ops of the Program, one list after another."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self._ops: dict[OpKey, Send | Recv] = {}
-        self._sends: dict[tuple[str, int, int], list[Use]] = defaultdict(list)
-        self._recvs: dict[tuple[str, int, int], list[Use]] = defaultdict(list)
+    op: Ints
+    position: Ints
+    tag: Ints
+    src: Ints
+    dst: Ints
+    sends: npt.NDArray[np.bool_]
 
-    def add(self, key: OpKey, op: Send | Recv, role: Role) -> None:
-        """Note an op of every rank that has a peer. Raises :class:`ProgramError` for a peer that cannot be."""
-        sends, (r, i) = isinstance(op, Send), key
-        self._ops[key] = op
-        for position, peer in enumerate(op.peer.tolist()):
-            if peer < 0:
+
+def pairs(program: Program) -> list[Pairs]:
+    """All meetings of sends and recvs.
+
+    Raises
+    ------
+    ProgramError : for a peer that cannot be, and where a send and its recv differ in size.
+    """
+    first = np.cumsum([0, *(len(role.ops) for role in program.roles)])
+    uses = _uses(program, first)
+    if not len(uses.op):
+        return []
+    one, other, name = _meetings(uses)
+    met = other != NOBODY
+    keys = uses.op[other], np.where(met, uses.op[other], NOBODY)
+    sizes = np.zeros(first[-1])
+    many = np.zeros(first[-1], dtype=np.bool_)
+    for r, role in enumerate(program.roles):
+        sizes[first[r] : first[r + 1]] = [getattr(op, "nbytes", 0.0) for op in role.ops]
+        many[first[r] : first[r + 1]] = len(role.ranks) > 1
+    wrong = np.flatnonzero(met & (sizes[uses.op[one]] != sizes[keys[0]]))
+    if len(wrong):
+        raise _differ(program, first, uses, [int(column[wrong[0]]) for column in (one, other)])
+    # Two ops of many ranks meet pair by pair; ops of single ranks that meet one op are one site with it.
+    with_whom = np.where(met, np.where(many[keys[0]], keys[0], NOBODY - 1), NOBODY)
+    order = np.lexsort((name, keys[1], with_whom, uses.op[one]))
+    one, other, with_whom = one[order], other[order], with_whom[order]
+    op = uses.op[one]
+    starts = np.flatnonzero(np.r_[True, (op[1:] != op[:-1]) | (with_whom[1:] != with_whom[:-1])])
+    spans = zip(starts.tolist(), [*starts[1:].tolist(), len(one)], strict=True)
+    return [_gathered(program, first, uses, one[a:b], other[a:b]) for a, b in spans]
+
+
+def _uses(program: Program, first: Ints) -> _Uses:
+    tags: dict[str, int] = {}
+    parts: list[tuple[Ints, ...]] = []
+    for r, role in enumerate(program.roles):
+        ranks = role.ranks
+        for i, op in enumerate(role.ops):
+            if not isinstance(op, Send | Recv):
                 continue
-            rank = int(role.ranks[position])
-            if peer >= self.world_size or peer == rank:
-                where = f"role {role.name!r}, op {i} {op.name!r}"
-                raise ProgramError(
-                    f"{where}: rank {rank} names rank {peer} as its peer in a world of {self.world_size}"
-                )
-            if sends:
-                self._sends[op.tag, rank, peer].append((r, i, position))
+            peer = op.peer
+            at = np.flatnonzero(peer >= 0) if len(peer) > 1 or peer[0] < 0 else _FIRST
+            if len(at) != len(peer):
+                peer, mine = peer[at], ranks[at]
             else:
-                self._recvs[op.tag, peer, rank].append((r, i, position))
+                mine = ranks
+            _must_be(program, role, i, mine, peer)
+            sends = isinstance(op, Send)
+            constant = (int(first[r]) + i, tags.setdefault(op.tag, len(tags)), sends)
+            parts.append((np.full(len(at), constant[0]), at, np.full(len(at), constant[1]),
+                          *((mine, peer) if sends else (peer, mine)), np.full(len(at), sends)))  # fmt: skip
+    if not parts:
+        none = np.zeros(0, dtype=np.int64)
+        return _Uses(none, none, none, none, none, none.astype(bool))
+    op_, at_, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Uses(op_, at_, tag, src, dst, is_send.astype(np.bool_))
 
-    def pairs(self, program: Program) -> list[Pairs]:
-        """All meetings. Raises :class:`ProgramError` where a send and its recv differ in size."""
-        together: dict[tuple[OpKey, ...], list[Met]] = {}
-        for name in dict.fromkeys([*self._sends, *self._recvs]):
-            for sent, came in zip_longest(self._sends.get(name, ()), self._recvs.get(name, ())):
-                uses = sorted(use for use in (sent, came) if use is not None)
-                one, other = uses[0], uses[1] if len(uses) > 1 else None
-                ops: tuple[OpKey, ...] = (one[:2],)
-                if other is not None:
-                    self._same_size(program, one, other)
-                    if len(program.roles[other[0]].ranks) > 1:
-                        ops = one[:2], other[:2]  # two ops of many ranks, which meet pair by pair
-                else:
-                    ops = one[:2], (-1, -1)
-                together.setdefault(ops, []).append((one, other, name[1:]))
-        return [self._gathered(met) for met in together.values()]
 
-    def _gathered(self, met: list[Met]) -> Pairs:
-        met.sort(key=lambda m: (m[1] or (-1, -1, -1))[:2])  # stable: pairs of one op stay in order of ranks
-        others = [other for _, other, _ in met if other is not None]
-        key = met[0][0][:2]
-        return Pairs(
-            key,
-            self._ops[key],
-            np.array([one[2] for one, _, _ in met], dtype=np.int64),
-            np.array([pair for _, _, pair in met], dtype=np.int64),
-            tuple(dict.fromkeys(other[:2] for other in others)),
-            np.array([other[2] for other in others], dtype=np.int64),
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
+def _must_be(program: Program, role: Role, i: int, mine: Ints, peer: Ints) -> None:
+    """Raise where a peer is outside the world, or the rank itself."""
+    wrong = (peer >= program.world_size) | (peer == mine)
+    if wrong.any():
+        k = int(np.argmax(wrong))
+        where = f"role {role.name!r}, op {i} {role.ops[i].name!r}"
+        raise ProgramError(
+            f"{where}: rank {mine[k]} names rank {peer[k]} as its peer in a world of {program.world_size}"
         )
 
-    def _same_size(self, program: Program, one: Use, other: Use) -> None:
-        ops = [self._ops[use[:2]] for use in (one, other)]
-        if ops[0].nbytes == ops[1].nbytes:
-            return
-        who = []
-        for (r, i, position), op in zip((one, other), ops, strict=True):
-            role, verb = program.roles[r], "send" if isinstance(op, Send) else "recv"
-            caller = f"rank {role.ranks[position]} (role {role.name!r}, op {i} {op.name!r})"
-            who.append(f"{caller} calls {verb} of {op.nbytes:.0f} bytes")
-        raise ProgramError(f"{who[0]} where {who[1]}; a send and its recv must have one size")
+
+def _meetings(uses: _Uses) -> tuple[Ints, Ints, Ints]:
+    """Of each meeting: the use that comes first in order of roles and ops, the other (-1: none), and a number by which
+    meetings of one op are in order of who sends."""
+    n = len(uses.op)
+    # Names (tag, sender, receiver) in order of their first send, then those that are only received.
+    seen = np.lexsort((np.arange(n), ~uses.sends))
+    columns = [column[seen] for column in (uses.tag, uses.src, uses.dst)]
+    order = np.lexsort(columns[::-1])
+    new = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    group = np.concatenate([[0], np.cumsum(new)])
+    earliest = np.full(group[-1] + 1, n)
+    np.minimum.at(earliest, group, order)
+    name = np.empty(n, dtype=np.int64)
+    name[seen[order]] = earliest[group]
+    # The k-th use of a name by its senders, and by its receivers.
+    by = np.lexsort((np.arange(n), uses.sends, name))
+    fresh = np.concatenate([[True], (np.diff(name[by]) != 0) | (np.diff(uses.sends[by].astype(np.int8)) != 0)])
+    start = np.maximum.accumulate(np.where(fresh, np.arange(n), 0))
+    k = np.empty(n, dtype=np.int64)
+    k[by] = np.arange(n) - start
+    # Equal name and k: one meeting, of one use or two.
+    by = np.lexsort((np.arange(n), k, name))
+    head = np.concatenate([[True], (np.diff(name[by]) != 0) | (np.diff(k[by]) != 0)])
+    at = np.flatnonzero(head)
+    two = np.diff([*at.tolist(), n]) == 2
+    other = np.full(len(at), NOBODY)
+    other[two] = by[at[two] + 1]
+    one = by[at]
+    return one, other, name[one] * np.int64(n) + k[one]
+
+
+def _gathered(program: Program, first: Ints, uses: _Uses, one: Ints, other: Ints) -> Pairs:
+    key = _key(first, int(uses.op[one[0]]))
+    op = program.roles[key[0]].ops[key[1]]
+    assert isinstance(op, Send | Recv)
+    met = other[other != NOBODY]
+    others = uses.op[met]
+    new = np.concatenate([[True], np.diff(others) != 0]) if len(others) else np.zeros(0, dtype=np.bool_)
+    ranks = np.stack([uses.src[one], uses.dst[one]], axis=1)
+    found = tuple(_key(first, number) for number in others[new].tolist())
+    return Pairs(key, op, uses.position[one], ranks, found, uses.position[met])
+
+
+def _key(first: Ints, number: int) -> OpKey:
+    role = int(np.searchsorted(first, number, side="right")) - 1
+    return role, number - int(first[role])
+
+
+def _differ(program: Program, first: Ints, uses: _Uses, pair: list[int]) -> ProgramError:
+    who = []
+    for use in pair:
+        r, i = _key(first, int(uses.op[use]))
+        role, op = program.roles[r], program.roles[r].ops[i]
+        assert isinstance(op, Send | Recv)
+        caller = f"rank {role.ranks[uses.position[use]]} (role {role.name!r}, op {i} {op.name!r})"
+        who.append(f"{caller} calls {'send' if isinstance(op, Send) else 'recv'} of {op.nbytes:.0f} bytes")
+    return ProgramError(f"{who[0]} where {who[1]}; a send and its recv must have one size")
