@@ -242,21 +242,3 @@ def test_a_price_of_almost_nothing_changes_almost_nothing(program):
     free, priced = play(program).spans(), play(replace(program, overlap_slowdown=1e-15)).spans()
     for name in ("ready", "start", "end"):
         np.testing.assert_allclose(free[name], priced[name], rtol=1e-9, atol=1e-9)
-
-
-@given(programs(), st.floats(0.01, 2.0))
-def test_compute_that_starts_ahead_of_the_clock_starts_when_it_would_have_one_by_one(program, slowdown):
-    from dataclasses import replace
-    from unittest import mock
-
-    from clustersim.engine.overlap import Overlap
-
-    priced = replace(program, overlap_slowdown=slowdown)
-    with mock.patch.object(Overlap, "_quiet", return_value=0.0):
-        slow = play(priced)
-    fast = play(priced)
-    one, two = fast.spans(), slow.spans()
-    for name in ("rank", "op"):
-        assert np.array_equal(one[name], two[name])
-    for name in ("ready", "start", "end"):
-        np.testing.assert_allclose(one[name], two[name], rtol=1e-12, atol=1e-12)

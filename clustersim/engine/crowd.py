@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import max_min
-from clustersim.engine.network import INSTANT, Loads
+from clustersim.engine.slots import INSTANT, Loads
 from clustersim.engine.spells import Sharing, Spells
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.meetings import Site
-from clustersim.engine.tasks import Task
+from clustersim.engine.order import Task
+from clustersim.engine.sites import Standing
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Op, Program, Send
 
@@ -14,15 +15,16 @@ SHOWN = 4
 """Meetings, and ranks of one list, that a message names before it says how many more there are."""
 
 
-def deadlock(program: Program, sites: tuple[Site, ...], tasks: list[list[Task]]) -> ProgramError:
+def deadlock(program: Program, standing: dict[int, Standing], tasks: list[list[Task]]) -> ProgramError:
     """The error for a run in which nothing more can happen: which ranks wait, at which op, for whom.
 
     Meetings with somebody there and somebody missing are listed by their first rank, at most :data:`SHOWN` of them.
     """
     lines: list[tuple[int, str]] = []
-    for site in sites:
-        for meeting in np.flatnonzero((site.missing > 0) & (site.missing < site.ranks.shape[1])).tolist():
-            lines.append(_line(program, site, meeting, tasks))
+    for one in standing.values():
+        missing = one.split() if one.started else np.zeros(0, dtype=np.int64)
+        for meeting in np.flatnonzero((missing > 0) & (missing < one.site.ranks.shape[1])).tolist():
+            lines.append(_line(program, one.site, meeting, tasks))
     lines.sort()
     shown = "; ".join(text for _, text in lines[:SHOWN])
     more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
@@ -39,10 +41,9 @@ def _line(program: Program, site: Site, meeting: int, tasks: list[list[Task]]) -
     for side in sides:
         (r, i), role = side.key, program.roles[side.key[0]]
         task = tasks[r][i]
-        if len(task.unmet):
-            came = role.ranks[(side.meeting_of == meeting) & (task.unmet == 0)].tolist()
-            here += came
-            at += [f"op {i} {task.op.name!r}{_words(task.op)}"] if came else []
+        came = role.ranks[(side.meeting_of == meeting) & (np.asarray(task.unmet) == 0)].tolist()
+        here += came
+        at += [f"op {i} {task.op.name!r}{_words(task.op)}"] if came else []
     missing = sorted(set(site.ranks[meeting].tolist()) - set(here))
     known = np.concatenate([program.roles[side.key[0]].ranks[side.meeting_of == meeting] for side in sides])
     never = sorted(set(missing) - set(known.tolist()))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clustersim.engine.fairshare import TIE, max_min
 from clustersim.engine.meetings import Site
-from clustersim.engine.network import INSTANT, Loads, Segments
+from clustersim.engine.slots import INSTANT, Loads, Segments
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

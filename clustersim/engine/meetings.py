@@ -37,25 +37,35 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
     ----------
     key : the op. meeting_of : (n_ranks,) int, the site's meeting each rank of the role comes to; -1 for none.
     everyone : every rank of the role comes. lone : the role has one rank, and the op one meeting.
+    order, ptr : positions of the ranks by meeting; those of meeting ``m`` from ``ptr[m]``.
+    each : ranks at each meeting, where it is the same number at all, else 0. straight : ``order`` is 0, 1, 2...
     """
 
     key: OpKey
     meeting_of: Ints
     everyone: bool
-    _order: Ints
-    _ptr: Ints
+    order: Ints
+    ptr: Ints
     lone: bool = False
+    each: int = 1
+    straight: bool = True
 
     def who(self, meetings: Ints) -> Ints | slice:
         """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
-        if self.lone or (self.everyone and len(meetings) == len(self._ptr) - 1):
+        if self.lone or (self.everyone and len(meetings) == len(self.ptr) - 1):
             return slice(None)
-        found = [self._order[self._ptr[m] : self._ptr[m + 1]] for m in meetings.tolist()]
-        return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
+        if len(meetings) == 1:
+            m = meetings[0]
+            return self.order[self.ptr[m] : self.ptr[m + 1]]
+        if self.each and self.everyone:
+            found = self.order.reshape(-1, self.each)[meetings].ravel()
+        else:
+            found = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
+        return found if self.straight else np.sort(found)
 
     def positions(self, meeting: int) -> Ints:
         """Positions in the role of the ranks that come to one meeting."""
-        return self._order if self.lone else self._order[self._ptr[meeting] : self._ptr[meeting + 1]]
+        return self.order if self.lone else self.order[self.ptr[meeting] : self.ptr[meeting + 1]]
 
     @property
     def meetings(self) -> Ints:
@@ -264,26 +274,51 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
-    members: dict[int, tuple[bool, Ints, Ints]] = {}
+    members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool]] = {}
     known: dict[tuple[object, ...], Plans] = {}
-    found, first = [], 0
+    found, first, same = [], 0, _Same()
     for draft in sorted(drafts, key=lambda d: d.ops):
         sides = []
+        ranks = same.of(draft.ranks)
         for k, (key, column) in enumerate(zip(draft.ops, draft.columns, strict=True)):
             if draft.apart and k:
                 sides.append(Side(key, column, True, _ONLY, _ONLY, True))
                 continue
-            if id(column) not in members:
-                order = np.argsort(column, kind="stable")
-                ptr = np.searchsorted(column[order], np.arange(len(draft.ranks) + 1))
-                members[id(column)] = bool(column.min() >= 0), order, ptr
-            sides.append(Side(key, column, *members[id(column)]))
+            column = same.of(column)
+            shape = id(column), len(ranks)
+            if shape not in members:
+                members[shape] = _members(column, len(draft.ranks))
+            everyone, order, ptr, each, straight = members[shape]
+            sides.append(Side(key, column, everyone, order, ptr, False, each, straight))
         # Ops share their groups, so asking by the array itself saves reading it for each of them.
-        terms = (*_terms_of(draft.op), id(draft.ranks))
+        terms = (*_terms_of(draft.op), id(ranks))
         plans = known.get(terms)
         if plans is None:
-            plans = known[terms] = book.plans(Request(*terms[:-1]), draft.ranks)
-        missing = np.full(len(draft.ranks), draft.ranks.shape[1], dtype=np.int64)
-        found.append(Site(first, tuple(sides), draft.ranks, plans, missing, np.zeros(len(draft.ranks)), draft.apart))
-        first += len(draft.ranks)
+            plans = known[terms] = book.plans(Request(*terms[:-1]), ranks)
+        missing = np.full(len(ranks), ranks.shape[1], dtype=np.int64)
+        found.append(Site(first, tuple(sides), ranks, plans, missing, np.zeros(len(ranks)), draft.apart))
+        first += len(ranks)
     return tuple(found)
+
+
+class _Same:
+    """Equal arrays as one, so that they are told by what they are and looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], bytes], Ints] = {}
+        self._held: dict[int, tuple[Ints, Ints]] = {}
+
+    def of(self, array: Ints) -> Ints:
+        """The array, or the equal one that came first."""
+        if id(array) not in self._held:
+            self._held[id(array)] = array, self._known.setdefault((array.shape, array.tobytes()), array)
+        return self._held[id(array)][1]
+
+
+def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool]:
+    """Of a side's column of meetings: whether everybody comes, who comes to each of ``n`` and how many, in what order."""
+    order = np.argsort(column, kind="stable")
+    ptr = np.searchsorted(column[order], np.arange(n + 1))
+    count = np.diff(ptr)
+    each = int(count[0]) if n and (count == count[0]).all() else 0
+    return bool(column.min() >= 0), order, ptr, each, bool(np.array_equal(order, np.arange(len(order))))

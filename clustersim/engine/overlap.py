@@ -26,7 +26,7 @@ from simpy.events import Event
 
 from clustersim.engine.clock import RELEASE, Clock
 from clustersim.engine.meetings import Site
-from clustersim.engine.network import INSTANT
+from clustersim.engine.slots import INSTANT
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.tasks import Task, Who
 from clustersim.program import COMPUTE_STREAM, Collective, Op, Program

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.engine.network import Loads
+from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.topology import Topology
@@ -34,7 +34,7 @@ class Plans:
     ----------
     request : the request. each : the plan of every group; congruent groups share the first one's.
     load : (G,) int, id in :class:`Loads`. latency : (G,) [s]. nbytes : (G,) [bytes]. ceiling : (G,) [bytes/s].
-    least : (G,) float [s], no transfer is shorter: latency plus bytes at the rate of an idle network.
+    least : (G,) float [s], no transfer is shorter: latency plus ``moving``, bytes at the rate of an idle network.
     """
 
     request: Request
@@ -44,6 +44,26 @@ class Plans:
     nbytes: Floats
     ceiling: Floats
     least: Floats
+    moving: Floats
+
+    @cached_property
+    def latency_column(self) -> Floats | float:
+        """``latency``, or the one number all groups have."""
+        return _one_number(self.latency)
+
+    @cached_property
+    def moving_column(self) -> Floats | float:
+        """Seconds of moving bytes at the rate of an idle network, or the one number all groups have."""
+        return _one_number(self.moving)
+
+    def alone(self, loads: Loads) -> Floats:
+        """(G,) [bytes/s] of each with its links to itself."""
+        rate: Floats = np.minimum(self.ceiling, np.array([loads.alone[load] for load in self.load.tolist()]))
+        return rate
+
+
+def _one_number(column: Floats) -> Floats | float:
+    return float(column[0]) if len(column) and (column == column[0]).all() else column
 
 
 class PlanBook:
@@ -83,8 +103,9 @@ class PlanBook:
             load = np.array([load for _, load in plans], dtype=np.int64)
             ceiling = np.array([p.ceiling for p, _ in plans])
             rate = np.minimum(ceiling, [self.loads.alone[i] for i in load.tolist()])
-            least = latency + np.where(nbytes > 0, nbytes, 0.0) / rate
-            self._columns[key] = Plans(request, tuple(p for p, _ in plans), load, latency, nbytes, ceiling, least)
+            moving = np.where(nbytes > 0, nbytes, 0.0) / rate
+            columns = load, latency, nbytes, ceiling, latency + moving, moving
+            self._columns[key] = Plans(request, tuple(p for p, _ in plans), *columns)
         return self._columns[key]
 
     def group(self, ranks: Ints) -> Group:

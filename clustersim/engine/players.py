@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.clock import Clock
-from clustersim.engine.crowd import Crowd
 from clustersim.engine.meetings import Site
-from clustersim.engine.network import Loads, Network
+from clustersim.engine.loads import Loads
+from clustersim.engine.network2 import Network
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -23,19 +23,16 @@ OnEnd: TypeAlias = Callable[[Ints, float], None]
 
 
 class Player(Protocol):
-    """What the executor and the timeline need of a player."""
+    """What a play and the timeline need of a player."""
 
     @property
-    def network(self) -> Network | Crowd:
+    def network(self) -> Network:
         """What moves the bytes."""
 
     on_end: OnEnd
 
-    def play(self, site: Site, meetings: Ints) -> None:
-        """Start these complete meetings of a site, each at its ``site.start``, none of which is before now."""
-
-    def least(self, site: Site) -> Floats:
-        """(G,) [s]: no meeting of the site is over sooner after its start."""
+    def play(self, site: Site, meetings: Ints, start: Floats) -> None:
+        """Start these complete meetings of a site, each at its ``start`` [s], none of which is before now."""
 
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""
@@ -51,23 +48,25 @@ def at_each(times: Floats) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
 
 
 class Flows:
-    """A meeting is its plan's latency, then one flow; its id is its transfer's id."""
+    """A meeting is its plan's latency, then one flow; its id is its transfer's id.
 
-    def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...]) -> None:
+    ``clocked`` : the sites it will be asked to play, by their first meeting.
+    """
+
+    def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...], clocked: set[int]) -> None:
         self.clock, self.sites = clock, sites
-        # Groups that behave alike begin together, and are rows of one change; pairs each go their own way.
-        pairs = any(site.apart for site in sites) and all(site.ranks.shape[1] == 2 for site in sites)
-        self.network: Network | Crowd = (Crowd if pairs else Network)(clock, loads, self._over)
+        parts = [site.plans.load for site in sites if site.first in clocked]
+        which = np.unique(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]))
+        self.network = Network(clock, loads, self._over, which)
         self.on_end: OnEnd = nobody
 
-    def play(self, site: Site, meetings: Ints) -> None:
+    def play(self, site: Site, meetings: Ints, start: Floats) -> None:
         """Schedule the flows; groups that begin at one instant are one event."""
         if len(meetings) == 1:
-            meeting = int(meetings[0])
-            at = site.start.item(meeting) + site.plans.latency.item(meeting)
+            at = start.item(0) + site.plans.latency.item(int(meetings[0]))
             self.clock.call(at, self._begin, site, meetings)
             return
-        for time, mask in at_each(site.start[meetings] + site.plans.latency[meetings]):
+        for time, mask in at_each(start + site.plans.latency[meetings]):
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
@@ -80,10 +79,6 @@ class Flows:
 
     def _over(self, transfers: Ints, now: float) -> None:
         self.on_end(transfers, now)
-
-    def least(self, site: Site) -> Floats:
-        """The plan's time on an idle network."""
-        return site.plans.least
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""

@@ -11,9 +11,10 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from clustersim.engine.clock import RELEASE, Clock
-from clustersim.engine.tasks import Task, Who
+from clustersim.engine.order import Task
 
 Served: TypeAlias = tuple[Task, int, float, float]
 """A task, the position of the rank in its role, and when it starts and ends there [s]."""
@@ -33,10 +34,11 @@ class Queues:
         self._free: dict[tuple[int, str, int], float] = {}
         self._calls: set[float] = set()
 
-    def arrive(self, task: Task, who: Who) -> None:
+    def arrive(self, task: Task, who: npt.NDArray[np.int64] | slice) -> None:
         """These ranks' ops are ready at their ready times, now or later."""
         positions = np.arange(task.n)[who].tolist()
-        for position, ready in zip(positions, task.ready[who].tolist(), strict=True):
+        times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()
+        for position, ready in zip(positions, times, strict=True):
             heappush(self._coming, (ready, task.key, position, task))
             if ready not in self._calls:
                 self._calls.add(ready)
@@ -50,7 +52,7 @@ class Queues:
             ready, key, position, task = heappop(self._coming)
             queue = (key[0], task.op.stream, position)
             start = max(ready, self._free.get(queue, 0.0))
-            seconds = task.duration if task.duration.ndim == 0 else task.duration[position]
-            self._free[queue] = start + float(seconds)
+            seconds = task.seconds
+            self._free[queue] = start + float(seconds if isinstance(seconds, float) else seconds[position])
             served.append((task, position, start, self._free[queue]))
         self.on_served(served)

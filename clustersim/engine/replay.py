@@ -20,7 +20,8 @@ from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk, need
 from clustersim.engine.clock import Clock
 from clustersim.engine.meetings import Site
-from clustersim.engine.network import Loads, Network
+from clustersim.engine.loads import Loads
+from clustersim.engine.network2 import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.players import OnEnd, at_each, nobody
 from clustersim.errors import ProgramError
@@ -106,9 +107,9 @@ class Replay:
             self._steps[key] = steps(schedule, site.plans.request.nbytes, group, self.loads)
         return self._steps[key]
 
-    def play(self, site: Site, meetings: Ints) -> None:
+    def play(self, site: Site, meetings: Ints, start: Floats) -> None:
         """Begin each meeting's first transfers at the meeting's start."""
-        for time, mask in at_each(site.start[meetings]):
+        for time, mask in at_each(start):
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
@@ -192,10 +193,6 @@ class Replay:
         ready = np.unique(waiting[playing.unmet[waiting] == 0])
         if len(ready):
             self._start(playing, ready)
-
-    def least(self, site: Site) -> Floats:
-        """Nothing: a plan's time is not that of its schedule."""
-        return np.zeros(len(site.ranks))
 
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""

@@ -11,12 +11,10 @@ import numpy.typing as npt
 from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
-from clustersim.engine.crowd import Crowd
-from clustersim.engine.lanes import Lanes
+from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import Site
-from clustersim.engine.network import Network
+from clustersim.engine.order import Column, Task
 from clustersim.engine.pairs import OpKey
-from clustersim.engine.tasks import Task
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo, Timeline
@@ -48,40 +46,31 @@ class Rows:
 
     def add(self, task: Task) -> None:
         """Keep what the ranks of a finished op did; its columns are not written to any more."""
-        if task.n == 1:
-            if isinstance(task.op, Compute) or task.meets:
-                times = float(task.ready[0]), float(task.start[0]), float(task.end[0])
-                self._agreed.append((self.row_of(task.key), self._whole_role(task.key[0]), *times))
+        who = _taking_part(task)
+        if who is not None and not len(who):
             return
-        who = task.taking_part()
+        columns = task.ready, task.start, task.end
+        row = self.row_of(task.key)
+        if who is None and all(isinstance(column, float) for column in columns):
+            self._agreed.append((row, self._whole_role(task.key[0]), *columns))  # type: ignore[arg-type]
+            return
         ranks = self.program.roles[task.key[0]].ranks
-        ranks = ranks if isinstance(who, slice) else ranks[who]
-        if not len(ranks):
-            return
-        kept = (self._pool.keep(column[who]) for column in (task.ready, task.start, task.end))
-        block = Block(self.row_of(task.key), ranks, *kept)
-        if len(ranks) < WIDE or all(len(column) == 1 for column in block.times):
+        block = Block(row, ranks if who is None else ranks[who], *(self._kept(column, who) for column in columns))
+        if len(block.ranks) < WIDE or all(len(column) == 1 for column in block.times):
             self._parts.append(self._book.rows(block))
         else:
             self.blocks.append(block)
+
+    def _kept(self, column: Column, who: Ints | None) -> Floats:
+        if isinstance(column, float):
+            return np.array([column])
+        return self._pool.keep(column if who is None else column[who])
 
     def _whole_role(self, role: int) -> int:
         """Id of the set of all ranks of a role."""
         if role not in self._sets:
             self._sets[role] = self._book.id(self.program.roles[role].ranks)
         return self._sets[role]
-
-    def add_all(self, op: int, ready: Floats | float, start: Floats | float, end: Floats | float) -> None:
-        """Keep what all ranks did, of a program of one role: columns, or one time where all agree [s]."""
-        if isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
-            self._agreed.append((op, self._whole_role(0), ready, start, end))
-            return
-        times = (np.array([column]) if isinstance(column, float) else column for column in (ready, start, end))
-        block = Block(op, self.program.roles[0].ranks, *times)
-        if len(block.ranks) < WIDE:
-            self._parts.append(self._book.rows(block))
-        else:
-            self.blocks.append(block)
 
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
@@ -93,13 +82,24 @@ class Rows:
         return tuple(self._book.sets), joined(self._parts)
 
 
+def _taking_part(task: Task) -> Ints | None:
+    """Positions of the ranks that really do something: those with a group or a peer; None for all."""
+    if isinstance(task.op, Compute) or any(side.everyone for _, side in task.meets):
+        return None
+    part = np.zeros(task.n, dtype=np.bool_)
+    for _, side in task.meets:
+        part |= side.meeting_of >= 0
+    return None if part.all() else np.flatnonzero(part)
+
+
 def timeline(
     program: Program,
     topology: Topology,
     mesh: Mesh,
     rows: Rows,
     sites: tuple[Site, ...],
-    network: Network | Lanes | Crowd,
+    loads: Loads,
+    segments: tuple[Ints, Floats, Floats, Floats],
     transfers: tuple[Ints, Ints],
     stats: dict[str, float],
 ) -> Timeline:
@@ -109,7 +109,7 @@ def timeline(
         _ops(program, rows, sites, topology, mesh),
         *rows.columns(),
         tuple(rows.blocks),
-        links=_link_use(topology, rows, sites, network, transfers),
+        links=_link_use(topology, rows, sites, loads, segments, transfers),
         rank_node=topology.vertex_node[mesh.gpus],
         stats=stats,
     )
@@ -119,16 +119,17 @@ def _link_use(
     topology: Topology,
     rows: Rows,
     sites: tuple[Site, ...],
-    network: Network | Lanes | Crowd,
+    loads: Loads,
+    segments: tuple[Ints, Floats, Floats, Floats],
     transfers: tuple[Ints, Ints],
 ) -> LinkUse:
     owner = [np.full(len(site.ranks), rows.row_of(site.sides[0].key), dtype=np.int64) for site in sites]
     op_of_meeting = np.concatenate([*owner, np.zeros(0, dtype=np.int64)])
     return LinkUse(
-        *network.segments.columns(),
+        *segments,
         transfer_op=op_of_meeting[transfers[0]],
         transfer_load=transfers[1],
-        loads=tuple(network.loads.pairs),
+        loads=tuple(loads.pairs),
         link_names=_LinkNames(topology),
         link_bandwidth=topology.link_bandwidth,
         link_kinds=topology.link_kinds,

@@ -1,33 +1,41 @@
-"""Program x Topology -> Timeline."""
+"""Program x Topology -> Timeline: guess who shares links, play, check, and play again where the guess was wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from clustersim.engine import chunk, need
+import numpy as np
+
+from clustersim.engine import need
+from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
-from clustersim.engine.crowd import Crowd
-from clustersim.engine.executor import Executor
-from clustersim.engine.lanes import Lanes
-from clustersim.engine.meetings import Ints, Site
+from clustersim.engine.deadlock import deadlock
+from clustersim.engine.guess import Guess, firsts
+from clustersim.engine.loads import Loads
+from clustersim.engine.meetings import Site
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.network import Loads, Network
+from clustersim.engine.network2 import Network
+from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import PlanBook, Planner
-from clustersim.engine.players import Flows, Player, meetings
+from clustersim.engine.play import Play
+from clustersim.engine.players import Flows, Player
 from clustersim.engine.replay import Replay
 from clustersim.engine.rows import Rows, timeline
-from clustersim.engine.unison import Unison, in_unison
+from clustersim.engine.sites import Standing
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
-from clustersim.program import Program
+from clustersim.program import Collective, Program
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
-FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...]], Player]] = {
-    "flow": lambda clock, loads, book, sites: Flows(clock, loads, sites),
-    "chunk": Replay,
+FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], set[int]], Player]] = {
+    "flow": lambda clock, loads, book, sites, clocked: Flows(clock, loads, sites, clocked),
+    "chunk": lambda clock, loads, book, sites, clocked: Replay(clock, loads, book, sites),
 }
-"""How a transfer is played: as one fluid flow, or every step of its algorithm by itself."""
+"""How a transfer on the clock is played: as one fluid flow, or every step of its algorithm by itself."""
+
+PATIENCE = 4
+"""Plays after which everything that could share is put on the clock."""
 
 
 def simulate(
@@ -69,40 +77,100 @@ def simulate(
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
-    clock, loads = Clock(), Loads(topology)
+    loads = Loads(topology)
     ask = planner or _backend_planner(backend)
     options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None}
     book = PlanBook(ask, topology, mesh, loads, **options)  # type: ignore[arg-type]
-    sites, rows = meet(program, book), Rows(program)
-    if fidelity == "flow" and in_unison(program, sites):
-        unison = Unison(program, sites, loads, rows, progress)
-        unison.run()
-        return _timeline(program, topology, mesh, rows, sites, unison.network, unison.n_events)
-    player = FIDELITIES[fidelity](clock, loads, book, sites)
-    executor = Executor(program, sites, clock, player, rows, progress)
-    player.on_end = executor.met
-    executor.run()
-    played = _timeline(program, topology, mesh, rows, sites, player.network, clock.n_events, player.transfers())
-    return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
+    sites = meet(program, book)
+    lists = tasks(program, sites)
+    # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
+    billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
+    bills = Bills(program.overlap_slowdown, lists) if billed else None
+    guess = Guess(program, sites, loads) if fidelity == "flow" else None
+    finished = _Finished(sum(map(len, lists)), progress)
+    clocked, plays = guess.clocked if guess else firsts(sites), 0
+    while True:
+        clock = Clock()
+        standing = {site.first: _standing(site, site.first in clocked, bool(guess)) for site in sites}
+        player = FIDELITIES[fidelity](clock, loads, book, sites, clocked)
+        _reset(lists, bills, standing)
+        if clocked:
+            look_ahead(lists, clocked)
+        finished.n = 0
+        play = Play(lists, standing, clock, player.play, bills, finished)
+        player.on_end = play.met
+        play.run()
+        plays += 1
+        if any(task.left for mine in lists for task in mine):
+            raise deadlock(program, standing, lists)
+        wrong = guess.wrong(standing) if guess else set()
+        if not wrong:
+            return _timeline(program, topology, mesh, lists, loads, player, clock, standing)
+        clocked |= wrong if plays < PATIENCE else guess.open if guess else set()
+
+
+def _standing(site: Site, clocked: bool, flows: bool) -> Standing:
+    if not flows:  # a plan's time is not that of its schedule
+        return Standing(site, True, 0.0, 0.0)
+    return Standing(site, clocked, site.plans.latency_column, site.plans.moving_column)
+
+
+def _reset(lists: list[list[Task]], bills: Bills | None, standing: dict[int, Standing]) -> None:
+    for mine in lists:
+        for task in mine:
+            task.reset()
+    if bills:
+        bills.reset(standing)
+
+
+class _Finished:
+    """Counts the ops that all ranks have ended, and tells: over all plays, no op twice."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self.n, self.total, self.told, self.progress = 0, total, 0, progress
+
+    def __call__(self, task: Task) -> None:
+        self.n += 1
+        if self.progress and self.n > self.told:
+            self.told = self.n
+            self.progress(self.n, self.total)
 
 
 def _timeline(
     program: Program,
     topology: Topology,
     mesh: Mesh,
-    rows: Rows,
-    sites: tuple[Site, ...],
-    network: Network | Lanes | Crowd,
-    n_events: int,
-    transfers: tuple[Ints, Ints] | None = None,
+    lists: list[list[Task]],
+    loads: Loads,
+    player: Player,
+    clock: Clock,
+    standing: dict[int, Standing],
 ) -> Timeline:
-    """The finished run, with its counts; ``transfers`` None: each meeting is one."""
-    transfers = meetings(sites) if transfers is None else transfers
-    counts = {"events": n_events, "solves": network.n_solves, "flows": network.n_flows}
+    """The finished run, with its counts."""
+    rows, network = Rows(program), player.network
+    for mine in lists:
+        for task in mine:
+            rows.add(task)
+    for one in standing.values():
+        if not one.clocked:
+            _note(one, network, loads)
+    transfers = player.transfers()
+    counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
     stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
     if program.overlap_slowdown:
         stats["overlap_slowdown"] = program.overlap_slowdown
-    return timeline(program, topology, mesh, rows, sites, network, transfers, stats)
+    sites = tuple(one.site for one in standing.values())
+    return timeline(program, topology, mesh, rows, sites, loads, network.segments.columns(), transfers, stats)
+
+
+def _note(one: Standing, network: Network, loads: Loads) -> None:
+    """What the free transfers of a site moved: each at the rate it has alone."""
+    plans, n = one.site.plans, len(one.site.ranks)
+    start = np.broadcast_to(np.asarray(one.start + one.latency), n)
+    end = np.broadcast_to(np.asarray(one.end), n)
+    moves = plans.nbytes > 0
+    if moves.any():
+        network.moved((one.site.first + np.arange(n))[moves], start[moves], end[moves], plans.alone(loads)[moves])
 
 
 def _backend_planner(backend: str) -> Planner:

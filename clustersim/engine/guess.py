@@ -1,0 +1,148 @@
+"""Which transfers share links: guessed, and checked after the play.
+
+A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is the
+exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free flow has
+its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked, and
+nobody's rate is above what the links carry: the rates are max-min at every moment (:mod:`clustersim.engine.network`).
+A run is causal, so by induction from one moment to the next it is *the* run. Where the check finds a slot asked for too
+much, the sites of the flows that were there are clocked from then on, and the program is played again. The clocked only
+become more, so this ends; a wrong guess costs time, never truth.
+
+Most slots need no check. Meetings of the same ranks on the same stream, a *lane*, follow one another, so a slot that
+only one lane's group ever uses is never shared; nor is one that carries all of its users at full rate at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.loads import Loads
+from clustersim.engine.meetings import Site
+from clustersim.engine.planning import Plans
+from clustersim.engine.sites import Standing
+from clustersim.engine.slots import ROOM, crowded, reduced
+from clustersim.program import Program
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Entries: TypeAlias = tuple[Ints, Ints, Floats]
+"""Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
+
+SAMPLE = 16
+"""Every so many slots are looked at first: who is wrong at all is wrong on many."""
+
+
+class Guess:
+    """What is known of who may share with whom.
+
+    ``clocked`` : the sites played on the clock, by their first meeting.
+    """
+
+    def __init__(self, program: Program, sites: tuple[Site, ...], loads: Loads) -> None:
+        self._sites = [site for site in sites if (site.plans.nbytes > 0).any()]
+        self.clocked: set[int] = set()
+        self._open: dict[int, Entries] = {}
+        lanes: dict[object, int] = {}
+        kinds: dict[tuple[int, int], Site] = {}
+        users = 0
+        for site in self._sites:
+            lane = _lane(program, site)
+            if lane not in lanes:
+                lanes[lane] = users
+                users += len(site.ranks)
+            kinds.setdefault((lanes[lane], id(site.plans)), site)
+        if users > 1:
+            self._look(kinds, loads)
+        else:
+            self._sites = []
+
+    def _look(self, kinds: dict[tuple[int, int], Site], loads: Loads) -> None:
+        """Find the slots that may be asked for too much, and what can be seen to share before anything is played."""
+        slots = reduced(loads.pairs, loads.topology.link_bandwidth)
+        alone = np.array(loads.alone)
+        user, where, most = [], [], []
+        own: set[int] = set()
+        found: dict[int, Entries] = {}
+        for (lane, plans), site in kinds.items():
+            if plans not in found:
+                found[plans] = _entries(site.plans, *slots.entries(site.plans.load), alone)
+            which, slot, asked = found[plans]
+            user.append(lane + which)
+            where.append(slot)
+            most.append(asked)
+            if len(site.ranks) > 1 and len(slot) and np.bincount(slot, asked).max() > 1 + ROOM:
+                own.add(plans)
+        users, slot, asked = (np.concatenate(column) for column in (user, where, most))
+        # Of one user on one slot the most it ever asks for.
+        order = np.lexsort((asked, users, slot))
+        users, slot, asked = users[order], slot[order], asked[order]
+        last = np.r_[(users[1:] != users[:-1]) | (slot[1:] != slot[:-1]), True]
+        total = np.bincount(slot[last], asked[last], slots.n)
+        several = np.bincount(slot[last], minlength=slots.n) > 1
+        kept = several & (total > 1 + ROOM)
+        for plans, (which, slot, asked) in found.items():
+            some = kept[slot]
+            if some.any():
+                self._open[plans] = which[some], slot[some], asked[some]
+        self._sites = [site for site in self._sites if id(site.plans) in self._open]
+        self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
+
+    @property
+    def open(self) -> set[int]:
+        """Every site that could share with another, by its first meeting."""
+        return firsts(self._sites)
+
+    def wrong(self, standing: dict[int, Standing]) -> set[int]:
+        """Free sites of a finished play, by first meeting, whose transfers did share."""
+        if all(site.first in self.clocked for site in self._sites):
+            return set()
+        return self._crowded(standing, SAMPLE) or self._crowded(standing, 1)
+
+    def _crowded(self, standing: dict[int, Standing], every: int) -> set[int]:
+        """As :meth:`wrong`, on every so many slots."""
+        of, columns = [], []
+        sampled: dict[int, Entries] = {}
+        for site in self._sites:
+            key = id(site.plans)
+            if key not in sampled:
+                some = self._open[key][1] % every == 0
+                sampled[key] = tuple(column[some] for column in self._open[key])  # type: ignore[assignment]
+            which, slot, asked = sampled[key]
+            if len(slot):
+                one = standing[site.first]
+                begin, end = one.start + one.latency, one.end
+                times = (np.full(len(slot), c) if isinstance(c, float) else _of(c, which) for c in (begin, end))
+                of.append(np.full(len(slot), site.first))
+                columns.append((slot, *times, asked))
+        if not of:
+            return set()
+        slot, begin, end, asked = (np.concatenate(column) for column in zip(*columns, strict=True))
+        some = end > begin * (1 + 1e-12)
+        owner = np.concatenate(of)[some]
+        found = owner[crowded(slot[some], begin[some], end[some], asked[some])]
+        return set(np.unique(found).tolist()) - self.clocked
+
+
+def _of(column: Floats, which: Ints) -> Floats:
+    return column[which] if len(column) > 1 else np.full(len(which), column[0])
+
+
+def _lane(program: Program, site: Site) -> object:
+    r, i = site.sides[0].key
+    return r, program.roles[r].ops[i].stream, id(site.ranks)
+
+
+def _entries(plans: Plans, which: Ints, slot: Ints, weight: Floats, alone: Floats) -> Entries:
+    """What each meeting asks of its slots, alone."""
+    rate = np.minimum(plans.ceiling, alone[plans.load])
+    moves = plans.nbytes[which] > 0
+    return which[moves], slot[moves], (weight * rate[which])[moves]
+
+
+def firsts(sites: Iterable[Site]) -> set[int]:
+    """All sites, by their first meeting."""
+    return {site.first for site in sites}

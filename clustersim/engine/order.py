@@ -1,0 +1,185 @@
+"""What waits for what, worked out once before anything is played: ops as tasks.
+
+A task waits for the op before it on its stream and for the ops it names in ``after``. Two more things follow from the
+order of a list alone.
+
+*Bills*: a collective that runs beside compute costs the rank's next kernel time (:mod:`clustersim.engine.bills`). All
+kernels of a rank run one after another, so what a collective can be beside is a stretch of that order: kernels after
+its last kernel ancestor (``above``) and before its first kernel descendant (``below``). Where that stretch is empty, as
+it is for a layer's tensor-parallel collectives, nothing is ever owed and nobody needs to watch it. And the collectives
+that a kernel's bill may depend on end, on each stream, with the last one whose ``above`` lies before the kernel.
+
+*Lookahead*: the least time from an op to anything that others could notice. So long a piece of a column may wait for
+more ranks to come.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.meetings import Side, Site
+from clustersim.engine.pairs import OpKey
+from clustersim.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Column: TypeAlias = Floats | float
+"""A time of every rank of a role; one number where all agree [s]."""
+
+
+class Task:
+    """One op on the ranks of its role.
+
+    Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``next``, who waits for it; ``meets``,
+    where its ranks meet others, and its part there; ``lone``, whether all of them meet in that one place.
+
+    Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the last
+    kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it; ``soft``, the
+    collectives that a kernel's bill may depend on, the last of each stream.
+
+    Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``, ranks
+    that have not ended it; ``spent``, seconds, while some ranks still need them.
+    """
+
+    __slots__ = ("above", "below", "end", "high", "key", "left", "lone", "look", "meets", "n", "needs", "next", "op",
+                 "ordinal", "place", "ready", "role", "soft", "spent", "start", "unmet", "waiting", "watched")  # fmt: skip
+
+    def __init__(self, key: OpKey, op: Op, role: Role) -> None:
+        self.key, self.op, self.role, self.n = key, op, role, len(role.ranks)
+        self.needs = 0
+        self.next: list[Task] = []
+        self.meets: list[tuple[Site, Side]] = []
+        self.lone = False
+        self.place = self.above = -1
+        self.below = self.ordinal = 0
+        self.watched = False
+        self.soft: tuple[Task, ...] = ()
+        self.look = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has been played."""
+        self.ready: Column = 0.0
+        self.start: Column = 0.0
+        self.end: Column = 0.0
+        self.unmet: Ints | int = self.needs
+        self.left = self.n
+        self.high = np.inf
+        self.spent: Column | None = None
+        self.waiting: list[Ints | int] = []
+
+    @property
+    def seconds(self) -> Column:
+        """What the op takes, without what is owed [s]."""
+        if self.spent is None:
+            assert isinstance(self.op, Compute)
+            self.spent = seconds(self.role, self.op)
+            if not isinstance(self.spent, np.ndarray):
+                self.spent = float(self.spent)
+            elif self.spent.ndim == 0:
+                self.spent = float(self.spent)
+        return self.spent
+
+    @property
+    def least(self) -> float:
+        """No rank ends it sooner after it is ready [s]."""
+        if isinstance(self.op, Compute):
+            spent = self.seconds
+            low = spent if isinstance(spent, float) else float(spent.min())
+            self.spent = None
+            return low
+        return min((float(site.plans.least.min()) for site, _ in self.meets), default=0.0) if self.lone else 0.0
+
+
+def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
+    """One list of tasks per role: each knows who waits for it and where its ranks meet others."""
+    lists = []
+    for r, role in enumerate(program.roles):
+        mine = [Task((r, i), op, role) for i, op in enumerate(role.ops)]
+        last: dict[str, int] = {}
+        for i, op in enumerate(role.ops):
+            before = last.get(op.stream)
+            last[op.stream] = i
+            needs = list(op.after) if len(op.after) < 2 else [*dict.fromkeys(op.after)]
+            if before is not None and before not in needs and not isinstance(op, Serve):
+                needs.append(before)
+            mine[i].needs = mine[i].unmet = len(needs)
+            for need in needs:
+                mine[need].next.append(mine[i])
+        lists.append(mine)
+    for site in sites:
+        for side in site.sides:
+            task = lists[side.key[0]][side.key[1]]
+            task.meets.append((site, side))
+            task.lone = len(task.meets) == 1 and side.everyone
+    return lists
+
+
+def watch(mine: list[Task]) -> dict[str, list[Task]]:
+    """Find what may be billed in one role's tasks; returns the watched collectives of each stream, in order."""
+    kernels = [t for t in mine if t.op.stream == COMPUTE_STREAM and isinstance(t.op, Compute | Serve)]
+    kernels = [t for t in kernels if not isinstance(t.op, Serve)]
+    for place, task in enumerate(kernels):
+        task.place = place
+    above, below = [-1] * len(mine), [len(kernels)] * len(mine)
+    for i, task in enumerate(mine):
+        own = max(above[i], task.place)
+        for other in task.next:
+            k = other.key[1]
+            above[k] = max(above[k], own)
+    for i in range(len(mine) - 1, -1, -1):
+        for other in mine[i].next:
+            k = other.key[1]
+            below[i] = min(below[i], below[k] if other.place < 0 else other.place)
+    watched: dict[str, list[Task]] = {}
+    for i, task in enumerate(mine):
+        if isinstance(task.op, Collective) and below[i] > above[i] + 1:
+            task.watched, task.above, task.below = True, above[i], below[i]
+            streams = watched.setdefault(task.op.stream, [])
+            task.ordinal = len(streams)
+            streams.append(task)
+    at = dict.fromkeys(watched, 0)
+    for kernel in kernels:
+        soft = []
+        for name, stream in watched.items():
+            while at[name] < len(stream) and stream[at[name]].above < kernel.place:
+                at[name] += 1
+            if at[name] and stream[at[name] - 1].below > kernel.place:
+                soft.append(stream[at[name] - 1])
+        kernel.soft = tuple(soft)
+    return watched
+
+
+def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
+    """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
+    ready. ``clocked`` : the first meetings of the sites on the clock. (Dijkstra's shortest ways, from there back.)"""
+    before: dict[int, list[Task]] = {}
+    heap: list[tuple[float, OpKey, Task]] = []
+    known: dict[int, float] = {}
+
+    def reach(task: Task, look: float) -> None:
+        if look < task.look:
+            task.look = look
+            heappush(heap, (look, task.key, task))
+
+    for task in (task for mine in lists for task in mine):
+        task.look = np.inf
+        for other in task.next:
+            before.setdefault(id(other), []).append(task)
+    for task in (task for mine in lists for task in mine):
+        if task.soft or task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
+            reach(task, 0.0)
+    while heap:
+        look, _, task = heappop(heap)
+        for one in before.get(id(task), ()) if look == task.look else ():
+            least = one.least
+            reach(one, look + least)
+            for site, _ in one.meets:
+                if look + least < known.get(site.first, np.inf):
+                    known[site.first] = look + least
+                    for side in site.sides:
+                        reach(lists[side.key[0]][side.key[1]], look + least)

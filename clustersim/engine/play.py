@@ -1,0 +1,356 @@
+"""Plays tasks: whole columns ahead of the clock, pieces of them where a clock is needed.
+
+An op is handled once for all ranks of its role. Its *ready* column is the maximum over the ends of what it waits for; a
+collective's start is the maximum over its group; and whatever shares no link ends a known time after it starts. So most
+of a run is a walk over the ops in which time does not pass at all: no event, and no counter per rank. A column is never
+written to after it is made, so ops share them: the end of one is the ready time of the next.
+
+The clock is needed for transfers that share links (*clocked* sites), for first come first served, and for nothing else.
+Where a clocked transfer has ended, its ranks go on as a *piece* of a column: their own op counts what each rank still
+waits for. A piece that nobody could notice before a known time (``Task.look``) waits until the clock would pass that
+time, and becomes one with others of its op that come meanwhile; where all have come, it is a whole column again.
+
+With bills (:mod:`clustersim.engine.bills`) a kernel must also wait until everything is known that could end before it.
+Where this cannot be had by playing other columns first, it is had by order in time: of all that waits, the piece that
+is ready first is played, for nothing that is still unknown can happen before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.bills import Bills, Piece, at
+from clustersim.engine.clock import Clock
+from clustersim.engine.meetings import Side, Site
+from clustersim.engine.order import Column, Task
+from clustersim.engine.queues import Queues, Served
+from clustersim.engine.sites import Standing, spread
+from clustersim.program import Compute, Serve
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
+
+EARLY = 1 - 1e-9
+"""A piece is played this much, relatively, before it could matter: columns add in another order than the clock."""
+
+_EVERYONE = slice(None)
+
+_NEVER = 1e300
+"""Later than anything the clock knows of: pieces that nobody will ever notice are played at the end."""
+
+
+def later(one: Column, other: Column) -> Column:
+    """The later of two columns; one of them itself where it is."""
+    if isinstance(one, float):
+        if isinstance(other, float):
+            return one if one >= other else other
+        one, other = other, one
+    if isinstance(other, float):
+        if other <= 0.0 or other <= np.minimum.reduce(one):
+            return one
+        return other if other >= np.maximum.reduce(one) else np.maximum(one, other)
+    return one if one is other else np.maximum(one, other)
+
+
+class Play:
+    """One play of the tasks of a Program.
+
+    Parameters
+    ----------
+    lists : the tasks of each role. standing : sites by their first meeting, some clocked. bills : None for none.
+    begin : starts transfers of a clocked site: called with the site, complete meetings, and when each is complete.
+    finished : called with each task that all ranks have ended.
+    """
+
+    def __init__(
+        self,
+        lists: list[list[Task]],
+        standing: dict[int, Standing],
+        clock: Clock,
+        begin: Begin,
+        bills: Bills | None,
+        finished: Callable[[Task], None],
+    ) -> None:
+        self.lists, self.standing, self.clock, self.bills, self.finished = lists, standing, clock, bills, finished
+        self.begin = begin
+        self.queues = Queues(clock, self._served)
+        self.order: list[int] = sorted(standing)
+        self._work: deque[tuple[Task, Piece]] = deque()
+        self._heap: list[tuple[float, int, int, Task, Piece]] = []
+        self._n = 0
+
+    def run(self) -> None:
+        """Play to the end, or until nothing more can happen."""
+        for mine in self.lists:
+            for task in mine:
+                if not task.needs and task.n:
+                    self._work.append((task, None))
+        clock = self.clock
+        while True:
+            self._work_off()
+            if clock.peek() == np.inf:
+                return
+            clock.step()
+
+    def _work_off(self) -> None:
+        """Do everything that can be done before the clock moves on."""
+        work, heap = self._work, self._heap
+        while True:
+            while work:
+                self._go(*work.popleft())
+            if not heap or self.clock.peek() <= min(heap[0][0], _NEVER):
+                return
+            key, kernel, _, task, who = heappop(heap)
+            if kernel:
+                self._in_time(task, who, key)
+            elif task.waiting:
+                self._go(task, self._together(task))
+
+    # ---- an op is ready ---------------------------------------------------------------------------------------------
+
+    def _go(self, task: Task, who: Piece) -> None:
+        if not isinstance(task.op, Compute):
+            self._arrive(task, who)
+        elif isinstance(task.op, Serve):
+            self.queues.arrive(task, _EVERYONE if who is None else np.array([who]) if isinstance(who, int) else who)
+        elif self.bills and task.soft and not self.bills.settled(task):
+            self._hold(task, who)
+        else:
+            self._compute(task, who)
+
+    def _compute(self, task: Task, who: Piece) -> None:
+        start, spent = at(task.ready, who), at(task.seconds, who)
+        if self.bills and task.place >= 0:
+            spent = spent + self.bills.owed(task, who, start)
+        self._end(task, who, start, start + spent)
+
+    def _arrive(self, task: Task, who: Piece) -> None:
+        """Ranks reach a collective, send or recv; those with no part in it pass through."""
+        if who is None and task.lone:
+            site, side = task.meets[0]
+            standing = self.standing[site.first]
+            if standing.whole:
+                if standing.come(side, task.ready):
+                    self._complete(standing)
+                return
+        if isinstance(who, int):
+            self._arrive_one(task, who)
+            return
+        positions = np.arange(task.n) if who is None else who
+        ready = at(task.ready, who)
+        absent = np.ones(len(positions), dtype=np.bool_)
+        for site, side in task.meets:
+            meetings = side.meeting_of[positions]
+            here = meetings >= 0
+            absent &= ~here
+            if here.any():
+                times = ready if isinstance(ready, float) else ready[here]
+                complete = self.standing[site.first].come_some(meetings[here], times)
+                if len(complete):
+                    self._begin(self.standing[site.first], complete)
+        if absent.any():
+            some = None if len(positions) == task.n and absent.all() else positions[absent]
+            self._end(task, some, at(task.ready, some), at(task.ready, some))
+
+    def _arrive_one(self, task: Task, p: int) -> None:
+        here, ready = False, float(task.ready[p])  # type: ignore[index]
+        for site, side in task.meets:
+            meeting = int(side.meeting_of[p])
+            if meeting >= 0:
+                here = True
+                if self.standing[site.first].come_one(meeting, ready):
+                    self._begin(self.standing[site.first], np.array([meeting], dtype=np.int64))
+        if not here:
+            self._end(task, p, ready, ready)
+
+    # ---- transfers --------------------------------------------------------------------------------------------------
+
+    def _complete(self, standing: Standing) -> None:
+        """Everybody is there, at all meetings of a site."""
+        if standing.clocked:
+            standing.split()
+            self._begin(standing, np.arange(len(standing.site.ranks)))
+            return
+        standing.end = (standing.start + standing.latency) + standing.moving  # as the clock would add
+        for side in standing.site.sides:
+            task = self.lists[side.key[0]][side.key[1]]
+            self._end(task, None, spread(side, standing.start), spread(side, standing.end))
+
+    def _begin(self, standing: Standing, meetings: Ints) -> None:
+        assert isinstance(standing.start, np.ndarray)
+        start = standing.start[meetings]
+        if standing.clocked:
+            self.begin(standing.site, meetings, start)
+        else:
+            parts = (c if isinstance(c, float) else c[meetings] for c in (standing.latency, standing.moving))
+            self._over(standing, meetings, (start + next(parts)) + next(parts))
+
+    def met(self, meetings: Ints, now: float) -> None:
+        """These clocked meetings (sorted ids) end now."""
+        firsts = np.searchsorted(self.order, meetings, side="right") - 1
+        for k in np.unique(firsts).tolist() if len(meetings) > 1 else firsts.tolist():
+            mine = meetings[firsts == k] - self.order[k]
+            self._over(self.standing[self.order[k]], mine, now)
+        self._work_off()
+
+    def _over(self, standing: Standing, meetings: Ints, end: Column) -> None:
+        """These meetings of a site end."""
+        site = standing.site
+        standing.end[meetings] = end  # type: ignore[index]
+        for side in site.sides_of(meetings):
+            task = self.lists[side.key[0]][side.key[1]]
+            if task.n == 1:
+                m = int(meetings[0]) if not side.lone else int(side.meeting_of[0])
+                self._end(task, None, float(standing.start[m]), float(standing.end[m]))  # type: ignore[index]
+                continue
+            who: Piece = side.who(meetings)  # type: ignore[assignment]
+            if isinstance(who, slice):
+                self._end(task, None, *(_alike(spread(side, c)) for c in (standing.start, standing.end)))
+                continue
+            if len(who) == 1 and not self.bills:  # type: ignore[arg-type]
+                m = int(meetings[0])
+                self._end(task, int(who[0]), float(standing.start[m]), float(standing.end[m]))  # type: ignore[index]
+                continue
+            of = side.meeting_of[who]
+            self._end(task, who, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
+
+    def _served(self, served: list[Served]) -> None:
+        for task, position, start, end in served:
+            self._end(task, None if task.n == 1 else position, start, end)
+        self._work_off()
+
+    # ---- an op has ended --------------------------------------------------------------------------------------------
+
+    def _end(self, task: Task, who: Piece, start: Column, end: Column) -> None:
+        """Ranks have run an op: tell the ops that wait for it."""
+        if who is None:
+            task.start, task.end, task.left = start, end, 0
+        else:
+            if task.left == task.n:
+                task.start, task.end = np.zeros(task.n), np.full(task.n, np.inf)
+            task.start[who], task.end[who] = start, end  # type: ignore[index]
+            task.left -= 1 if isinstance(who, int) else len(who)
+        for other in task.next:
+            if isinstance(who, int):
+                self._met_one(other, who, end)  # type: ignore[arg-type]
+            else:
+                self._met(other, who, end)
+        if self.bills and task.watched:
+            self._work.extend((kernel, None) for kernel in self.bills.ended(task, who))
+        if not task.left:
+            task.spent = None
+            if self.bills and task.place >= 0:
+                self.bills.over(task)
+            self.finished(task)
+
+    def _met(self, task: Task, who: Piece, end: Column) -> None:
+        """Something that these ranks wait for has ended."""
+        if who is None and isinstance(task.unmet, int):
+            task.ready = later(task.ready, end)
+            task.unmet -= 1
+            if not task.unmet:
+                self._work.append((task, None))
+            return
+        unmet = self._split(task)
+        assert isinstance(task.ready, np.ndarray)
+        some = _EVERYONE if who is None else who
+        task.ready[some] = np.maximum(task.ready[some], end)
+        left = unmet[some] - 1
+        unmet[some] = left
+        if not left.any():
+            self._put(task, np.arange(task.n) if who is None else who)
+        else:
+            free = np.flatnonzero(left == 0)
+            if len(free):
+                self._put(task, free if who is None else who[free])  # type: ignore[index]
+
+    def _met_one(self, task: Task, p: int, end: float) -> None:
+        unmet = self._split(task)
+        if task.ready[p] < end:  # type: ignore[index]
+            task.ready[p] = end  # type: ignore[index]
+        unmet[p] -= 1
+        if unmet[p] == 0:
+            self._put(task, p)
+
+    def _split(self, task: Task) -> Ints:
+        """Count what each rank of a task waits for by itself."""
+        if isinstance(task.unmet, int):
+            task.unmet = np.full(task.n, task.unmet)
+            task.ready = np.full(task.n, task.ready) if isinstance(task.ready, float) else task.ready.copy()
+        return task.unmet
+
+    # ---- pieces -----------------------------------------------------------------------------------------------------
+
+    def _put(self, task: Task, who: Ints | int) -> None:
+        """Some ranks are ready for a task."""
+        if not isinstance(who, int) and len(who) == task.n:
+            task.ready = _alike(task.ready)
+            self._work.append((task, None))
+        elif task.look <= 0.0 or task.soft:
+            self._work.append((task, who))
+        else:
+            ready = task.ready[who]  # type: ignore[index]
+            key = (float(ready if isinstance(who, int) else ready.min()) + task.look) * EARLY
+            if not task.waiting or key < task.high:
+                task.high = key
+                self._push(key, 0, task, None)
+            task.waiting.append(who)
+
+    def _push(self, key: float, kernel: int, task: Task, who: Piece) -> None:
+        self._n += 1
+        heappush(self._heap, (key, kernel, self._n, task, who))
+
+    def _together(self, task: Task) -> Piece:
+        """All ranks of a task that have come while it waited."""
+        waiting, task.waiting = task.waiting, []
+        if len(waiting) == 1:
+            return waiting[0]
+        who = np.sort(np.concatenate([np.atleast_1d(one) for one in waiting]))
+        if len(who) == task.n:
+            task.ready = _alike(task.ready)
+            return None
+        return who
+
+    def _hold(self, task: Task, who: Piece) -> None:
+        """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
+        assert self.bills
+        if who is None:
+            self.bills.held[task.key[0]][task] = None
+        ready = at(task.ready, who)
+        self._push(float(np.min(ready)), 1, task, who)
+
+    def _in_time(self, task: Task, who: Piece, key: float) -> None:
+        """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
+        assert self.bills
+        if who is None:
+            if task not in self.bills.held[task.key[0]]:
+                return  # it has run meanwhile
+            del self.bills.held[task.key[0]][task]
+        if self.bills.settled(task):
+            self._compute(task, who)
+            return
+        quiet = min(self.clock.peek(), self._heap[0][0] if self._heap else np.inf)
+        some = np.arange(task.n) if who is None else np.atleast_1d(np.asarray(who))
+        ready = np.broadcast_to(np.asarray(at(task.ready, who)), some.shape)
+        free = ready < quiet
+        if not free.all():
+            free |= (ready <= key) | (ready < self.bills.safe(task, some, quiet))
+        if free.all():
+            self._compute(task, who)
+        else:
+            self._compute(task, some[free])
+            self._push(float(ready[~free].min()), 1, task, some[~free])
+
+
+def _alike(column: Column) -> Column:
+    """The one number of a short column that has the same everywhere, or else the column."""
+    if isinstance(column, float):
+        return column
+    return float(column[0]) if column[0] == column[-1] and (column == column[0]).all() else column

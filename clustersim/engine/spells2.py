@@ -1,0 +1,119 @@
+"""What came of flows: stretches of constant rate, made when the run is over."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Course:
+    """The rate that flows of one class had over time: ``rates[k]`` from ``times[k]`` until the next.
+
+    transfers, begins, ends : who ran with it, from when to when [s], where it is more than one rate.
+    """
+
+    __slots__ = ("begins", "ends", "rates", "times", "transfers")
+
+    def __init__(self, now: float, rate: float) -> None:
+        self.times, self.rates = [now], [rate]
+        self.transfers: list[int] = []
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+
+    def set(self, now: float, rate: float) -> None:
+        """From now on it is another."""
+        if self.times[-1] == now:
+            self.rates[-1] = rate
+        else:
+            self.times.append(now)
+            self.rates.append(rate)
+
+
+MOST = 2_000_000
+"""Stretches kept one by one; of more, the rates of a class are means over longer stretches, with the same bytes."""
+
+
+class Spells:
+    """Which transfer shared which course, from when to when.
+
+    whole : columns of transfers that had one rate from begin to end, as :meth:`columns` gives them.
+    """
+
+    def __init__(self) -> None:
+        self.whole: list[tuple[Ints, Floats, Floats, Floats]] = []
+        self._steady = array("q"), array("d"), array("d"), array("d")
+        self._varied: list[Course] = []
+
+    def add(self, transfer: int, course: Course, begin: float, end: float) -> None:
+        """A transfer ran with a course's rates from ``begin`` to ``end`` [s]."""
+        if end <= begin:
+            return
+        if len(course.times) == 1:
+            for column, value in zip(self._steady, (transfer, begin, end, course.rates[0]), strict=True):
+                column.append(value)
+            return
+        if not course.transfers:
+            self._varied.append(course)
+        course.transfers.append(transfer)
+        course.begins.append(begin)
+        course.ends.append(end)
+
+    def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""
+        varied = [_Varied(course) for course in self._varied]
+        length = sum(one.length(one.times) for one in varied)
+        parts = [one.cut(1 + length // MOST) for one in varied]
+        if len(self._steady[0]):
+            parts.append(tuple(np.array(column) for column in self._steady))  # type: ignore[arg-type]
+        none = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
+        ids, start, stop, rate = (np.concatenate(column) for column in zip(none, *self.whole, *parts, strict=True))
+        if np.all(ids[1:] > ids[:-1]):
+            return ids, start, stop, rate
+        order = np.lexsort((start, ids))
+        return ids[order], start[order], stop[order], rate[order]
+
+
+class _Varied:
+    """A course of several rates, and the spells that ran with it, as columns."""
+
+    def __init__(self, course: Course) -> None:
+        self.times, self.rates = np.array(course.times), np.array(course.rates)
+        self.moved = np.concatenate([[0.0], np.cumsum(self.rates[:-1] * np.diff(self.times))])
+        self.transfer = np.array(course.transfers, dtype=np.int64)
+        self.begin, self.end = np.array(course.begins), np.array(course.ends)
+
+    def _within(self, times: Floats) -> tuple[Ints, Ints]:
+        """Of each spell the first of ``times`` after its begin, and how many are before its end."""
+        first = np.searchsorted(times, self.begin, side="right")
+        return first, np.maximum(np.searchsorted(times, self.end, side="left") - first, 0)
+
+    def length(self, times: Floats) -> int:
+        """Stretches of all spells, cut at ``times``."""
+        return int(self._within(times)[1].sum()) + len(self.transfer)
+
+    def cut(self, every: int) -> tuple[Ints, Floats, Floats, Floats]:
+        """Stretches cut at each ``every``-th change of rate; each has what was moved in it over its length."""
+        times = self.times[::every]
+        first, inside = self._within(times)
+        count = inside + 1
+        begins = np.cumsum(count) - count
+        spell = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(spell)) - begins[spell]
+        start = times[np.minimum(first[spell] + place - 1, len(times) - 1)]
+        start[begins] = self.begin
+        end = np.append(start[1:], 0.0)
+        end[begins + count - 1] = self.end
+        at = np.searchsorted(self.times, start, side="right") - 1
+        rate = self.rates[at] if every == 1 else (self._moved(end) - self._moved(start)) / (end - start)
+        return self.transfer[spell], start, end, rate
+
+    def _moved(self, time: Floats) -> Floats:
+        at = np.searchsorted(self.times, time, side="right") - 1
+        moved: Floats = self.moved[at] + self.rates[at] * (time - self.times[at])
+        return moved
