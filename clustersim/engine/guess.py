@@ -46,11 +46,12 @@ class Guess:
         self._sites = [site for site in sites if (site.plans.nbytes > 0).any()]
         self.clocked: set[int] = set()
         self._open: dict[int, Entries] = {}
+        self._lane: dict[int, object] = {}
         lanes: dict[object, int] = {}
         kinds: dict[tuple[int, int], Site] = {}
         users = 0
         for site in self._sites:
-            lane = _lane(program, site)
+            lane = self._lane[site.first] = _lane(program, site)
             if lane not in lanes:
                 lanes[lane] = users
                 users += len(site.ranks)
@@ -98,15 +99,32 @@ class Guess:
 
     def wrong(self, standing: dict[int, Standing]) -> set[int]:
         """Free sites of a finished play, by first meeting, whose transfers did share."""
-        if all(site.first in self.clocked for site in self._sites):
-            return set()
-        return self._crowded(standing, SAMPLE) or self._crowded(standing, 1)
+        together = self._together(standing)
+        return self._crowded(standing, together, SAMPLE) or self._crowded(standing, together, 1)
 
-    def _crowded(self, standing: dict[int, Standing], every: int) -> set[int]:
-        """As :meth:`wrong`, on every so many slots."""
+    def _together(self, standing: dict[int, Standing]) -> list[Site]:
+        """Sites that are played while another lane's are, of which one at least is free."""
+        windows = []
+        for site in self._sites:
+            one = standing[site.first]
+            windows.append((float(np.min(one.start + one.latency)), float(np.max(one.end)), site))
+        windows.sort(key=lambda window: (window[0], window[2].first))
+        found: dict[int, Site] = {}
+        now: list[tuple[float, Site, object, bool]] = []
+        for begin, end, site in windows:
+            now = [other for other in now if other[0] > begin]
+            lane, free = self._lane[site.first], site.first not in self.clocked
+            for _, other, its_lane, its_free in now:
+                if its_lane != lane and (free or its_free):
+                    found[site.first], found[other.first] = site, other
+            now.append((end, site, lane, free))
+        return [found[first] for first in sorted(found)]
+
+    def _crowded(self, standing: dict[int, Standing], sites: list[Site], every: int) -> set[int]:
+        """Free sites among these that share, on every so many slots."""
         of, columns = [], []
         sampled: dict[int, Entries] = {}
-        for site in self._sites:
+        for site in sites:
             key = id(site.plans)
             if key not in sampled:
                 some = self._open[key][1] % every == 0

@@ -49,6 +49,16 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
     lone: bool = False
     each: int = 1
     straight: bool = True
+    pieces: dict[int, Ints | slice | int] = {}
+
+    def piece(self, meeting: int) -> Ints | slice | int:
+        """Positions of the ranks that come to one meeting: one number, an even stretch, or all of them."""
+        if self.lone:
+            return 0
+        found = self.pieces.get(meeting)
+        if found is None:
+            found = self.pieces[meeting] = _stretch(self.order[self.ptr[meeting] : self.ptr[meeting + 1]])
+        return found
 
     def who(self, meetings: Ints) -> Ints | slice:
         """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
@@ -274,7 +284,7 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
-    members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool]] = {}
+    members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]] = {}
     known: dict[tuple[object, ...], Plans] = {}
     found, first, same = [], 0, _Same()
     for draft in sorted(drafts, key=lambda d: d.ops):
@@ -288,8 +298,8 @@ def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
             shape = id(column), len(ranks)
             if shape not in members:
                 members[shape] = _members(column, len(draft.ranks))
-            everyone, order, ptr, each, straight = members[shape]
-            sides.append(Side(key, column, everyone, order, ptr, False, each, straight))
+            everyone, order, ptr, each, straight, pieces = members[shape]
+            sides.append(Side(key, column, everyone, order, ptr, False, each, straight, pieces))
         # Ops share their groups, so asking by the array itself saves reading it for each of them.
         terms = (*_terms_of(draft.op), id(ranks))
         plans = known.get(terms)
@@ -315,10 +325,21 @@ class _Same:
         return self._held[id(array)][1]
 
 
-def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool]:
+def _stretch(positions: Ints) -> Ints | slice | int:
+    """Positions as one number, or as a slice where they are evenly apart: numpy need not copy those."""
+    first, n = int(positions[0]), len(positions)
+    if n == 1:
+        return first
+    step = int(positions[1]) - first
+    if step > 0 and np.array_equal(positions, np.arange(first, first + n * step, step)):
+        return slice(first, first + n * step, step)
+    return positions
+
+
+def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]:
     """Of a side's column of meetings: whether everybody comes, who comes to each of ``n`` and how many, in what order."""
     order = np.argsort(column, kind="stable")
     ptr = np.searchsorted(column[order], np.arange(n + 1))
     count = np.diff(ptr)
     each = int(count[0]) if n and (count == count[0]).all() else 0
-    return bool(column.min() >= 0), order, ptr, each, bool(np.array_equal(order, np.arange(len(order))))
+    return bool(column.min() >= 0), order, ptr, each, bool(np.array_equal(order, np.arange(len(order)))), {}

@@ -91,6 +91,15 @@ class Network:
         self.n_flows += len(transfers)
         self._ask_solve()
 
+    def not_before(self, load: int, ceiling: float) -> float:
+        """No flow of this load and ceiling ends before [s]: that is when, with its links to itself from now on."""
+        one = self._classes.get((self._kind[load], ceiling)) if self._slots else None
+        if one is None or not one.n:
+            return 0.0
+        now = self.clock.now
+        left = one.flows[0][0] - one.moved - one.rate * (now - one.since)
+        return now + max(left, 0.0) / min(self.loads.alone[load], ceiling)
+
     def moved(self, transfers: Ints, start: Floats, end: Floats, rate: Floats) -> None:
         """Note transfers whose times are known without a solve: nothing else is on their links meanwhile."""
         some = end > start

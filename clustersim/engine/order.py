@@ -70,7 +70,7 @@ class Task:
         self.left = self.n
         self.high = np.inf
         self.spent: Column | None = None
-        self.waiting: list[Ints | int] = []
+        self.waiting: list[Ints | slice | int] = []
 
     @property
     def seconds(self) -> Column:

@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.bills import Bills, Piece, at
+from clustersim.engine.bills import Bills, Piece, at, positions, size
 from clustersim.engine.clock import Clock
 from clustersim.engine.meetings import Side, Site
 from clustersim.engine.order import Column, Task
@@ -119,7 +119,7 @@ class Play:
         if not isinstance(task.op, Compute):
             self._arrive(task, who)
         elif isinstance(task.op, Serve):
-            self.queues.arrive(task, _EVERYONE if who is None else np.array([who]) if isinstance(who, int) else who)
+            self.queues.arrive(task, positions(who, task.n))
         elif self.bills and task.soft and not self.bills.settled(task):
             self._hold(task, who)
         else:
@@ -143,11 +143,17 @@ class Play:
         if isinstance(who, int):
             self._arrive_one(task, who)
             return
-        positions = np.arange(task.n) if who is None else who
         ready = at(task.ready, who)
-        absent = np.ones(len(positions), dtype=np.bool_)
+        some = _EVERYONE if who is None else who
+        if task.lone:
+            site, side = task.meets[0]
+            complete = self.standing[site.first].come_some(side.meeting_of[some], ready)
+            if len(complete):
+                self._begin(self.standing[site.first], complete)
+            return
+        absent = np.ones(task.n if who is None else size(who), dtype=np.bool_)
         for site, side in task.meets:
-            meetings = side.meeting_of[positions]
+            meetings = side.meeting_of[some]
             here = meetings >= 0
             absent &= ~here
             if here.any():
@@ -156,8 +162,8 @@ class Play:
                 if len(complete):
                     self._begin(self.standing[site.first], complete)
         if absent.any():
-            some = None if len(positions) == task.n and absent.all() else positions[absent]
-            self._end(task, some, at(task.ready, some), at(task.ready, some))
+            those = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
+            self._end(task, those, at(task.ready, those), at(task.ready, those))
 
     def _arrive_one(self, task: Task, p: int) -> None:
         here, ready = False, float(task.ready[p])  # type: ignore[index]
@@ -210,16 +216,20 @@ class Play:
                 m = int(meetings[0]) if not side.lone else int(side.meeting_of[0])
                 self._end(task, None, float(standing.start[m]), float(standing.end[m]))  # type: ignore[index]
                 continue
-            who: Piece = side.who(meetings)  # type: ignore[assignment]
-            if isinstance(who, slice):
+            if len(meetings) == 1:
+                m = int(meetings[0])
+                who: Piece = side.piece(m)
+                if size(who) == task.n:  # type: ignore[arg-type]
+                    who = None
+                at_end = end if isinstance(end, float) else float(end[0])
+                self._end(task, who, float(standing.start[m]), at_end)  # type: ignore[index]
+                continue
+            found = side.who(meetings)
+            if isinstance(found, slice):
                 self._end(task, None, *(_alike(spread(side, c)) for c in (standing.start, standing.end)))
                 continue
-            if len(who) == 1 and not self.bills:  # type: ignore[arg-type]
-                m = int(meetings[0])
-                self._end(task, int(who[0]), float(standing.start[m]), float(standing.end[m]))  # type: ignore[index]
-                continue
-            of = side.meeting_of[who]
-            self._end(task, who, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
+            of = side.meeting_of[found]
+            self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
 
     def _served(self, served: list[Served]) -> None:
         for task, position, start, end in served:
@@ -236,10 +246,10 @@ class Play:
             if task.left == task.n:
                 task.start, task.end = np.zeros(task.n), np.full(task.n, np.inf)
             task.start[who], task.end[who] = start, end  # type: ignore[index]
-            task.left -= 1 if isinstance(who, int) else len(who)
+            task.left -= size(who)
         for other in task.next:
             if isinstance(who, int):
-                self._met_one(other, who, end)  # type: ignore[arg-type]
+                self._met_one(other, who, float(end))  # type: ignore[arg-type]
             else:
                 self._met(other, who, end)
         if self.bills and task.watched:
@@ -264,12 +274,12 @@ class Play:
         task.ready[some] = np.maximum(task.ready[some], end)
         left = unmet[some] - 1
         unmet[some] = left
-        if not left.any():
+        if not np.logical_or.reduce(left):
             self._put(task, np.arange(task.n) if who is None else who)
         else:
             free = np.flatnonzero(left == 0)
             if len(free):
-                self._put(task, free if who is None else who[free])  # type: ignore[index]
+                self._put(task, free if who is None else positions(who, task.n)[free])
 
     def _met_one(self, task: Task, p: int, end: float) -> None:
         unmet = self._split(task)
@@ -288,9 +298,9 @@ class Play:
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def _put(self, task: Task, who: Ints | int) -> None:
+    def _put(self, task: Task, who: Ints | slice | int) -> None:
         """Some ranks are ready for a task."""
-        if not isinstance(who, int) and len(who) == task.n:
+        if size(who) == task.n:
             task.ready = _alike(task.ready)
             self._work.append((task, None))
         elif task.look <= 0.0 or task.soft:
@@ -312,7 +322,7 @@ class Play:
         waiting, task.waiting = task.waiting, []
         if len(waiting) == 1:
             return waiting[0]
-        who = np.sort(np.concatenate([np.atleast_1d(one) for one in waiting]))
+        who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))
         if len(who) == task.n:
             task.ready = _alike(task.ready)
             return None
@@ -337,16 +347,18 @@ class Play:
             self._compute(task, who)
             return
         quiet = min(self.clock.peek(), self._heap[0][0] if self._heap else np.inf)
-        some = np.arange(task.n) if who is None else np.atleast_1d(np.asarray(who))
-        ready = np.broadcast_to(np.asarray(at(task.ready, who)), some.shape)
-        free = ready < quiet
-        if not free.all():
-            free |= (ready <= key) | (ready < self.bills.safe(task, some, quiet))
-        if free.all():
+        ready = at(task.ready, who)
+        if (ready if isinstance(ready, float) else np.maximum.reduce(ready)) < quiet:
             self._compute(task, who)
-        else:
-            self._compute(task, some[free])
-            self._push(float(ready[~free].min()), 1, task, some[~free])
+            return
+        free = (ready <= key) | (ready < self.bills.safe(task, who, quiet)) | (ready < quiet)
+        if np.logical_and.reduce(free):
+            self._compute(task, who)
+            return
+        some = positions(who, task.n)
+        self._compute(task, some[free])
+        rest = some[~free]
+        self._push(float(np.min(at(task.ready, rest))), 1, task, rest)
 
 
 def _alike(column: Column) -> Column:

@@ -34,6 +34,9 @@ class Player(Protocol):
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
         """Start these complete meetings of a site, each at its ``start`` [s], none of which is before now."""
 
+    def not_before(self, site: Site, meeting: int) -> float:
+        """A meeting under way does not end before [s]."""
+
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""
 
@@ -79,6 +82,11 @@ class Flows:
 
     def _over(self, transfers: Ints, now: float) -> None:
         self.on_end(transfers, now)
+
+    def not_before(self, site: Site, meeting: int) -> float:
+        """When it would end if it had its links to itself from now on."""
+        plans = site.plans
+        return self.network.not_before(int(plans.load[meeting]), float(plans.ceiling[meeting]))
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""

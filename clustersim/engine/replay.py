@@ -194,6 +194,10 @@ class Replay:
         if len(ready):
             self._start(playing, ready)
 
+    def not_before(self, site: Site, meeting: int) -> float:
+        """A meeting under way does not end before [s]: it may end now."""
+        return 0.0
+
     def transfers(self) -> tuple[Ints, Ints]:
         """For every transfer id: the id of its meeting, and its load."""
         none = np.zeros(0, dtype=np.int64)

@@ -93,7 +93,7 @@ def simulate(
         clock = Clock()
         standing = {site.first: _standing(site, site.first in clocked, bool(guess)) for site in sites}
         player = FIDELITIES[fidelity](clock, loads, book, sites, clocked)
-        _reset(lists, bills, standing)
+        _reset(lists, bills, standing, player)
         if clocked:
             look_ahead(lists, clocked)
         finished.n = 0
@@ -115,12 +115,12 @@ def _standing(site: Site, clocked: bool, flows: bool) -> Standing:
     return Standing(site, clocked, site.plans.latency_column, site.plans.moving_column)
 
 
-def _reset(lists: list[list[Task]], bills: Bills | None, standing: dict[int, Standing]) -> None:
+def _reset(lists: list[list[Task]], bills: Bills | None, standing: dict[int, Standing], player: Player) -> None:
     for mine in lists:
         for task in mine:
             task.reset()
     if bills:
-        bills.reset(standing)
+        bills.reset(standing, player.not_before)
 
 
 class _Finished:

@@ -42,9 +42,7 @@ class Slots:
 
     def entries(self, loads: Ints) -> tuple[Ints, Ints, Floats]:
         """The slots of some loads: ``(place in loads, slot, weight)`` of each entry."""
-        count = self.ptr[loads + 1] - self.ptr[loads]
-        which = np.repeat(np.arange(len(loads)), count)
-        at = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + self.ptr[loads][which]
+        which, at = _pairs(self.ptr[loads], self.ptr[loads + 1])
         return which, self.slot[at], self.weight[at]
 
 
@@ -83,37 +81,44 @@ def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> npt.NDArray[n
     return kept
 
 
-def _undominated(
-    column: Ints, load: Ints, weight: Floats, kept: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _undominated(column: Ints, load: Ints, weight: Floats, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Without links whose users all are another's, of which none takes a larger share of it."""
+    some = kept[column]
+    column, load, weight = column[some], load[some], weight[some]
     first = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
     size = np.diff(np.r_[first, len(column)])
-    most = np.zeros(int(load.max()) + 1, dtype=np.int64)
-    np.maximum.at(most, load[kept[column]], size[column][kept[column]])
-    small = np.flatnonzero(kept & (size < most[load[first]]))
-    if not len(small):
-        return kept
-    users: dict[int, dict[int, float]] = {}
-    crossed: dict[int, list[int]] = {}
-    wanted = np.zeros(len(most), dtype=np.bool_)
-    wanted[load[first[small]]] = True
-    for entry in np.flatnonzero(wanted[load] & kept[column]).tolist():
-        crossed.setdefault(int(load[entry]), []).append(int(column[entry]))
+    n = int(load.max()) + 1
+    by = np.argsort(load, kind="stable")
+    ptr = np.searchsorted(load[by], np.arange(n + 1))
+    of = np.repeat(np.arange(len(first)), size)  # columns by number among those kept
+    key = of * n + load  # ascending
+    most = np.zeros(n, dtype=np.int64)
+    np.maximum.at(most, load, size[of])
+    small = np.flatnonzero(size < most[load[first]])
+    gone = np.zeros(len(first), dtype=np.bool_)
+    for part in np.array_split(small, 1 + len(small) // AT_ONCE):
+        one, other = _pairs(ptr[load[first[part]]], ptr[load[first[part]] + 1])
+        one, other = part[one], of[by[other]]
+        larger = size[other] > size[one]
+        one, other = one[larger], other[larger]
+        pair, entry = _pairs(first[one], first[one] + size[one])
+        at = np.minimum(np.searchsorted(key, other[pair] * n + load[entry]), len(key) - 1)
+        inside = (key[at] == other[pair] * n + load[entry]) & (weight[entry] <= weight[at] * (1 + INSTANT))
+        gone[one[np.bincount(pair[~inside], minlength=len(one)) == 0]] = True
+    found = kept.copy()
+    found[np.flatnonzero(kept)[gone]] = False
+    return found
 
-    def of(c: int) -> dict[int, float]:
-        if c not in users:
-            mine = slice(first[c], first[c] + size[c])
-            users[c] = dict(zip(load[mine].tolist(), weight[mine].tolist(), strict=True))
-        return users[c]
 
-    for c in small.tolist():
-        mine = of(c)
-        for d in crossed[int(load[first[c]])]:
-            if kept[d] and size[d] > size[c] and all(v <= of(d).get(k, 0.0) * (1 + INSTANT) for k, v in mine.items()):
-                kept[c] = False
-                break
-    return kept
+AT_ONCE = 4096
+"""Links looked at together: what they are compared with are some hundred each."""
+
+
+def _pairs(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Every number of each range, with the place of its range."""
+    count = end - begin
+    which = np.repeat(np.arange(len(count)), count)
+    return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + begin[which]
 
 
 def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArray[np.bool_]:
