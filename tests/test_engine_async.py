@@ -1,4 +1,4 @@
-"""Ranks at paces of their own: short cuts through the executor change no time."""
+"""Ranks at paces of their own: pieces that wait for more ranks to come change no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from player import toy_cost, toy_model
 from toy import star
 
-from clustersim.engine import chains, simulate
+from clustersim.engine import run, simulate
 from clustersim.mesh import Mesh
 from clustersim.strategies.parameter_server import ParameterServerConfig, build, place
 
@@ -31,11 +31,11 @@ def played(workers, steps, jitter, cap, staleness, seed):
     cap=st.sampled_from([None, 0.02, 0.1, 1.0]),
     staleness=st.sampled_from([None, 0, 1]),
 )
-def test_ops_in_a_row_at_one_blow_take_the_times_they_take_one_by_one(workers, steps, jitter, cap, staleness):
+def test_ops_of_many_ranks_together_take_the_times_they_take_one_by_one(workers, steps, jitter, cap, staleness):
     args = workers, steps, jitter, cap, staleness, 1
     at_once = played(*args).spans()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "LONGEST", 1)
+        patch.setattr(run, "look_ahead", lambda lists, clocked: None)
         one_by_one = played(*args).spans()
     for name, column in at_once.items():
         assert np.array_equal(column, one_by_one[name]), name

@@ -203,7 +203,7 @@ class TestCongruence:
 
     def books(self, topology):
         from clustersim.collectives import plan
-        from clustersim.engine.network import Loads
+        from clustersim.engine.loads import Loads
 
         asked = []
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.engine.clock import Clock
-from clustersim.engine.network import Loads, Network
+from clustersim.engine.loads import Loads
+from clustersim.engine.network import Network
 from clustersim.errors import ProgramError, TopologyError
 
 
@@ -20,12 +21,12 @@ class Play:
         self.clock, self.loads, self.ends = Clock(), Loads(topology), {}
         self.network = Network(self.clock, self.loads, self._ended)
         for i, (time, links, nbytes, ceiling) in enumerate(flows):
-            self.clock.call(time, self._begin, i, links, nbytes, ceiling)
+            load = self.loads.add(np.array(list(links), dtype=np.int64), np.array(list(links.values()), dtype=float))
+            self.clock.call(time, self._begin, i, load, nbytes, ceiling)
         self.clock.run()
         self.segments = self.network.segments.columns()
 
-    def _begin(self, i, links, nbytes, ceiling):
-        load = self.loads.add(np.array(list(links), dtype=np.int64), np.array(list(links.values()), dtype=float))
+    def _begin(self, i, load, nbytes, ceiling):
         self.network.begin(np.array([i]), np.array([load]), np.array([float(nbytes)]), np.array([float(ceiling)]))
 
     def _ended(self, transfers, now):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task, watch
 from clustersim.engine.sites import Standing
-from clustersim.engine.slots import INSTANT
+from clustersim.engine.loads import INSTANT
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -164,60 +164,81 @@ class Bills:
             busy = busy + np.maximum(part, 0.0)
         return busy
 
-    def safe(self, kernel: Task, who: Piece, quiet: float) -> Floats:
+    def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
 
-        ``quiet`` : nobody arrives anywhere, and nothing on the clock happens, before [s].
+        ``ready`` : when they could begin the kernel; what is later is late enough. ``quiet`` : nobody arrives anywhere,
+        and nothing on the clock happens, before [s].
         """
         r = kernel.key[0]
         if isinstance(who, int):
             who = slice(who, who + 1, 1)
         safe = np.full(kernel.n if who is None else size(who), np.inf)
+        wanted = float(np.max(ready)) * (1 + INSTANT)
         for last in kernel.soft:
             if not last.left:
                 continue
             through = self._through[r][last.op.stream][slice(None) if who is None else who]
             stream = self._streams[r][last.op.stream]
             low, high = int(np.minimum.reduce(through)), int(np.maximum.reduce(through))
-            if low == high:
-                if low <= last.ordinal:
-                    np.minimum(safe, self._earliest(stream[low], who, quiet), out=safe)
-                continue
-            some = positions(who, kernel.n)
             for k in range(low, min(high, last.ordinal) + 1):
+                if low == high:
+                    np.minimum(safe, self._earliest(stream[k], who, wanted, quiet), out=safe)
+                    continue
                 mask = through == k
                 if mask.any():
-                    safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], some[mask], quiet))
+                    some = positions(who, kernel.n)[mask]
+                    safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], some, wanted, quiet))
         return safe * (1 - INSTANT)
 
-    def _earliest(self, one: Task, who: Piece, quiet: float) -> Floats | float:
-        """The collective that these ranks come to next on a stream does not end before."""
+    def _earliest(self, one: Task, who: Piece, wanted: float, quiet: float) -> Floats | float:
+        """The collective that these ranks come to next on a stream does not end before; no better than ``wanted``."""
         if not one.lone:
             return quiet
         site, side = one.meets[0]
         standing = self.standing[site.first]
-        meeting = side.meeting_of[slice(None) if who is None else who]
-        if meeting[0] == meeting[-1] and (len(standing.site.ranks) == 1 or (meeting == meeting[0]).all()):
-            return self._earliest_of(standing, int(meeting[0]), quiet)
-        least = _of(standing.latency, meeting) + _of(standing.moving, meeting)
-        if standing.missing is None:
-            return quiet + least
-        start = np.asarray(standing.start)[meeting]
-        begins = np.where(standing.missing[meeting] > 0, np.maximum(start, quiet), start)
+        of = side.meeting_of[slice(None) if who is None else who]
+        if of[0] == of[-1] and (len(site.ranks) == 1 or (of == of[0]).all()):
+            of = of[:1]
+        begins = _begins(standing, of, quiet)
+        least = _of(standing.latency, of) + _of(standing.moving, of)
         found: Floats = np.maximum(begins + least, quiet)
+        if np.minimum.reduce(found) > wanted:
+            return found
+        if standing.missing is None or standing.missing[of].any():
+            found = np.maximum(found, self._held_up(one, of, quiet) + least)
+        elif len(of) == 1:
+            found = np.maximum(found, self.on_its_way(site, int(of[0])))
         return found
 
-    def _earliest_of(self, standing: Standing, m: int, quiet: float) -> float:
-        """One meeting does not end before."""
-        latency, moving = _of(standing.latency, m), _of(standing.moving, m)
-        if standing.missing is None:
-            return float(quiet + latency + moving)
-        start = float(standing.start[m])  # type: ignore[index]
-        if standing.missing[m] > 0:
-            return float(max(start, quiet) + latency + moving)
-        if start + latency + moving > quiet:
-            return float(start + latency + moving)
-        return max(quiet, self.on_its_way(standing.site, m))
+    def _held_up(self, one: Task, meetings: Ints, quiet: float) -> Floats:
+        """These meetings do not begin before: a missing member must first be through what it waits for itself."""
+        site, side = one.meets[0]
+        held = np.zeros(len(meetings))
+        if len(site.sides) > 1 or not side.each:
+            return held
+        members = side.order.reshape(-1, side.each)[meetings]
+        away = np.asarray(one.unmet > 0 if isinstance(one.unmet, int) else one.unmet[members] > 0)
+        for need in one.before:
+            if not need.lone or not need.left or not need.meets:
+                continue
+            its_site, its_side = need.meets[0]
+            standing = self.standing[its_site.first]
+            everyone = np.arange(len(its_site.ranks))
+            ends = _begins(standing, everyone, quiet) + standing.latency + standing.moving
+            if standing.missing is not None:
+                ends = np.where(standing.end < np.inf, 0.0, ends)
+            np.maximum(held, np.where(away, ends[its_side.meeting_of[members]], 0.0).max(axis=1), out=held)
+        return held
+
+
+def _begins(standing: Standing, meetings: Ints, quiet: float) -> Floats:
+    """These meetings do not begin before, where nobody arrives before ``quiet`` [s]."""
+    if standing.missing is None:
+        return np.full(len(meetings), quiet)
+    start = standing.start[meetings]  # type: ignore[index]
+    found: Floats = np.where(standing.missing[meetings] > 0, np.maximum(start, quiet), start)
+    return found
 
 
 def _of(column: Column, which: Ints | int) -> Column:

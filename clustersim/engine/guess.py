@@ -20,11 +20,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.loads import Loads
+from clustersim.engine.loads import Loads, ROOM, crowded, reduced
 from clustersim.engine.meetings import Site
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Standing
-from clustersim.engine.slots import ROOM, crowded, reduced
 from clustersim.program import Program
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -1,112 +1,39 @@
-"""The network in simulated time: fluid flows on directed links.
+"""The network in simulated time: fluid flows on directed links, each at its weighted max-min fair rate.
 
-A flow moves payload at a rate that stays constant until a flow that shares one of its links (or shares with one that
-shares...) begins or ends. At such an instant the network *drains* what the touched flows moved since their rate was
-last set, *solves* for new rates (:mod:`clustersim.engine.fairshare`), and asks the clock to *wake* it at the next end.
-Everything that begins or ends at one instant is one change and one solve.
-
-Flows are rows of numpy columns, in order of transfer id, so that two thousand collectives that begin together cost one
-event. A flow whose links nobody else uses gets its rate from a table.
+Rates stay until a flow begins or ends; whatever begins and ends at one instant is one change. Max-min rates have a
+certificate (Bertsekas & Gallager, Data Networks, section 6.5.2): every flow has a *holder*, a full slot
+(:mod:`clustersim.engine.loads`) on which nobody is faster, or it is at its own ceiling. So a change is *mended* where it
+happened. The rates of what began, of what shares with what ended, and of those whose holder has room now, are worked
+out in what the others leave over. Whoever is then faster than one of them on a slot that holds that one, or is
+overtaken on the slot that holds himself, or whose holder is no longer full, joins them, until nobody does: then
+everybody has a holder again, and the rates are max-min.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.clock import SOLVE, Clock
-from clustersim.engine.fairshare import TIE, max_min
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.topology import Topology
+from clustersim.engine.loads import INSTANT, Loads, Slots, reduced
+from clustersim.engine.shares import SHORT, UNKNOWN, Equals, level
+from clustersim.engine.spells import Spells
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-INSTANT = 1e-12
-"""Ends this close, relative to the time since 0, are one instant."""
+FEW = 12
+"""Classes that are solved all together sooner than one finds out which of them a change concerns."""
 
-_FLOW = np.dtype(
-    [
-        ("transfer", np.int64),
-        ("load", np.int64),
-        ("left", np.float64),  # bytes of payload still to move at `since`
-        ("ceiling", np.float64),
-        ("rate", np.float64),
-        ("since", np.float64),
-        ("end", np.float64),  # when it ends if nothing changes
-        ("counted", np.bool_),  # its links are in Network._users
-    ]
-)
+SLACK = 1e-11
+"""How far, relatively, one rate may be above another by rounding alone."""
 
-
-class Loads:
-    """Distinct loads: which links a payload byte crosses and how much of each it takes.
-
-    ``alone[i]`` is the payload rate [bytes/s] of load ``i`` with its links to itself, ceilings aside.
-    """
-
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.pairs: list[tuple[Ints, Floats]] = []
-        self.alone: list[float] = []
-        self._known: dict[tuple[bytes, bytes], int] = {}
-
-    def add(self, links: Ints, weights: Floats) -> int:
-        """Id of a load; equal loads have one id. Links of weight 0 are left out.
-
-        Raises
-        ------
-        ProgramError : for a link twice in one load. TopologyError : for a link without bandwidth.
-        """
-        links, weights = np.asarray(links, dtype=np.int64), np.asarray(weights, dtype=np.float64)
-        if not np.all(weights > 0):
-            links, weights = links[weights > 0], weights[weights > 0]
-        key = links.tobytes(), weights.tobytes()
-        if key not in self._known:
-            capacity = self.topology.link_bandwidth[links]
-            if len(links) and not capacity.min() > 0:
-                name = self.topology.link_name(int(links[np.argmin(capacity)]))
-                raise TopologyError(f"{self.topology.name}: traffic is routed over {name}, which has no bandwidth")
-            # Links in order are told apart by their neighbours; sorting them would cost as much as routing them.
-            if not np.all(links[1:] > links[:-1]) and len(np.unique(links)) != len(links):
-                raise ProgramError("a plan names a link twice; its weights must be summed per link")
-            self._known[key] = len(self.pairs)
-            self.pairs.append((links, weights))
-            self.alone.append(float(np.min(capacity / weights)) if len(links) else np.inf)
-        return self._known[key]
-
-    def csr(self, loads: Ints) -> tuple[Ints, Ints, Floats]:
-        """The loads' links one after another: ``(ptr (n+1,), links (E,), weights (E,))``."""
-        pairs = [self.pairs[i] for i in loads.tolist()]
-        ptr = np.cumsum([0, *(len(links) for links, _ in pairs)], dtype=np.int64)
-        if not pairs:
-            return ptr, np.array([], dtype=np.int64), np.array([])
-        return ptr, np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
-
-
-class Segments:
-    """Stretches of constant rate, as blocks of columns: transfer, start [s], end [s], rate [bytes/s]."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[Ints, Floats, Floats, Floats]] = []
-
-    def add(self, flows: npt.NDArray[np.void], now: float) -> None:
-        """What ``flows`` moved from their ``since`` until ``now``."""
-        some = flows[(flows["since"] < now) & (flows["rate"] > 0)]
-        if len(some):
-            end = np.full(len(some), now)
-            self.blocks.append((some["transfer"].copy(), some["since"].copy(), end, some["rate"].copy()))
-
-    def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
-        """All of them, sorted by transfer, then start."""
-        if not self.blocks:
-            return np.array([], dtype=np.int64), np.array([]), np.array([]), np.array([])
-        transfer, start, end, rate = (np.concatenate(column) for column in zip(*self.blocks, strict=True))
-        order = np.lexsort((start, transfer))
-        return transfer[order], start[order], end[order], rate[order]
+NOT_FULL = 1e-9
+"""A slot with so much room left holds nobody."""
 
 
 class Network:
@@ -114,34 +41,69 @@ class Network:
 
     Parameters
     ----------
-    clock, loads : the run's.
+    clock, loads : the run's. which : ids of the loads that flows here may have; None for all there will be when the
+        first one begins.
     on_end : called as ``on_end(transfers, now)`` with the sorted ids of all transfers that end at an instant.
     """
 
-    def __init__(self, clock: Clock, loads: Loads, on_end: Callable[[Ints, float], None]) -> None:
+    def __init__(
+        self, clock: Clock, loads: Loads, on_end: Callable[[Ints, float], None], which: Ints | None = None
+    ) -> None:
         self.clock, self.loads, self.on_end = clock, loads, on_end
-        self.segments = Segments()
+        self.segments = Spells()
         self.n_flows = self.n_solves = 0
-        self._flows = np.zeros(0, dtype=_FLOW)
-        self._new: list[npt.NDArray[np.void]] = []
-        self._freed: list[Ints] = []
-        self._users = np.zeros(loads.topology.n_links, dtype=np.int32)
+        self._which = which
+        self._slots: Slots | None = None
+        self._classes: dict[tuple[int, float], Equals] = {}
+        self._active: dict[Equals, None] = {}
+        self._new: list[tuple[int, int, float, float]] = []
+        self._shrunk: dict[Equals, None] = {}
+        self._ends: list[tuple[float, int, int, Equals]] = []
         self._solve_at = self._due = -1.0  # no instant
+        self._few = True  # the books below are not kept while few are there
+        self._rng = np.random.default_rng(0)
+
+    def _open(self) -> Slots:
+        """Reduce the links, once all loads are known, and open the books."""
+        which = np.arange(len(self.loads.pairs)) if self._which is None else self._which
+        slots = reduced([self.loads.pairs[i] for i in which.tolist()], self.loads.topology.link_bandwidth)
+        self._slots = slots
+        self._usage, self._zero = np.zeros(slots.n), np.zeros(slots.n)
+        self._users = np.zeros(slots.n, dtype=np.int64)  # classes on each slot
+        self._held = np.zeros(slots.n, dtype=np.int64)  # classes each slot holds
+        self._holds: dict[int, dict[Equals, None]] = {}
+        alike: dict[tuple[bytes, bytes], int] = {}
+        self._kind = np.full(len(self.loads.pairs), -1, dtype=np.int64).tolist()
+        self._row: list[int] = []
+        for row, load in enumerate(which.tolist()):
+            mine = slice(slots.ptr[row], slots.ptr[row + 1])
+            key = slots.slot[mine].tobytes(), slots.weight[mine].tobytes()
+            if key not in alike:
+                alike[key] = len(self._row)
+                self._row.append(row)
+            self._kind[load] = alike[key]
+        return slots
 
     def begin(self, transfers: Ints, loads: Ints, nbytes: Floats, ceilings: Floats) -> None:
         """Start a flow per transfer, now: ``nbytes`` > 0 of payload each, at most ``ceilings`` [bytes/s]."""
-        flows = np.zeros(len(transfers), dtype=_FLOW)
-        flows["transfer"], flows["load"], flows["left"], flows["ceiling"] = transfers, loads, nbytes, ceilings
-        flows["since"], flows["end"] = self.clock.now, np.inf
-        self.n_flows += len(flows)
-        self._new.append(flows)
+        self._new += zip(transfers.tolist(), loads.tolist(), nbytes.tolist(), ceilings.tolist(), strict=True)
+        self.n_flows += len(transfers)
         self._ask_solve()
+
+    def not_before(self, load: int, ceiling: float) -> float:
+        """No flow of this load and ceiling ends before [s]: that is when, with its links to itself from now on."""
+        one = self._classes.get((self._kind[load], ceiling)) if self._slots else None
+        if one is None or not one.n:
+            return 0.0
+        now = self.clock.now
+        left = one.flows[0][0] - one.moved - one.rate * (now - one.since)
+        return now + max(left, 0.0) / min(self.loads.alone[load], ceiling)
 
     def moved(self, transfers: Ints, start: Floats, end: Floats, rate: Floats) -> None:
         """Note transfers whose times are known without a solve: nothing else is on their links meanwhile."""
-        self.n_flows += int((end > start).sum())
         some = end > start
-        self.segments.blocks.append((transfers[some], start[some], end[some], rate[some]))
+        self.n_flows += int(some.sum())
+        self.segments.whole.append((transfers[some], start[some], end[some], rate[some]))
 
     def _ask_solve(self) -> None:
         if self._solve_at != self.clock.now:
@@ -150,108 +112,183 @@ class Network:
 
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
-        self._solve_at = -1.0
-        fresh = self._new[0] if len(self._new) == 1 else np.concatenate([*self._new, self._flows[:0]])
-        shed = np.concatenate([*self._freed, np.zeros(0, dtype=np.int64)])
-        self._new, self._freed = [], []
-        if len(self._flows) == 0 and len(fresh) == 1:
-            self._set_alone(fresh)
-            self._flows = fresh
+        self._solve_at, now = -1.0, self.clock.now
+        slots = self._slots or self._open()
+        new, self._new = self._new, []
+        shrunk, self._shrunk = self._shrunk, {}
+        grown: dict[Equals, None] = {}
+        for transfer, load, nbytes, ceiling in new:
+            key = self._kind[load], ceiling
+            one = self._classes.get(key)
+            if one is None:
+                mine = slice(slots.ptr[self._row[key[0]]], slots.ptr[self._row[key[0]] + 1])
+                one = self._classes[key] = Equals(len(self._classes), slots.slot[mine], slots.weight[mine], ceiling)
+            if not one.n:
+                one.empty(now)
+                self._active[one] = None
+                self._users[one.slots] += 1
+            one.join(transfer, nbytes, now)
+            grown[one] = None
+        if len(self._active) <= FEW:
+            self._all(now)
         else:
-            self._count(self._flows)
-            taken = self._count(fresh)
-            shed = shed[self._users[shed] > 0]
-            crowded = len(shed) > 0 or bool(np.any(self._users[taken] > 1))
-            if not crowded:
-                self._set_alone(fresh)
-            if len(fresh):
-                merged = np.concatenate([self._flows, fresh])
-                self._flows = merged[np.argsort(merged["transfer"], kind="stable")]
-            if crowded:
-                self._share(self._touched(np.concatenate([shed, taken])))
+            self._changed(grown, shrunk, now)
         self._sleep()
 
-    def _count(self, flows: npt.NDArray[np.void]) -> Ints:
-        """Count flows as users of their links, those that are not yet; returns these links."""
-        uncounted = ~flows["counted"]
-        if not uncounted.any():
-            return np.zeros(0, dtype=np.int64)
-        flows["counted"] = True
-        return self._use(flows["load"][uncounted], 1)
-
-    def _use(self, loads: Ints, more: int) -> Ints:
-        """Count users of the links of these loads up or down; returns the links."""
-        pairs = [self.loads.pairs[i][0] for i in loads.tolist()]
-        for links in pairs:
-            self._users[links] += more  # no link twice in one load, so no need for add.at, ten times as slow
-        return pairs[0] if len(pairs) == 1 else np.concatenate([*pairs, np.zeros(0, dtype=np.int64)])
-
-    def _set_alone(self, fresh: npt.NDArray[np.void]) -> None:
-        """Rates of new flows that share no link."""
-        fresh["rate"] = self._alone(fresh)
-        fresh["end"] = self.clock.now + fresh["left"] / fresh["rate"]
-
-    def _touched(self, hot: Ints) -> Ints:
-        """Positions of the flows on these links, and of all that share with them, and so on."""
-        ptr, links, _ = self.loads.csr(self._flows["load"])
-        owner = np.repeat(np.arange(len(self._flows)), np.diff(ptr))
-        is_hot = np.zeros(len(self._users), dtype=np.bool_)
-        is_hot[hot] = True
-        touched = self._flows["rate"] == 0  # nobody is ever given nothing: only new flows have no rate yet
-        while True:
-            reached = touched.copy()
-            reached[owner[is_hot[links]]] = True
-            if np.array_equal(reached, touched):
-                return np.flatnonzero(touched)
-            touched = reached
-            is_hot[links[touched[owner]]] = True
-
-    def _share(self, rows: Ints) -> None:
-        """New rates for the flows in ``rows``; drains only those whose rate changes."""
-        if not len(rows):
+    def _all(self, now: float) -> None:
+        """A handful of classes in all: solved together, without books."""
+        self._few = True
+        some = list(self._active)
+        if not some:
             return
-        flows, now = self._flows[rows], self.clock.now
-        rate = self._alone(flows)
-        ptr, links, weights = self.loads.csr(flows["load"])
-        owner = np.repeat(np.arange(len(flows)), np.diff(ptr))
-        sharing = np.zeros(len(flows), dtype=np.bool_)
-        sharing[owner[self._users[links] > 1]] = True
-        if sharing.any():
-            self.n_solves += 1
-            ptr, links, weights = self.loads.csr(flows["load"][sharing])
-            capacities = self.loads.topology.link_bandwidth
-            rate[sharing] = max_min(ptr, links, weights, capacities, flows["ceiling"][sharing])
-        changed = np.abs(rate - flows["rate"]) > TIE * flows["rate"]
-        self.segments.add(flows[changed], now)
-        flows["left"] -= np.where(changed, flows["rate"] * (now - flows["since"]), 0.0)
-        np.maximum(flows["left"], 0.0, out=flows["left"])
-        flows["rate"][changed] = rate[changed]
-        flows["since"][changed] = now
-        flows["end"][changed] = now + flows["left"][changed] / rate[changed]
-        self._flows[rows] = flows
+        self.n_solves += _shared(some)
+        rates, _ = level(some, self._zero, self._rng)
+        for one, rate in zip(some, rates, strict=True):
+            if one.set(rate, now):
+                heappush(self._ends, (one.due, one.version, one.number, one))
 
-    def _alone(self, flows: npt.NDArray[np.void]) -> Floats:
-        alone = np.array([self.loads.alone[i] for i in flows["load"].tolist()])
-        rate: Floats = np.minimum(alone, flows["ceiling"])
-        return rate
+    def _changed(self, grown: Iterable[Equals], shrunk: Iterable[Equals], now: float) -> None:
+        if self._few:  # from few to many: everybody is booked anew
+            self._few = False
+            self._usage[:] = 0.0
+            self._held[:] = 0
+            self._holds.clear()
+            for one in self._active:
+                one.held = UNKNOWN
+            self._mend(dict(self._active), now)
+            return
+        work: dict[Equals, None] = {}
+        for one in grown:
+            if one.n == 1 and one.held == UNKNOWN and not (self._users[one.slots] > 1).any():
+                (rate,), (held,) = level([one], self._zero, self._rng)  # its slots to itself
+                self._book(one, rate, held, now)
+            else:
+                work[one] = None
+        for one in shrunk:
+            if one.n:
+                work[one] = None
+            for slot in self._holding(one):
+                work.update(self._holds[slot])
+        if work:
+            self._mend(work, now)
+
+    def _mend(self, work: dict[Equals, None], now: float) -> None:
+        """New rates for these classes, and for whoever they concern."""
+        self.n_solves += 1
+        for one in work:
+            self._lift(one)
+        while True:
+            rates, held = level(list(work), self._usage, self._rng)
+            more = self._faster(work, rates, held) or self._loosened(work, rates)
+            if not more:
+                break
+            for one in more:
+                self._lift(one)
+            work |= more
+        for one, rate, slot in zip(work, rates, held, strict=True):
+            self._book(one, rate, slot, now)
+
+    def _faster(self, work: dict[Equals, None], rates: list[float], held: list[int]) -> dict[Equals, None]:
+        """Others that are faster than one of these on the slot that holds it."""
+        if len(work) == len(self._active):
+            return {}
+        low: dict[int, float] = {}
+        for rate, slot in zip(rates, held, strict=True):
+            if slot >= 0:
+                low[slot] = min(rate, low.get(slot, np.inf))
+        keys = low.keys()
+        found: dict[Equals, None] = {}
+        for one in self._active:
+            if one not in work and any(one.rate > low[slot] * (1 + SLACK) for slot in keys & one.users):
+                found[one] = None
+        return found
+
+    def _loosened(self, work: dict[Equals, None], rates: list[float]) -> dict[Equals, None]:
+        """Others that are overtaken on the slot that holds them, or whose holder has room."""
+        found: dict[Equals, None] = {}
+        seen: dict[int, None] = {}
+        for one, rate in zip(work, rates, strict=True):
+            for slot in self._holding(one):
+                seen[slot] = None
+                if rate > next(iter(self._holds[slot])).rate * (1 + SLACK):
+                    found.update(self._holds[slot])
+        for slot in seen:
+            more = sum(one.weight_list[one.slot_list.index(slot)] * rate * one.n
+                       for one, rate in zip(work, rates, strict=True) if slot in one.users)  # fmt: skip
+            if self._usage[slot] + more < 1 - NOT_FULL:
+                found.update(self._holds[slot])
+        return found
+
+    def _holding(self, one: Equals) -> list[int]:
+        """Slots of a class that hold somebody back."""
+        if len(one.slot_list) < SHORT:
+            return [slot for slot in one.slot_list if self._holds.get(slot)]
+        mask = self._held[one.slots] > 0
+        found: list[int] = one.slots[mask].tolist() if mask.any() else []
+        return found
+
+    def _book(self, one: Equals, rate: float, slot: int, now: float) -> None:
+        one.held, one.booked = slot, rate * one.n
+        if slot >= 0:
+            self._holds.setdefault(slot, {})[one] = None
+            self._held[slot] += 1
+        self._use(one, one.booked)
+        if one.set(rate, now):
+            heappush(self._ends, (one.due, one.version, one.number, one))
+
+    def _lift(self, one: Equals) -> None:
+        """Take a class out of the books."""
+        if one.held == UNKNOWN:
+            return
+        if one.held >= 0:
+            del self._holds[one.held][one]
+            self._held[one.held] -= 1
+        self._use(one, -one.booked)
+        one.held, one.booked = UNKNOWN, 0.0
+
+    def _use(self, one: Equals, booked: float) -> None:
+        if len(one.slot_list) < SHORT:
+            for slot, weight in zip(one.slot_list, one.weight_list, strict=True):
+                self._usage[slot] += weight * booked
+        else:
+            self._usage[one.slots] += one.weights * booked
 
     def _sleep(self) -> None:
         """Ask the clock for the next end; an earlier request that no longer holds is recognised when it comes."""
-        due = float(self._flows["end"].min()) if len(self._flows) else -1.0
+        ends = self._ends
+        while ends and ends[0][3].version != ends[0][1]:
+            heappop(ends)
+        due = ends[0][0] if ends else -1.0
         if due not in (-1.0, self._due):
             self.clock.call(due, self._end)
         self._due = due
 
     def _end(self) -> None:
-        now = self.clock.now
+        now, ends = self.clock.now, self._ends
         if now != self._due:
             return
         self._due = -1.0
-        over = self._flows["end"] <= now * (1 + INSTANT)
-        done, self._flows = self._flows[over], self._flows[~over]
-        self.segments.add(done, now)
-        links = self._use(done["load"][done["counted"]], -1)
-        if len(self._flows):
-            self._freed.append(links)
+        done: list[int] = []
+        while ends and (ends[0][0] <= now * (1 + INSTANT) or ends[0][3].version != ends[0][1]):
+            _, version, _, one = heappop(ends)
+            if version != one.version:
+                continue
+            done += one.over(now, self.segments)
+            self._shrunk[one] = None
+            if not one.n:
+                if not self._few:
+                    self._lift(one)
+                one.empty(now)
+                del self._active[one]
+                self._users[one.slots] -= 1
+        if self._active:
             self._ask_solve()
-        self.on_end(done["transfer"].copy(), now)
+        self.on_end(np.array(sorted(done), dtype=np.int64), now)
+
+
+def _shared(some: list[Equals]) -> bool:
+    """Whether any two flows are on one slot."""
+    if len(some) == 1:
+        return some[0].n > 1 and bool(some[0].slot_list)
+    entries = sum(len(one.slot_list) for one in some)
+    return any(one.n > 1 and one.slot_list for one in some) or len(frozenset().union(*(o.users for o in some))) < entries

@@ -34,7 +34,8 @@ Column: TypeAlias = Floats | float
 class Task:
     """One op on the ranks of its role.
 
-    Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``next``, who waits for it; ``meets``,
+    Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
+    for and who waits for it; ``meets``,
     where its ranks meet others, and its part there; ``lone``, whether all of them meet in that one place.
 
     Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the last
@@ -45,13 +46,14 @@ class Task:
     that have not ended it; ``spent``, seconds, while some ranks still need them.
     """
 
-    __slots__ = ("above", "below", "end", "high", "key", "left", "lone", "look", "meets", "n", "needs", "next", "op",
+    __slots__ = ("above", "before", "below", "end", "high", "key", "left", "lone", "look", "meets", "n", "needs", "next", "op",
                  "ordinal", "place", "ready", "role", "soft", "spent", "start", "unmet", "waiting", "watched")  # fmt: skip
 
     def __init__(self, key: OpKey, op: Op, role: Role) -> None:
         self.key, self.op, self.role, self.n = key, op, role, len(role.ranks)
         self.needs = 0
         self.next: list[Task] = []
+        self.before: list[Task] = []
         self.meets: list[tuple[Site, Side]] = []
         self.lone = False
         self.place = self.above = -1
@@ -110,6 +112,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
             mine[i].needs = mine[i].unmet = len(needs)
             for need in needs:
                 mine[need].next.append(mine[i])
+                mine[i].before.append(mine[need])
         lists.append(mine)
     for site in sites:
         for side in site.sides:
@@ -157,7 +160,6 @@ def watch(mine: list[Task]) -> dict[str, list[Task]]:
 def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
     """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
     ready. ``clocked`` : the first meetings of the sites on the clock. (Dijkstra's shortest ways, from there back.)"""
-    before: dict[int, list[Task]] = {}
     heap: list[tuple[float, OpKey, Task]] = []
     known: dict[int, float] = {}
 
@@ -168,14 +170,12 @@ def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
 
     for task in (task for mine in lists for task in mine):
         task.look = np.inf
-        for other in task.next:
-            before.setdefault(id(other), []).append(task)
     for task in (task for mine in lists for task in mine):
         if task.soft or task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
             reach(task, 0.0)
     while heap:
         look, _, task = heappop(heap)
-        for one in before.get(id(task), ()) if look == task.look else ():
+        for one in task.before if look == task.look else ():
             least = one.least
             reach(one, look + least)
             for site, _ in one.meets:

@@ -351,7 +351,7 @@ class Play:
         if (ready if isinstance(ready, float) else np.maximum.reduce(ready)) < quiet:
             self._compute(task, who)
             return
-        free = (ready <= key) | (ready < self.bills.safe(task, who, quiet)) | (ready < quiet)
+        free = (ready <= key) | (ready < self.bills.safe(task, who, ready, quiet)) | (ready < quiet)
         if np.logical_and.reduce(free):
             self._compute(task, who)
             return

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clustersim.engine.clock import Clock
 from clustersim.engine.meetings import Site
 from clustersim.engine.loads import Loads
-from clustersim.engine.network2 import Network
+from clustersim.engine.network import Network
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

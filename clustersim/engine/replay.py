@@ -21,7 +21,7 @@ from clustersim.engine import chunk, need
 from clustersim.engine.clock import Clock
 from clustersim.engine.meetings import Site
 from clustersim.engine.loads import Loads
-from clustersim.engine.network2 import Network
+from clustersim.engine.network import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.players import OnEnd, at_each, nobody
 from clustersim.errors import ProgramError

@@ -14,7 +14,7 @@ from clustersim.engine.guess import Guess, firsts
 from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import Site
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.network2 import Network
+from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import PlanBook, Planner
 from clustersim.engine.play import Play

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.fairshare import max_min
-from clustersim.engine.slots import INSTANT
-from clustersim.engine.spells2 import Course, Spells
+from clustersim.engine.loads import INSTANT
+from clustersim.engine.spells import Course, Spells
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -60,8 +60,9 @@ class Equals:
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""
-        self.moved += self.rate * (now - self.since)
-        self.since = now
+        if now > self.since:
+            self.moved += self.rate * (now - self.since)
+            self.since = now
 
     def join(self, transfer: int, nbytes: float, now: float) -> None:
         """A flow begins, with so many bytes to move."""

@@ -1,4 +1,4 @@
-"""Rates kept up to date by bottlenecks are those of a full solve, whatever comes and goes."""
+"""Rates mended where something changed are those of a full solve, whatever comes and goes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from toy import star
 
 from clustersim.engine import spells
 from clustersim.engine.clock import Clock
-from clustersim.engine.crowd import Crowd
+from clustersim.engine import network as engine_network
 from clustersim.engine.fairshare import max_min
-from clustersim.engine.network import Loads, Network
+from clustersim.engine.loads import Loads
+from clustersim.engine.network import Network
 
 
 def drawn(seed, n_flows, n_gpus, *, ties):
@@ -35,14 +36,14 @@ def capacities(seed, topology, *, ties):
     return topology
 
 
-def run(kind, topology, flows, watch=None):
+def run(topology, flows, watch=None):
     """When each flow ends, and the network."""
     clock, loads, ended = Clock(), Loads(topology), {}
 
     def on_end(transfers, now):
         ended.update(dict.fromkeys(transfers.tolist(), now))
 
-    network = kind(clock, loads, on_end)
+    network = Network(clock, loads, on_end)
     for i, (begin, links, weights, nbytes, ceiling) in enumerate(flows):
         load = np.array([loads.add(links, weights)])
         column = np.array([i]), load, np.array([nbytes]), np.array([ceiling])
@@ -54,43 +55,61 @@ def run(kind, topology, flows, watch=None):
     return np.array([ended[i] for i in range(len(flows))]), network
 
 
+def plainly(topology, flows):
+    """When each flow ends, by a full solve at every change."""
+    left = np.array([nbytes for *_, nbytes, _ in flows])
+    begin = np.array([flow[0] for flow in flows])
+    ends, now = np.full(len(flows), np.inf), 0.0
+    while np.isinf(ends).any():
+        there = np.flatnonzero((begin <= now) & np.isinf(ends))
+        ptr = np.cumsum([0, *(len(flows[i][1]) for i in there)])
+        links = np.concatenate([np.zeros(0, dtype=np.int64), *(flows[i][1] for i in there)])
+        weights = np.concatenate([np.zeros(0), *(flows[i][2] for i in there)])
+        rates = max_min(ptr, links, weights, topology.link_bandwidth, np.array([flows[i][4] for i in there]))
+        after = np.min(np.concatenate([now + left[there] / rates, begin[begin > now]]))
+        left[there] -= rates * (after - now)
+        now = after
+        ends[there[left[there] <= 1e-9]] = now
+    return ends
+
+
+@pytest.mark.parametrize("few", [0, 12])
 @given(seed=st.integers(0, 10_000), n_flows=st.integers(1, 30), n_gpus=st.integers(1, 8), ties=st.booleans())
-def test_every_flow_ends_when_a_full_solve_at_each_change_says(seed, n_flows, n_gpus, ties):
+def test_every_flow_ends_when_a_full_solve_at_each_change_says(few, seed, n_flows, n_gpus, ties):
     flows = drawn(seed, n_flows, n_gpus, ties=ties)
     topology = capacities(seed, star(n_gpus), ties=ties)
-    crowd, _ = run(Crowd, topology, flows)
-    network, _ = run(Network, topology, flows)
-    assert crowd == pytest.approx(network, rel=1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_network, "FEW", few)
+        ended, _ = run(topology, flows)
+    assert ended == pytest.approx(plainly(topology, flows), rel=1e-9)
 
 
+@pytest.mark.parametrize("few", [0, 12])
 @given(seed=st.integers(0, 10_000), n_flows=st.integers(2, 30), n_gpus=st.integers(2, 8), ties=st.booleans())
-def test_at_every_moment_the_rates_are_max_min_fair(seed, n_flows, n_gpus, ties):
+def test_at_every_moment_the_rates_are_max_min_fair(few, seed, n_flows, n_gpus, ties):
     flows = drawn(seed, n_flows, n_gpus, ties=ties)
     topology = capacities(seed, star(n_gpus), ties=ties)
-
-    def check(crowd, clock):
-        if crowd._solve_at == clock.now:
-            return  # changes of this instant are still to be shared out
-        active = [
-            (transfer, load, ceiling, s.rate) for s in crowd._sharings for _, transfer, load, ceiling, _ in s.flows
-        ]
-        if not active:
-            return
-        ptr, links, weights = crowd.loads.csr(np.array([load for _, load, _, _ in active]))
-        rates = max_min(ptr, links, weights, topology.link_bandwidth, np.array([c for _, _, c, _ in active]))
-        assert np.array([rate for *_, rate in active]) == pytest.approx(rates, rel=1e-9)
-
-    run(Crowd, topology, flows, check)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_network, "FEW", few)
+        _, network = run(topology, flows)
+    transfer, start, end, rate = network.segments.columns()
+    for moment in np.unique(start).tolist():
+        at = np.flatnonzero((start <= moment) & (end > moment))
+        mine = [flows[i] for i in transfer[at].tolist()]
+        ptr = np.cumsum([0, *(len(flow[1]) for flow in mine)])
+        links, weights = (np.concatenate([flow[k] for flow in mine]) for k in (1, 2))
+        rates = max_min(ptr, links, weights, topology.link_bandwidth, np.array([flow[4] for flow in mine]))
+        assert rate[at] == pytest.approx(rates, rel=1e-9)
 
 
 @given(seed=st.integers(0, 10_000), n_flows=st.integers(1, 30), most=st.sampled_from([10, 2_000_000]))
 def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(seed, n_flows, most):
     flows = drawn(seed, n_flows, 4, ties=False)
     topology = capacities(seed, star(4), ties=False)
-    ended, crowd = run(Crowd, topology, flows)
+    ended, network = run(topology, flows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spells, "MOST", most)
-        transfer, start, end, rate = crowd.segments.columns()
+        transfer, start, end, rate = network.segments.columns()
     moved = np.bincount(transfer, weights=rate * (end - start), minlength=n_flows)
     assert moved == pytest.approx([flow[3] for flow in flows], rel=1e-9)
     first, last = np.full(n_flows, np.inf), np.zeros(n_flows)
@@ -107,11 +126,10 @@ def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(see
             assert np.all(used <= topology.link_bandwidth * (1 + 1e-9))
 
 
-def test_flows_of_one_bottleneck_are_shared_out_without_a_full_solve():
+def test_equal_flows_of_one_bottleneck_share_it_all_the_time():
     # 40 senders to one receiver, which is full all the time: only its down link ever counts.
     n = 40
     topology = star(n + 1, bandwidth=10.0)
     flows = [(0.01 * i, np.array([i, 2 * n + 1]), np.ones(2), 5.0 + 0.1 * i, np.inf) for i in range(n)]
-    ended, crowd = run(Crowd, topology, flows)
-    assert crowd.n_full <= 2
+    ended, _ = run(topology, flows)
     assert ended.max() == pytest.approx(sum(flow[3] for flow in flows) / 10.0)
