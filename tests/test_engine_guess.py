@@ -35,7 +35,9 @@ def must_agree(one, other):
     for name in spans:
         np.testing.assert_allclose(spans[name][order], others[name][orders], rtol=1e-12, atol=1e-12)
     moved = [
-        np.bincount(use.segment_transfer, use.segment_rate * (use.segment_end - use.segment_start), len(use.transfer_op))
+        np.bincount(
+            use.segment_transfer, use.segment_rate * (use.segment_end - use.segment_start), len(use.transfer_op)
+        )
         for use in (one.links, other.links)
     ]
     np.testing.assert_allclose(moved[0], moved[1], rtol=1e-9)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import star
 
+from clustersim.engine import network as engine_network
 from clustersim.engine import spells
 from clustersim.engine.clock import Clock
-from clustersim.engine import network as engine_network
 from clustersim.engine.fairshare import max_min
 from clustersim.engine.loads import Loads
 from clustersim.engine.network import Network

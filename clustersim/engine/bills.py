@@ -18,10 +18,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.engine.loads import INSTANT
 from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task, watch
 from clustersim.engine.sites import Standing
-from clustersim.engine.loads import INSTANT
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

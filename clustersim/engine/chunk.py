@@ -21,7 +21,7 @@ from clustersim.collectives.base import Group
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.engine import need
 from clustersim.engine.fairshare import TIE
-from clustersim.engine.network import Loads
+from clustersim.engine.loads import Loads
 from clustersim.timeline import LinkUse, Timeline
 from clustersim.topology import route_latency
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.loads import Loads, ROOM, crowded, reduced
+from clustersim.engine.loads import ROOM, Loads, crowded, reduced
 from clustersim.engine.meetings import Site
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Standing

@@ -291,4 +291,6 @@ def _shared(some: list[Equals]) -> bool:
     if len(some) == 1:
         return some[0].n > 1 and bool(some[0].slot_list)
     entries = sum(len(one.slot_list) for one in some)
-    return any(one.n > 1 and one.slot_list for one in some) or len(frozenset().union(*(o.users for o in some))) < entries
+    return (
+        any(one.n > 1 and one.slot_list for one in some) or len(frozenset().union(*(o.users for o in some))) < entries
+    )

@@ -80,9 +80,7 @@ class Task:
         if self.spent is None:
             assert isinstance(self.op, Compute)
             self.spent = seconds(self.role, self.op)
-            if not isinstance(self.spent, np.ndarray):
-                self.spent = float(self.spent)
-            elif self.spent.ndim == 0:
+            if not isinstance(self.spent, np.ndarray) or self.spent.ndim == 0:
                 self.spent = float(self.spent)
         return self.spent
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from clustersim.engine.bills import Bills, Piece, at, positions, size
 from clustersim.engine.clock import Clock
-from clustersim.engine.meetings import Side, Site
+from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task
 from clustersim.engine.queues import Queues, Served
 from clustersim.engine.sites import Standing, spread

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.clock import Clock
-from clustersim.engine.meetings import Site
 from clustersim.engine.loads import Loads
+from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.engine import need
+from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
 from clustersim.engine.deadlock import deadlock
@@ -105,7 +105,8 @@ def simulate(
             raise deadlock(program, standing, lists)
         wrong = guess.wrong(standing) if guess else set()
         if not wrong:
-            return _timeline(program, topology, mesh, lists, loads, player, clock, standing)
+            played = _timeline(program, topology, mesh, lists, loads, player, clock, standing)
+            return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
         clocked |= wrong if plays < PATIENCE else guess.open if guess else set()
 
 
