@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.engine.loads import Loads
+from clustersim.engine.sends import Routes, factors
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.topology import Topology
@@ -24,6 +25,10 @@ from clustersim.topology import Topology
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Planner: TypeAlias = Callable[[Request, Group], Plan]
+
+
+MANY = 8
+"""Pairs of one op from which their ways are looked for before the planner is asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +97,14 @@ class PlanBook:
         self._groups: dict[bytes, Group] = {}
         self._plans: dict[tuple[Request, bytes], Plan] = {}
         self._columns: dict[tuple[Request, bytes, int], Plans] = {}
+        self._kinds: dict[Request, dict[bytes, tuple[Plan, Floats] | None]] = {}
 
     def plans(self, request: Request, groups: Ints) -> Plans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
         key = request, groups.tobytes(), groups.shape[1]
         if key not in self._columns:
-            plans = [self._plan(request, ranks) for ranks in groups]
+            many = self.congruent and request.kind == "send" and len(groups) >= MANY
+            plans = self._sends(request, groups) if many else [self._plan(request, ranks) for ranks in groups]
             latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
             nbytes = np.array([p.nbytes for p, _ in plans])
             load = np.array([load for _, load in plans], dtype=np.int64)
@@ -114,6 +121,28 @@ class PlanBook:
         if key not in self._groups:
             self._groups[key] = Group(self.topology, self.mesh.gpus[ranks], self.launch, self.nccl_version)
         return self._groups[key]
+
+    def _sends(self, request: Request, pairs: Ints) -> list[tuple[Plan, int]]:
+        """Plan and load id of each of many pairs."""
+        kinds = self._kinds.setdefault(request, {})
+        found = []
+        for pair, (src, dst) in zip(pairs, self.mesh.gpus[pairs].tolist(), strict=True):
+            way = self._routes.way(src, dst)
+            if way is None:
+                found.append(self._plan(request, pair))
+                continue
+            sign, links, share = way
+            if sign not in kinds:
+                plan, _ = self._plan(request, pair)
+                factor = factors(plan, links, share)
+                kinds[sign] = None if factor is None else (plan, factor)
+            kind = kinds[sign]
+            if kind is None:
+                found.append(self._plan(request, pair))
+                continue
+            order = np.argsort(links)
+            found.append((kind[0], self.loads.add(links[order], (share * kind[1])[order])))
+        return found
 
     def _plan(self, request: Request, ranks: Ints) -> tuple[Plan, int]:
         """Plan and load id of one group."""
@@ -134,6 +163,10 @@ class PlanBook:
     @cached_property
     def _nodes(self) -> _Nodes:
         return _Nodes(self.topology)
+
+    @cached_property
+    def _routes(self) -> Routes:
+        return Routes(self.topology, self._nodes.sign)
 
 
 def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:
@@ -159,6 +192,9 @@ class _Nodes:
         self._position = np.empty(topology.n_links, dtype=np.int64)
         self._position[order] = np.arange(topology.n_links)
         self._shape: dict[int, bytes] = {}
+        self._lowest: dict[int, int] = {}
+        self._number: dict[int, int] = {}
+        self._numbers: dict[bytes, int] = {}
 
     def place(self, group: Group) -> bytes | None:
         """Where a one-node group sits, the same for congruent groups."""
@@ -167,6 +203,17 @@ class _Nodes:
         if lowest < 0:
             return None
         return self._wiring(node, lowest) + (group.gpus - lowest).tobytes()
+
+    def sign(self, vertex: int) -> bytes | None:
+        """A vertex's place in its node and the node's wiring, the same for congruent ones."""
+        node = int(self.topology.vertex_node[vertex])
+        if node < 0 or not self._sorted:
+            return None
+        if node not in self._lowest:
+            self._lowest[node] = int(np.searchsorted(self.topology.vertex_node, node))
+            wiring = self._wiring(node, self._lowest[node])
+            self._number[node] = self._numbers.setdefault(wiring, len(self._numbers))
+        return f"{self._number[node]}:{vertex - self._lowest[node]}".encode()
 
     def moved(self, links: Ints, node: int) -> Ints:
         """The same links, in another node of the same wiring."""
