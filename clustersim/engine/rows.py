@@ -23,8 +23,8 @@ from clustersim.topology import Topology
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-WIDE = 64
-"""Ranks from which an op whose ranks differ is kept as a block; below, rows take less room."""
+WIDE = 4
+"""Ranks from which an op whose ranks differ is kept as a block: finding ranks that agree costs more than it saves."""
 
 
 class Rows:
