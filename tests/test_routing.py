@@ -78,6 +78,17 @@ def test_loads_conserve_bytes_on_every_platform(name: str) -> None:
         assert net == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_loads_of_each_transfer_are_those_it_has_by_itself(name: str) -> None:
+    topology = fabrics.load(name, nodes=2)
+    router, pairs = routing.router(topology), np.array(pairs_to_try(topology), dtype=np.int64).reshape(-1, 2)
+    ptr, links, loads = router.loads_of_each(pairs[:, 0], pairs[:, 1])
+    for i, (src, dst) in enumerate(pairs.tolist()):
+        alone = router.loads([src], [dst], 1.0)
+        np.testing.assert_array_equal(links[ptr[i] : ptr[i + 1]], alone[0])
+        np.testing.assert_allclose(loads[ptr[i] : ptr[i + 1]], alone[1], rtol=1e-15)
+
+
 def test_an_nvswitch_pair_is_spread_over_all_switches_by_their_links() -> None:
     topology = fabrics.load("hgx-h100")
     routes = routing.router(topology)

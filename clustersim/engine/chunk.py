@@ -78,15 +78,17 @@ def last(played: Played) -> float:
 
 def routes(ends: Ints, group: Group, loads: Loads, *, relay: bool) -> tuple[Ints, Floats]:
     """Load and latency [s] of each way: ``ends`` (k, 3) are the GPU it leaves, the GPU it reaches, and the rail."""
-    router, one = routing.router(group.topology, relay), np.ones(1)
-    load, latency = np.zeros(len(ends), dtype=np.int64), np.zeros(len(ends))
-    known: dict[tuple[int, ...], tuple[int, float]] = {}
-    for e, (src, dst, rail) in enumerate(ends.tolist()):
-        if (src, dst, rail) not in known:
-            found = loads.add(*router.loads(np.array([src]), np.array([dst]), one, np.array([rail])))
-            known[src, dst, rail] = found, route_latency(group.topology, router.route(src, dst, 0, rail))
-        load[e], latency[e] = known[src, dst, rail]
-    return load, latency
+    if not len(ends):
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    router = routing.router(group.topology, relay)
+    ways, of = np.unique(ends, axis=0, return_inverse=True)
+    ptr, links, weights = router.loads_of_each(*ways.T)
+    parts = zip(np.split(links, ptr[1:-1]), np.split(weights, ptr[1:-1]), strict=True)
+    load = np.array([loads.add(*part) for part in parts], dtype=np.int64)
+    latency = np.array(
+        [route_latency(group.topology, router.route(src, dst, 0, rail)) for src, dst, rail in ways.tolist()]
+    )
+    return load[of.reshape(-1)], latency[of.reshape(-1)]
 
 
 def apart(lanes: Ints, loads: Loads) -> bool:

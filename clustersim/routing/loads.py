@@ -17,24 +17,31 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Sum:
-    """Loads per link, and the stretches inside islands still to be turned into loads."""
+    """Loads per link, and the stretches inside islands still to be turned into loads.
 
-    def __init__(self, router: Router) -> None:
-        self.router = router
+    ``apart`` : keep of which transfer each is, in the columns ``of``, which else are all 0 or empty.
+    """
+
+    def __init__(self, router: Router, apart: bool) -> None:
+        self.router, self.apart = router, apart
         self.crossed: list[Ints] = []
         self.loads: list[Floats] = []
+        self.crossed_of: list[Ints] = []
         self.a: list[Ints] = []
         self.b: list[Ints] = []
         self.amount: list[Floats] = []
+        self.of: list[Ints] = []
 
-    def inside(self, a: Ints, b: Ints, amount: Floats) -> None:
+    def inside(self, a: Ints, b: Ints, amount: Floats, of: Ints) -> None:
         self.a.append(a)
         self.b.append(b)
         self.amount.append(amount)
+        self.of.append(of)
 
-    def links(self, links: Ints, amount: Floats) -> None:
+    def links(self, links: Ints, amount: Floats, of: Ints) -> None:
         self.crossed.append(links)
         self.loads.append(amount)
+        self.crossed_of.append(of)
 
     def per_link(self) -> tuple[Ints, Floats]:
         """Links with a load, ascending, and their loads."""
@@ -47,6 +54,15 @@ class _Sum:
         load = np.bincount(crossed, weights=loads, minlength=len(links))
         return links[load != 0], load[load != 0]
 
+    def per_transfer(self, n: int) -> tuple[Ints, Ints, Floats]:
+        """The same of each of ``n`` transfers by itself: ``(ptr (n + 1,), links, loads)``."""
+        size = self.router.topology.n_links
+        crossed, loads = np.concatenate([*self.crossed, _NONE]), np.concatenate([*self.loads, np.zeros(0)])
+        cells, cell = np.unique(np.concatenate([*self.crossed_of, _NONE]) * size + crossed, return_inverse=True)
+        load = np.bincount(cell, weights=loads, minlength=len(cells))
+        cells, load = cells[load != 0], load[load != 0]
+        return np.searchsorted(cells, np.arange(n + 1) * size), cells % size, load
+
 
 def link_loads(
     router: Router,
@@ -57,6 +73,28 @@ def link_loads(
     flow: npt.ArrayLike,
 ) -> tuple[Ints, Floats]:
     """See :meth:`Router.loads`."""
+    return _laid(router, src, dst, amount, rail, flow, apart=False)[0].per_link()
+
+
+def loads_of_each(
+    router: Router, src: npt.ArrayLike, dst: npt.ArrayLike, rail: npt.ArrayLike
+) -> tuple[Ints, Ints, Floats]:
+    """See :meth:`Router.loads_of_each`."""
+    total, n = _laid(router, src, dst, 1.0, rail, 0, apart=True)
+    return total.per_transfer(n)
+
+
+def _laid(
+    router: Router,
+    src: npt.ArrayLike,
+    dst: npt.ArrayLike,
+    amount: npt.ArrayLike,
+    rail: npt.ArrayLike,
+    flow: npt.ArrayLike,
+    *,
+    apart: bool,
+) -> tuple[_Sum, int]:
+    """All transfers on their links, and how many they are."""
     a, b, much, rails, flows = np.broadcast_arrays(
         np.asarray(src, dtype=np.int64),
         np.asarray(dst, dtype=np.int64),
@@ -65,20 +103,20 @@ def link_loads(
         np.asarray(flow, dtype=np.int64),
     )
     a, b, much, rails, flows = (np.atleast_1d(column) for column in (a, b, much, rails, flows))
-    total, of = _Sum(router), router.islands.of
-    _engine(total, a[b < 0], much[b < 0], to_switch=True)
-    _engine(total, b[a < 0], much[a < 0], to_switch=False)
+    total, of, each = _Sum(router, apart), router.islands.of, np.arange(len(a)) * apart
+    _engine(total, a[b < 0], much[b < 0], each[b < 0], to_switch=True)
+    _engine(total, b[a < 0], much[a < 0], each[a < 0], to_switch=False)
     pair = (a >= 0) & (b >= 0) & (a != b) & (much != 0)
     same = pair & (of[a] == of[b]) & (of[a] >= 0)
-    total.inside(a[same], b[same], much[same])
+    total.inside(a[same], b[same], much[same], each[same])
     away = pair & ~same
     if away.any():
-        _outside(total, a[away], b[away], much[away], rails[away], flows[away])
+        _outside(total, a[away], b[away], much[away], rails[away], flows[away], each[away])
     _inside(total)
-    return total.per_link()
+    return total, len(a)
 
 
-def _engine(total: _Sum, gpus: Ints, amount: Floats, *, to_switch: bool) -> None:
+def _engine(total: _Sum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: bool) -> None:
     """Traffic between GPUs and the multicast/reduction engine of their own switches."""
     islands = total.router.islands
     for key, rows in _groups(islands.template[islands.of[gpus]], islands.local[gpus]):
@@ -87,25 +125,27 @@ def _engine(total: _Sum, gpus: Ints, amount: Floats, *, to_switch: bool) -> None
         if not len(links):
             name = total.router.topology.vertex_names[gpus[rows[0]]]
             raise TopologyError(f"{total.router.topology.name}: {name!r} has no NVSwitch to reduce or multicast in")
-        _tile(total, gpus[rows], links, share, amount[rows])
+        _tile(total, gpus[rows], links, share, amount[rows], of[rows])
 
 
 def _inside(total: _Sum) -> None:
-    a, b, amount = np.concatenate(total.a), np.concatenate(total.b), np.concatenate(total.amount)
+    a, b, of = (np.concatenate(column) for column in (total.a, total.b, total.of))
+    amount = np.concatenate(total.amount)
     islands = total.router.islands
     for key, rows in _groups(islands.template[islands.of[a]], islands.local[a], islands.local[b]):
         template, src, dst = key
         links, share = islands.templates[template].spread(src, dst)
         if not len(links) and src != dst:
             raise total.router._unreachable(int(a[rows[0]]), int(b[rows[0]]))
-        _tile(total, a[rows], links, share, amount[rows])
+        _tile(total, a[rows], links, share, amount[rows], of[rows])
 
 
-def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Floats) -> None:
+def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Floats, of: Ints) -> None:
     """The same local links, in the island of each vertex."""
     islands = total.router.islands
     base = islands.link_start[islands.of[vertices]]
-    total.links(islands.links[(base[:, None] + links).ravel()], (amount[:, None] * share).ravel())
+    crossed = islands.links[(base[:, None] + links).ravel()]
+    total.links(crossed, (amount[:, None] * share).ravel(), np.repeat(of, len(links)) if total.apart else _NONE)
 
 
 def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
@@ -119,15 +159,17 @@ def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
     return [(tuple(table[s].tolist()), rows) for s, rows in zip(starts, pieces, strict=True)]
 
 
-def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: Ints) -> None:
+def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: Ints, of: Ints) -> None:
     """Transfers between islands: the legs at both ends, and the network between their ports."""
     router = total.router
     leg_a: list[int] = []
     leg_b: list[int] = []
     leg_amount: list[float] = []
+    leg_of: list[int] = []
     net: dict[int, float] = {}
-    rows = zip(a.tolist(), b.tolist(), amount.tolist(), rails.tolist(), flows.tolist(), strict=True)
-    for src, dst, much, rail, flow in rows:
+    size = router.topology.n_links
+    rows = zip(*(column.tolist() for column in (a, b, amount, rails, flows, of)), strict=True)
+    for src, dst, much, rail, flow, one in rows:
         leave, enter = router.ends(src, rail), router.ends(dst, rail)
         if not leave or not enter:
             raise router._unreachable(src, dst)
@@ -138,10 +180,14 @@ def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: 
                 leg_a.append(x)
                 leg_b.append(y)
                 leg_amount.append(much / ways)
+                leg_of.append(one)
             links = router.network.path(out, into, flow)
             if links is None:
                 raise router._unreachable(src, dst)
             for link in links:
-                net[link] = net.get(link, 0.0) + much / ways
-    total.inside(np.array(leg_a, dtype=np.int64), np.array(leg_b, dtype=np.int64), np.array(leg_amount))
-    total.links(np.array(list(net), dtype=np.int64), np.array(list(net.values())))
+                key = one * size + link
+                net[key] = net.get(key, 0.0) + much / ways
+    tails, heads, mine = (np.array(column, dtype=np.int64) for column in (leg_a, leg_b, leg_of))
+    total.inside(tails, heads, np.array(leg_amount), mine)
+    crossed = np.array(list(net), dtype=np.int64)
+    total.links(crossed % size, np.array(list(net.values())), crossed // size)

@@ -261,6 +261,19 @@ class Router:
 
         return link_loads(self, src, dst, amount, rail, flow)
 
+    def loads_of_each(
+        self, src: npt.ArrayLike, dst: npt.ArrayLike, rail: npt.ArrayLike = -1
+    ) -> tuple[Ints, Ints, Floats]:
+        """What a byte of each transfer puts on links: as :meth:`loads` of each by itself, one after another.
+
+        Returns
+        -------
+        ptr : (E + 1,) int, links of transfer ``i`` are ``links[ptr[i]:ptr[i + 1]]``, sorted. weights : as they.
+        """
+        from clustersim.routing.loads import loads_of_each
+
+        return loads_of_each(self, src, dst, rail)
+
     # ---- small helpers ----------------------------------------------------------------------------------------------
 
     def _template(self, vertex: int) -> Template:
