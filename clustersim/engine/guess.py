@@ -80,7 +80,8 @@ class Guess:
         # Of one user on one slot the most it ever asks for.
         order = np.lexsort((asked, users, slot))
         users, slot, asked = users[order], slot[order], asked[order]
-        last = np.r_[(users[1:] != users[:-1]) | (slot[1:] != slot[:-1]), True]
+        last = np.ones(len(users), dtype=np.bool_)
+        last[:-1] = (users[1:] != users[:-1]) | (slot[1:] != slot[:-1])
         total = np.bincount(slot[last], asked[last], slots.n)
         several = np.bincount(slot[last], minlength=slots.n) > 1
         kept = several & (total > 1 + ROOM)
