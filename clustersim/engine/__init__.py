@@ -9,7 +9,7 @@ How a step is played, in the order to read it:
   communication costs compute. :mod:`~clustersim.engine.queues`: first come, first served.
 * :mod:`~clustersim.engine.guess`: which transfers share links is guessed, and checked after the play: why the result is
   exact. :mod:`~clustersim.engine.loads`: links reduced to those that can hold somebody back.
-* :mod:`~clustersim.engine.network`, :mod:`~clustersim.engine.shares` and :mod:`~clustersim.engine.fairshare`: where time
+* :mod:`~clustersim.engine.network`, :mod:`~clustersim.engine.shares`, :mod:`~clustersim.engine.fairshare`: where time
   passes, for transfers that do share. :mod:`~clustersim.engine.replay`: the exact and slow way to play a collective.
 * :mod:`~clustersim.engine.run` ties them together; :mod:`~clustersim.engine.rows` makes the Timeline.
 

@@ -19,35 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import INSTANT
-from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task, watch
-from clustersim.engine.sites import Standing
+from clustersim.engine.pieces import Piece, at, positions, size
+from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Piece: TypeAlias = Ints | slice | int | None
-"""Some ranks of a role, by position: sorted positions, an even stretch of them, one, or None for all."""
-
-
-def size(who: Ints | slice | int) -> int:
-    """How many ranks."""
-    if isinstance(who, slice):
-        return len(range(who.start, who.stop, who.step))
-    return 1 if isinstance(who, int) else len(who)
-
-
-def positions(who: Piece, n: int) -> Ints:
-    """The positions of a piece of ``n`` ranks."""
-    if isinstance(who, np.ndarray):
-        return who
-    if isinstance(who, slice):
-        return np.arange(who.start, who.stop, who.step)
-    return np.arange(n) if who is None else np.array([who])
-
-
-def at(column: Column, who: Piece) -> Column:
-    """A column's times for these ranks."""
-    return column if who is None or isinstance(column, float) else column[who]
 
 
 class Bills:
@@ -71,8 +48,8 @@ class Bills:
         ``standing`` : sites by their first meeting. ``on_its_way`` : before when a transfer under way does not end [s].
         """
         self.standing, self.on_its_way = standing, on_its_way
-        # Of each role: collectives over for somebody and not yet paid by everybody; of each
-        # rank, how many; of each stream, how many watched collectives each rank is through; and whole kernels that wait for collectives.
+        # Of each role, collectives over for somebody and not yet paid by everybody; of each rank, how many; of each
+        # stream, how many watched collectives each rank is through; and whole kernels that wait for collectives.
         self._open: list[list[Task]] = [[] for _ in self._sizes]
         self._unpaid = [np.zeros(n, dtype=np.int32) for n in self._sizes]
         self._through = [
@@ -83,10 +60,7 @@ class Bills:
 
     def settled(self, kernel: Task) -> bool:
         """Whether every collective its bill may depend on is over on all ranks, or known to be over when."""
-        for one in kernel.soft:
-            if one.left:
-                return False
-        return True
+        return not any(one.left for one in kernel.soft)
 
     def ended(self, task: Task, who: Piece) -> list[Task]:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
@@ -134,11 +108,11 @@ class Bills:
             paying = new & (end <= late)
             if isinstance(new, np.ndarray):
                 left -= int(np.count_nonzero(new))
-                if not paying.any():
+                if not np.any(paying):
                     continue
             else:
                 left -= len(unpaid) * bool(new) if isinstance(unpaid, np.ndarray) else int(new)
-                if not (paying.any() if isinstance(paying, np.ndarray) else paying):
+                if not np.any(paying):
                     continue
             self._unpaid[r][some] -= paying
             busy = self._beside(r, kernel.place, who, at(one.start, who), end)
@@ -155,7 +129,7 @@ class Bills:
             if plain and isinstance(ran_from, float) and isinstance(ran_to, float):
                 if ran_to <= start:
                     break
-                busy = busy + max(min(ran_to, end) - max(ran_from, start), 0.0)  # type: ignore[type-var]
+                busy = busy + max(min(ran_to, end) - max(ran_from, start), 0.0)
                 continue
             after = ran_to > start
             if not (after if isinstance(after, bool | np.bool_) else after.any()):

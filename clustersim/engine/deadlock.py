@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.meetings import Site
 from clustersim.engine.order import Task
-from clustersim.engine.sites import Standing
+from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Op, Program, Send
 

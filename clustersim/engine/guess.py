@@ -1,8 +1,8 @@
 """Which transfers share links: guessed, and checked after the play.
 
-A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is the
-exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free flow has
-its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked, and
+A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is
+the exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free
+flow has its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked, and
 nobody's rate is above what the links carry: the rates are max-min at every moment (:mod:`clustersim.engine.network`).
 A run is causal, so by induction from one moment to the next it is *the* run. Where the check finds a slot asked for too
 much, the sites of the flows that were there are clocked from then on, and the program is played again. The clocked only
@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import ROOM, Loads, crowded, reduced
-from clustersim.engine.meetings import Site
 from clustersim.engine.planning import Plans
-from clustersim.engine.sites import Standing
+from clustersim.engine.sites import Site, Standing
 from clustersim.program import Program
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -76,7 +75,7 @@ class Guess:
             most.append(asked)
             if len(site.ranks) > 1 and len(slot) and np.bincount(slot, asked).max() > 1 + ROOM:
                 own.add(plans)
-        users, slot, asked = (np.concatenate(column) for column in (user, where, most))
+        users, slot, asked = np.concatenate(user), np.concatenate(where), np.concatenate(most)
         # Of one user on one slot the most it ever asks for.
         order = np.lexsort((asked, users, slot))
         users, slot, asked = users[order], slot[order], asked[order]
@@ -128,7 +127,7 @@ class Guess:
             key = id(site.plans)
             if key not in sampled:
                 some = self._open[key][1] % every == 0
-                sampled[key] = tuple(column[some] for column in self._open[key])  # type: ignore[assignment]
+                sampled[key] = tuple(column[some] for column in self._open[key])
             which, slot, asked = sampled[key]
             if len(slot):
                 one = standing[site.first]

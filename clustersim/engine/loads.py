@@ -1,4 +1,4 @@
-"""What transfers put on links: distinct loads; links reduced to those that can hold somebody back; the check that none did.
+"""What transfers put on links; links reduced to those that can hold somebody back; the check that none did.
 
 A *slot* is a link that can be the bottleneck of some flow. Two reductions, both exact, leave few of a hundred thousand
 links: of links with the same users in the same proportions only the tightest counts; and a link whose users are among

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from clustersim.collectives.base import Request
 from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import PlanBook, Plans
+from clustersim.engine.sites import Side, Site
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Program, Recv, Role, Send
 
@@ -28,104 +29,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
-
-
-class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One op's part in a site.
-
-    Parameters
-    ----------
-    key : the op. meeting_of : (n_ranks,) int, the site's meeting each rank of the role comes to; -1 for none.
-    everyone : every rank of the role comes. lone : the role has one rank, and the op one meeting.
-    order, ptr : positions of the ranks by meeting; those of meeting ``m`` from ``ptr[m]``.
-    each : ranks at each meeting, where it is the same number at all, else 0. straight : ``order`` is 0, 1, 2...
-    """
-
-    key: OpKey
-    meeting_of: Ints
-    everyone: bool
-    order: Ints
-    ptr: Ints
-    lone: bool = False
-    each: int = 1
-    straight: bool = True
-    pieces: dict[int, Ints | slice | int] = {}
-
-    def piece(self, meeting: int) -> Ints | slice | int:
-        """Positions of the ranks that come to one meeting: one number, an even stretch, or all of them."""
-        if self.lone:
-            return 0
-        found = self.pieces.get(meeting)
-        if found is None:
-            found = self.pieces[meeting] = _stretch(self.order[self.ptr[meeting] : self.ptr[meeting + 1]])
-        return found
-
-    def who(self, meetings: Ints) -> Ints | slice:
-        """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
-        if self.lone or (self.everyone and len(meetings) == len(self.ptr) - 1):
-            return slice(None)
-        if len(meetings) == 1:
-            m = meetings[0]
-            return self.order[self.ptr[m] : self.ptr[m + 1]]
-        if self.each and self.everyone:
-            found = self.order.reshape(-1, self.each)[meetings].ravel()
-        else:
-            found = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
-        return found if self.straight else np.sort(found)
-
-    def positions(self, meeting: int) -> Ints:
-        """Positions in the role of the ranks that come to one meeting."""
-        return self.order if self.lone else self.order[self.ptr[meeting] : self.ptr[meeting + 1]]
-
-    @property
-    def meetings(self) -> Ints:
-        """The meetings of the site that this op comes to."""
-        return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
-
-
-class Site(msgspec.Struct, eq=False, gc=False):
-    """Meetings of the same ops.
-
-    Parameters
-    ----------
-    first : int, id of the first meeting; the others follow.
-    sides : one per op taking part. ranks : (G, members) int, who meets.
-    plans : what is transferred.
-    missing : (G,) int, members still to arrive. start : (G,) float [s], the latest arrival so far.
-    apart : the sides after the first come to one meeting each, in order.
-    """
-
-    first: int
-    sides: tuple[Side, ...]
-    ranks: Ints
-    plans: Plans
-    missing: Ints
-    start: Floats
-    apart: bool = False
-
-    def sides_of(self, meetings: Ints) -> tuple[Side, ...]:
-        """The sides that take part in these meetings."""
-        if not self.apart:
-            return self.sides
-        return (self.sides[0], *(self.sides[m + 1] for m in meetings.tolist()))
-
-    def arrive_alone(self, meeting: int, time: float) -> bool:
-        """Note the arrival of one rank; whether the meeting is now complete."""
-        if self.start[meeting] < time:
-            self.start[meeting] = time
-        self.missing[meeting] -= 1
-        return bool(self.missing[meeting] == 0)
-
-    def arrive(self, meetings: Ints, times: Floats) -> Ints:
-        """Note arrivals (one element per rank); returns the meetings that are now complete."""
-        if len(self.missing) == 1:
-            self.missing[0] -= len(meetings)
-            self.start[0] = max(self.start[0], times.max())
-            return np.flatnonzero(self.missing == 0)
-        came = np.bincount(meetings, minlength=len(self.missing))
-        self.missing -= came
-        np.maximum.at(self.start, meetings, times)
-        return np.flatnonzero((self.missing == 0) & (came > 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,8 +208,7 @@ def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
         plans = known.get(terms)
         if plans is None:
             plans = known[terms] = book.plans(Request(*terms[:-1]), ranks)
-        missing = np.full(len(ranks), ranks.shape[1], dtype=np.int64)
-        found.append(Site(first, tuple(sides), ranks, plans, missing, np.zeros(len(ranks)), draft.apart))
+        found.append(Site(first, tuple(sides), ranks, plans, draft.apart))
         first += len(ranks)
     return tuple(found)
 
@@ -325,19 +227,8 @@ class _Same:
         return self._held[id(array)][1]
 
 
-def _stretch(positions: Ints) -> Ints | slice | int:
-    """Positions as one number, or as a slice where they are evenly apart: numpy need not copy those."""
-    first, n = int(positions[0]), len(positions)
-    if n == 1:
-        return first
-    step = int(positions[1]) - first
-    if step > 0 and np.array_equal(positions, np.arange(first, first + n * step, step)):
-        return slice(first, first + n * step, step)
-    return positions
-
-
 def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]:
-    """Of a side's column of meetings: whether everybody comes, who comes to each of ``n`` and how many, in what order."""
+    """Of a side's column of ``n`` meetings: whether everybody comes; who comes to each, how many, in what order."""
     order = np.argsort(column, kind="stable")
     ptr = np.searchsorted(column[order], np.arange(n + 1))
     count = np.diff(ptr)

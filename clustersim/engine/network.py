@@ -2,8 +2,8 @@
 
 Rates stay until a flow begins or ends; whatever begins and ends at one instant is one change. Max-min rates have a
 certificate (Bertsekas & Gallager, Data Networks, section 6.5.2): every flow has a *holder*, a full slot
-(:mod:`clustersim.engine.loads`) on which nobody is faster, or it is at its own ceiling. So a change is *mended* where it
-happened. The rates of what began, of what shares with what ended, and of those whose holder has room now, are worked
+(:mod:`clustersim.engine.loads`) on which nobody is faster, or it is at its own ceiling. So a change is *mended* where
+it happened. The rates of what began, of what shares with what ended, and of those whose holder has room now, are worked
 out in what the others leave over. Whoever is then faster than one of them on a slot that holds that one, or is
 overtaken on the slot that holds himself, or whose holder is no longer full, joins them, until nobody does: then
 everybody has a holder again, and the rates are max-min.

@@ -21,8 +21,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.meetings import Side, Site
 from clustersim.engine.pairs import OpKey
+from clustersim.engine.sites import Side, Site
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -35,19 +35,22 @@ class Task:
     """One op on the ranks of its role.
 
     Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
-    for and who waits for it; ``meets``,
-    where its ranks meet others, and its part there; ``lone``, whether all of them meet in that one place.
+    for and who waits for it; ``meets``, where its ranks meet others, and its part there; ``lone``, whether all of them
+    meet in that one place.
 
-    Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the last
-    kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it; ``soft``, the
-    collectives that a kernel's bill may depend on, the last of each stream.
+    Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the
+    last kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it, and its
+    ``ordinal`` among the watched of its stream; ``soft``, the collectives that a kernel's bill may depend on, the last
+    of each stream; ``high``, when the last rank has ended it [s].
 
-    Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``, ranks
-    that have not ended it; ``spent``, seconds, while some ranks still need them.
+    Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
+    ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may
+    wait for others, ``waiting`` pieces that do, and when they are ``due`` [s].
     """
 
-    __slots__ = ("above", "before", "below", "end", "high", "key", "left", "lone", "look", "meets", "n", "needs", "next", "op",
-                 "ordinal", "place", "ready", "role", "soft", "spent", "start", "unmet", "waiting", "watched")  # fmt: skip
+    __slots__ = ("above", "before", "below", "due", "end", "high", "key", "left", "lone", "look", "meets", "n", "needs",
+                 "next", "op", "ordinal", "place", "ready", "role", "soft", "spent", "start", "unmet", "waiting",
+                 "watched")  # fmt: skip
 
     def __init__(self, key: OpKey, op: Op, role: Role) -> None:
         self.key, self.op, self.role, self.n = key, op, role, len(role.ranks)
@@ -70,7 +73,7 @@ class Task:
         self.end: Column = 0.0
         self.unmet: Ints | int = self.needs
         self.left = self.n
-        self.high = np.inf
+        self.high = self.due = np.inf
         self.spent: Column | None = None
         self.waiting: list[Ints | slice | int] = []
 

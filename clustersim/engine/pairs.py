@@ -44,7 +44,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class _Uses:
-    """Columns of uses in order of role, op and position: ``op`` counts all ops of the Program, one list after another."""
+    """Columns of uses in order of role, op and position; ``op`` counts all ops of the Program, list after list."""
 
     op: Ints
     position: Ints

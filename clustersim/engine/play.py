@@ -19,44 +19,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.bills import Bills, Piece, at, positions, size
+from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
-from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task
+from clustersim.engine.pieces import Agenda, Piece, at, later, one_number, positions, size
 from clustersim.engine.queues import Queues, Served
-from clustersim.engine.sites import Standing, spread
+from clustersim.engine.sites import Site, Standing, spread
 from clustersim.program import Compute, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 
-EARLY = 1 - 1e-9
-"""A piece is played this much, relatively, before it could matter: columns add in another order than the clock."""
-
 _EVERYONE = slice(None)
-
-_NEVER = 1e300
-"""Later than anything the clock knows of: pieces that nobody will ever notice are played at the end."""
-
-
-def later(one: Column, other: Column) -> Column:
-    """The later of two columns; one of them itself where it is."""
-    if isinstance(one, float):
-        if isinstance(other, float):
-            return one if one >= other else other
-        one, other = other, one
-    if isinstance(other, float):
-        if other <= 0.0 or other <= np.minimum.reduce(one):
-            return one
-        return other if other >= np.maximum.reduce(one) else np.maximum(one, other)
-    return one if one is other else np.maximum(one, other)
 
 
 class Play:
@@ -83,8 +63,7 @@ class Play:
         self.queues = Queues(clock, self._served)
         self.order: list[int] = sorted(standing)
         self._work: deque[tuple[Task, Piece]] = deque()
-        self._heap: list[tuple[float, int, int, Task, Piece]] = []
-        self._n = 0
+        self._agenda = Agenda()
 
     def run(self) -> None:
         """Play to the end, or until nothing more can happen."""
@@ -101,17 +80,17 @@ class Play:
 
     def _work_off(self) -> None:
         """Do everything that can be done before the clock moves on."""
-        work, heap = self._work, self._heap
+        work, agenda = self._work, self._agenda
         while True:
             while work:
                 self._go(*work.popleft())
-            if not heap or self.clock.peek() <= min(heap[0][0], _NEVER):
+            if not agenda or self.clock.peek() <= agenda.first:
                 return
-            key, kernel, _, task, who = heappop(heap)
+            key, kernel, task, who = agenda.pop()
             if kernel:
                 self._in_time(task, who, key)
             elif task.waiting:
-                self._go(task, self._together(task))
+                self._go(task, agenda.together(task))
 
     # ---- an op is ready ---------------------------------------------------------------------------------------------
 
@@ -226,7 +205,7 @@ class Play:
                 continue
             found = side.who(meetings)
             if isinstance(found, slice):
-                self._end(task, None, *(_alike(spread(side, c)) for c in (standing.start, standing.end)))
+                self._end(task, None, *(one_number(spread(side, c)) for c in (standing.start, standing.end)))
                 continue
             of = side.meeting_of[found]
             self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
@@ -249,7 +228,7 @@ class Play:
             task.left -= size(who)
         for other in task.next:
             if isinstance(who, int):
-                self._met_one(other, who, float(end))  # type: ignore[arg-type]
+                self._met_one(other, who, float(end))
             else:
                 self._met(other, who, end)
         if self.bills and task.watched:
@@ -301,32 +280,12 @@ class Play:
     def _put(self, task: Task, who: Ints | slice | int) -> None:
         """Some ranks are ready for a task."""
         if size(who) == task.n:
-            task.ready = _alike(task.ready)
+            task.ready = one_number(task.ready)
             self._work.append((task, None))
         elif task.look <= 0.0 or task.soft:
             self._work.append((task, who))
         else:
-            ready = task.ready[who]  # type: ignore[index]
-            key = (float(ready if isinstance(who, int) else ready.min()) + task.look) * EARLY
-            if not task.waiting or key < task.high:
-                task.high = key
-                self._push(key, 0, task, None)
-            task.waiting.append(who)
-
-    def _push(self, key: float, kernel: int, task: Task, who: Piece) -> None:
-        self._n += 1
-        heappush(self._heap, (key, kernel, self._n, task, who))
-
-    def _together(self, task: Task) -> Piece:
-        """All ranks of a task that have come while it waited."""
-        waiting, task.waiting = task.waiting, []
-        if len(waiting) == 1:
-            return waiting[0]
-        who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))
-        if len(who) == task.n:
-            task.ready = _alike(task.ready)
-            return None
-        return who
+            self._agenda.wait(task, who)
 
     def _hold(self, task: Task, who: Piece) -> None:
         """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
@@ -334,7 +293,7 @@ class Play:
         if who is None:
             self.bills.held[task.key[0]][task] = None
         ready = at(task.ready, who)
-        self._push(float(np.min(ready)), 1, task, who)
+        self._agenda.add(float(np.min(ready)), True, task, who)
 
     def _in_time(self, task: Task, who: Piece, key: float) -> None:
         """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
@@ -346,7 +305,7 @@ class Play:
         if self.bills.settled(task):
             self._compute(task, who)
             return
-        quiet = min(self.clock.peek(), self._heap[0][0] if self._heap else np.inf)
+        quiet = min(self.clock.peek(), self._agenda.first if self._agenda else np.inf)
         ready = at(task.ready, who)
         if (ready if isinstance(ready, float) else np.maximum.reduce(ready)) < quiet:
             self._compute(task, who)
@@ -358,11 +317,4 @@ class Play:
         some = positions(who, task.n)
         self._compute(task, some[free])
         rest = some[~free]
-        self._push(float(np.min(at(task.ready, rest))), 1, task, rest)
-
-
-def _alike(column: Column) -> Column:
-    """The one number of a short column that has the same everywhere, or else the column."""
-    if isinstance(column, float):
-        return column
-    return float(column[0]) if column[0] == column[-1] and (column == column[0]).all() else column
+        self._agenda.add(float(np.min(at(task.ready, rest))), True, task, rest)

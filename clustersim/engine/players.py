@@ -16,6 +16,7 @@ from clustersim.engine.clock import Clock
 from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
+from clustersim.engine.sites import Site
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -12,9 +12,9 @@ from clustersim.blocks import Block, Columns, Pool, RankSets, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.engine.loads import Loads
-from clustersim.engine.meetings import Site
 from clustersim.engine.order import Column, Task
 from clustersim.engine.pairs import OpKey
+from clustersim.engine.sites import Site
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo, Timeline

@@ -12,7 +12,6 @@ from clustersim.engine.clock import Clock
 from clustersim.engine.deadlock import deadlock
 from clustersim.engine.guess import Guess, firsts
 from clustersim.engine.loads import Loads
-from clustersim.engine.meetings import Site
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
@@ -21,7 +20,7 @@ from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player
 from clustersim.engine.replay import Replay
 from clustersim.engine.rows import Rows, timeline
-from clustersim.engine.sites import Standing
+from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Program

@@ -34,14 +34,15 @@ SHORT = 8
 class Equals:
     """The flows of one class that are on their way.
 
-    slots, weights : what each takes, as arrays and as lists. ceiling : [bytes/s].
+    number : of the class. slots, weights : what each takes, as arrays and as lists. ceiling : [bytes/s].
     n : flows. rate : [bytes/s] of each. moved : [bytes] that a flow there from the start has moved until ``since`` [s].
     held : the slot that holds them back. booked : what the class takes in the books: rate times flows.
-    flows : heap of (``moved`` at its end, transfer, begin). course : the rates it had. number : of the class. version : tells wakes apart.
+    flows : heap of (``moved`` at its end, transfer, begin); ``planned``, the first one's end that was asked for.
+    course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "planned", "rate", "since", "slot_list",
-                 "slots", "users", "version", "weight_list", "weights")  # fmt: skip
+    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "planned", "rate", "since",
+                 "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
 
     def __init__(self, number: int, slots: Ints, weights: Floats, ceiling: float) -> None:
         self.number, self.slots, self.weights, self.ceiling = number, slots, weights, ceiling

@@ -1,17 +1,107 @@
-"""Meetings while they are played: who is there, and when each meeting starts and ends."""
+"""Meetings of the same ops: who comes, and, while they are played, who is there and when each starts and ends."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.meetings import Side, Site
+from clustersim.engine.pairs import OpKey
+from clustersim.engine.planning import Plans
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Column: TypeAlias = Floats | float
+
+
+class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One op's part in a site.
+
+    Parameters
+    ----------
+    key : the op. meeting_of : (n_ranks,) int, the site's meeting each rank of the role comes to; -1 for none.
+    everyone : every rank of the role comes. lone : the role has one rank, and the op one meeting.
+    order, ptr : positions of the ranks by meeting; those of meeting ``m`` from ``ptr[m]``.
+    each : ranks at each meeting, where it is the same number at all, else 0. straight : ``order`` is 0, 1, 2...
+    """
+
+    key: OpKey
+    meeting_of: Ints
+    everyone: bool
+    order: Ints
+    ptr: Ints
+    lone: bool = False
+    each: int = 1
+    straight: bool = True
+    pieces: dict[int, Ints | slice | int] = {}
+
+    def piece(self, meeting: int) -> Ints | slice | int:
+        """Positions of the ranks that come to one meeting: one number, an even stretch, or all of them."""
+        if self.lone:
+            return 0
+        found = self.pieces.get(meeting)
+        if found is None:
+            found = self.pieces[meeting] = _stretch(self.order[self.ptr[meeting] : self.ptr[meeting + 1]])
+        return found
+
+    def who(self, meetings: Ints) -> Ints | slice:
+        """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
+        if self.lone or (self.everyone and len(meetings) == len(self.ptr) - 1):
+            return slice(None)
+        if len(meetings) == 1:
+            m = meetings[0]
+            return self.order[self.ptr[m] : self.ptr[m + 1]]
+        if self.each and self.everyone:
+            found = self.order.reshape(-1, self.each)[meetings].ravel()
+        else:
+            found = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
+        return found if self.straight else np.sort(found)
+
+    def positions(self, meeting: int) -> Ints:
+        """Positions in the role of the ranks that come to one meeting."""
+        return self.order if self.lone else self.order[self.ptr[meeting] : self.ptr[meeting + 1]]
+
+    @property
+    def meetings(self) -> Ints:
+        """The meetings of the site that this op comes to."""
+        return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
+
+
+class Site(msgspec.Struct, eq=False, gc=False):
+    """Meetings of the same ops.
+
+    Parameters
+    ----------
+    first : int, id of the first meeting; the others follow.
+    sides : one per op taking part. ranks : (G, members) int, who meets.
+    plans : what is transferred.
+    apart : the sides after the first come to one meeting each, in order.
+    """
+
+    first: int
+    sides: tuple[Side, ...]
+    ranks: Ints
+    plans: Plans
+    apart: bool = False
+
+    def sides_of(self, meetings: Ints) -> tuple[Side, ...]:
+        """The sides that take part in these meetings."""
+        if not self.apart:
+            return self.sides
+        return (self.sides[0], *(self.sides[m + 1] for m in meetings.tolist()))
+
+
+def _stretch(positions: Ints) -> Ints | slice | int:
+    """Positions as one number, or as a slice where they are evenly apart: numpy need not copy those."""
+    first, n = int(positions[0]), len(positions)
+    if n == 1:
+        return first
+    step = int(positions[1]) - first
+    if step > 0 and np.array_equal(positions, np.arange(first, first + n * step, step)):
+        return slice(first, first + n * step, step)
+    return positions
 
 
 class Standing:
@@ -53,9 +143,9 @@ class Standing:
         column = ready if side.straight else ready[side.order]
         if side.each == 1:
             return column
-        if side.each:
-            return column.reshape(-1, side.each).max(axis=1)
-        latest: Floats = np.maximum.reduceat(column, side.ptr[:-1])
+        latest: Floats = (
+            column.reshape(-1, side.each).max(axis=1) if side.each else np.maximum.reduceat(column, side.ptr[:-1])
+        )
         return latest
 
     @property

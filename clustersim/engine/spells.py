@@ -55,8 +55,11 @@ class Spells:
         if end <= begin:
             return
         if len(course.times) == 1:
-            for column, value in zip(self._steady, (transfer, begin, end, course.rates[0]), strict=True):
-                column.append(value)
+            ids, begins, ends, rates = self._steady
+            ids.append(transfer)
+            begins.append(begin)
+            ends.append(end)
+            rates.append(course.rates[0])
             return
         if not course.transfers:
             self._varied.append(course)
