@@ -2,11 +2,11 @@
 
 A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is
 the exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free
-flow has its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked, and
-nobody's rate is above what the links carry: the rates are max-min at every moment (:mod:`clustersim.engine.network`).
-A run is causal, so by induction from one moment to the next it is *the* run. Where the check finds a slot asked for too
-much, the sites of the flows that were there are clocked from then on, and the program is played again. The clocked only
-become more, so this ends; a wrong guess costs time, never truth.
+flow has its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked,
+and nobody's rate is above what the links carry: the rates are max-min at every moment
+(:mod:`clustersim.engine.network`). A run is causal, so by induction from one moment to the next it is *the* run. Where
+the check finds a slot asked for too much, the sites of the flows that were there are clocked from then on, and the
+program is played again. The clocked only become more, so this ends; a wrong guess costs time, never truth.
 
 Most slots need no check. Meetings of the same ranks on the same stream, a *lane*, follow one another, so a slot that
 only one lane's group ever uses is never shared; nor is one that carries all of its users at full rate at once.

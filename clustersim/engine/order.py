@@ -16,7 +16,7 @@ more ranks to come.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,7 @@ class Task:
     def seconds(self) -> Column:
         """What the op takes, without what is owed [s]."""
         if self.spent is None:
-            assert isinstance(self.op, Compute)
-            self.spent = seconds(self.role, self.op)
+            self.spent = seconds(self.role, cast(Compute, self.op))
             if not isinstance(self.spent, np.ndarray) or self.spent.ndim == 0:
                 self.spent = float(self.spent)
         return self.spent

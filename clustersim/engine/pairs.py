@@ -8,7 +8,7 @@ of a client's op are one site, however many ops they meet on the other side.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -159,8 +159,7 @@ def _meetings(uses: _Uses) -> tuple[Ints, Ints, Ints]:
 
 def _gathered(program: Program, first: Ints, uses: _Uses, one: Ints, other: Ints) -> Pairs:
     key = _key(first, int(uses.op[one[0]]))
-    op = program.roles[key[0]].ops[key[1]]
-    assert isinstance(op, Send | Recv)
+    op = cast("Send | Recv", program.roles[key[0]].ops[key[1]])
     met = other[other != NOBODY]
     others = uses.op[met]
     new = np.concatenate([[True], np.diff(others) != 0]) if len(others) else np.zeros(0, dtype=np.bool_)
@@ -178,8 +177,8 @@ def _differ(program: Program, first: Ints, uses: _Uses, pair: list[int]) -> Prog
     who = []
     for use in pair:
         r, i = _key(first, int(uses.op[use]))
-        role, op = program.roles[r], program.roles[r].ops[i]
-        assert isinstance(op, Send | Recv)
+        role = program.roles[r]
+        op = cast("Send | Recv", role.ops[i])
         caller = f"rank {role.ranks[uses.position[use]]} (role {role.name!r}, op {i} {op.name!r})"
         who.append(f"{caller} calls {'send' if isinstance(op, Send) else 'recv'} of {op.nbytes:.0f} bytes")
     return ProgramError(f"{who[0]} where {who[1]}; a send and its recv must have one size")

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +89,8 @@ class Play:
             if not agenda or self.clock.peek() <= agenda.first:
                 return
             key, kernel, task, who = agenda.pop()
-            if kernel:
-                self._in_time(task, who, key)
+            if kernel and self.bills:
+                self._in_time(self.bills, task, who, key)
             elif task.waiting:
                 self._go(task, agenda.together(task))
 
@@ -102,7 +102,7 @@ class Play:
         elif isinstance(task.op, Serve):
             self.queues.arrive(task, positions(who, task.n))
         elif self.bills and task.soft and not self.bills.settled(task):
-            self._hold(task, who)
+            self._hold(self.bills, task, who)
         else:
             self._compute(task, who)
 
@@ -171,8 +171,7 @@ class Play:
             self._end(task, None, spread(side, standing.start), spread(side, standing.end))
 
     def _begin(self, standing: Standing, meetings: Ints) -> None:
-        assert isinstance(standing.start, np.ndarray)
-        start = standing.start[meetings]
+        start = cast(Floats, standing.start)[meetings]
         if standing.clocked:
             self.begin(standing.site, meetings, start)
         else:
@@ -253,9 +252,8 @@ class Play:
                 self._work.append((task, None))
             return
         unmet = self._split(task)
-        assert isinstance(task.ready, np.ndarray)
-        some = _EVERYONE if who is None else who
-        task.ready[some] = np.maximum(task.ready[some], end)
+        ready, some = cast(Floats, task.ready), _EVERYONE if who is None else who
+        ready[some] = np.maximum(ready[some], end)
         left = unmet[some] - 1
         unmet[some] = left
         if not np.logical_or.reduce(left):
@@ -292,22 +290,20 @@ class Play:
         else:
             self._agenda.wait(task, who)
 
-    def _hold(self, task: Task, who: Piece) -> None:
+    def _hold(self, bills: Bills, task: Task, who: Piece) -> None:
         """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
-        assert self.bills
         if who is None:
-            self.bills.held[task.key[0]][task] = None
+            bills.held[task.key[0]][task] = None
         ready = at(task.ready, who)
         self._agenda.add(float(np.min(ready)), True, task, who)
 
-    def _in_time(self, task: Task, who: Piece, key: float) -> None:
+    def _in_time(self, bills: Bills, task: Task, who: Piece, key: float) -> None:
         """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
-        assert self.bills
         if who is None:
-            if task not in self.bills.held[task.key[0]]:
+            if task not in bills.held[task.key[0]]:
                 return  # it has run meanwhile
-            del self.bills.held[task.key[0]][task]
-        if self.bills.settled(task):
+            del bills.held[task.key[0]][task]
+        if bills.settled(task):
             self._compute(task, who)
             return
         quiet = min(self.clock.peek(), self._agenda.first if self._agenda else np.inf)
@@ -315,7 +311,7 @@ class Play:
         if (ready if isinstance(ready, float) else np.maximum.reduce(ready)) < quiet:
             self._compute(task, who)
             return
-        free = (ready <= key) | (ready < self.bills.safe(task, who, ready, quiet)) | (ready < quiet)
+        free = (ready <= key) | (ready < bills.safe(task, who, ready, quiet)) | (ready < quiet)
         if np.logical_and.reduce(free):
             self._compute(task, who)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -181,14 +181,14 @@ class Standing:
     def come_some(self, meetings: Ints, times: Column) -> Ints:
         """Some ranks arrive (an element each); returns the meetings that are now complete."""
         missing = self.split()
-        assert isinstance(self.start, np.ndarray)
+        latest = cast(Floats, self.start)
         if len(missing) == 1:
             missing[0] -= len(meetings)
-            self.start[0] = max(self.start[0], times if isinstance(times, float) else times.max())
+            latest[0] = max(latest[0], times if isinstance(times, float) else times.max())
             return np.flatnonzero(missing == 0)
         came = np.bincount(meetings, minlength=len(missing))
         missing -= came
-        np.maximum.at(self.start, meetings, times)
+        np.maximum.at(latest, meetings, times)
         return np.flatnonzero((missing == 0) & (came > 0))
 
 
