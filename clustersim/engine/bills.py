@@ -97,7 +97,8 @@ class Bills:
             return 0.0
         before = at(self._kernels[r][kernel.place - 1].start, who) if kernel.place else -np.inf
         late, early = ready * (1 + INSTANT), before * (1 + INSTANT)
-        total: Column = 0.0
+        many = len(unpaid) if isinstance(unpaid, np.ndarray) else 1
+        due: list[tuple[Column, Column, npt.NDArray[np.bool_] | bool]] = []
         for one in reversed(self._open[r]):
             if left <= 0:
                 break
@@ -106,37 +107,40 @@ class Bills:
             end = at(one.end, who)
             new = end > early if one.left == 0 else (end > early) & (end < np.inf)
             paying = new & (end <= late)
-            if isinstance(new, np.ndarray):
-                left -= int(np.count_nonzero(new))
-                if not np.any(paying):
-                    continue
-            else:
-                left -= len(unpaid) * bool(new) if isinstance(unpaid, np.ndarray) else int(new)
-                if not np.any(paying):
-                    continue
-            self._unpaid[r][some] -= paying
-            busy = self._beside(r, kernel.place, who, at(one.start, who), end)
-            total = total + (np.where(paying, busy, 0.0) if isinstance(paying, np.ndarray) else busy)
-        return total * self.slowdown
+            left -= int(np.count_nonzero(new)) if isinstance(new, np.ndarray) else many * bool(new)
+            if paying.any() if isinstance(paying, np.ndarray) else paying:
+                self._unpaid[r][some] -= paying
+                due.append((at(one.start, who), end, paying))
+        return self._beside(r, kernel.place, who, many, due) * self.slowdown if due else 0.0
 
-    def _beside(self, r: int, place: int, who: Piece, start: Column, end: Column) -> Column:
-        """Seconds between ``start`` and ``end`` that the kernels before ``place`` ran."""
-        busy: Column = 0.0
-        plain = isinstance(start, float) and isinstance(end, float)
+    def _beside(
+        self, r: int, place: int, who: Piece, n: int, due: list[tuple[Column, Column, npt.NDArray[np.bool_] | bool]]
+    ) -> Column:
+        """Seconds of kernels before ``place`` that ran beside collectives: their start, end, and which of ``n`` ranks
+        pay."""
+        since = min(start if isinstance(start, float) else float(np.minimum.reduce(start)) for start, _, _ in due)
+        runs: list[tuple[Column, Column]] = []
         for k in range(place - 1, -1, -1):
             run = self._kernels[r][k]
             ran_from, ran_to = at(run.start, who), at(run.end, who)
-            if plain and isinstance(ran_from, float) and isinstance(ran_to, float):
-                if ran_to <= start:
-                    break
-                busy = busy + max(min(ran_to, end) - max(ran_from, start), 0.0)
-                continue
-            after = ran_to > start
-            if not (after if isinstance(after, bool | np.bool_) else after.any()):
+            if (ran_to if isinstance(ran_to, float) else np.maximum.reduce(ran_to)) <= since:
                 break
-            part = np.minimum(ran_to, end) - np.maximum(ran_from, start)
-            busy = busy + np.maximum(part, 0.0)
-        return busy
+            runs.append((ran_from, ran_to))
+        if not runs:
+            return 0.0
+        if all(isinstance(column, float) for pair in (*runs, *(one[:2] for one in due)) for column in pair):
+            return sum(max(min(b, e) - max(a, s), 0.0) for s, e, _ in due for a, b in runs)  # type: ignore[type-var]
+        # Collectives x runs x ranks.
+        ran, of, pays = np.empty((2, len(runs), n)), np.empty((2, len(due), 1, n)), np.empty((len(due), n))
+        for k, pair in enumerate(runs):
+            ran[0, k], ran[1, k] = pair
+        for k, (start, end, paying) in enumerate(due):
+            of[0, k, 0], of[1, k, 0], pays[k] = start, end, paying
+        busy = np.minimum(ran[1], of[1])
+        busy -= np.maximum(ran[0], of[0])
+        np.maximum(busy, 0.0, out=busy)
+        total: Floats = np.add.reduce(np.add.reduce(busy, 1) * pays, 0)
+        return total
 
     def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
