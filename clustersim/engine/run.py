@@ -151,6 +151,11 @@ def _timeline(
     for mine in lists:
         for task in mine:
             rows.add(task)
+            task.before, task.next, task.soft = (
+                [],
+                [],
+                (),
+            )  # tasks hold each other, and would all wait for the collector
     for one in standing.values():
         if not one.clocked:
             _note(one, network, loads)
