@@ -129,7 +129,7 @@ class Bills:
         if not runs:
             return 0.0
         if all(isinstance(column, float) for pair in (*runs, *(one[:2] for one in due)) for column in pair):
-            return sum(max(min(b, e) - max(a, s), 0.0) for s, e, _ in due for a, b in runs)  # type: ignore[type-var]
+            return sum(max(min(b, e) - max(a, s), 0.0) for s, e, _ in due for a, b in runs)
         # Collectives x runs x ranks.
         ran, of, pays = np.empty((2, len(runs), n)), np.empty((2, len(due), 1, n)), np.empty((len(due), n))
         for k, pair in enumerate(runs):

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from clustersim.engine.clock import Clock
 from clustersim.engine.loads import Loads
-from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
 from clustersim.engine.sites import Site
 

@@ -19,9 +19,7 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk, need
 from clustersim.engine.clock import Clock
-from clustersim.engine.fairshare import TIE
 from clustersim.engine.loads import Loads
-from clustersim.engine.meetings import Site
 from clustersim.engine.network import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.players import OnEnd, at_each, nobody
