@@ -23,7 +23,7 @@ import numpy.typing as npt
 from clustersim.engine.loads import ROOM, Loads, crowded, reduced
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site, Standing
-from clustersim.program import Program
+from clustersim.program import Program, Recv
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -45,7 +45,9 @@ class Guess:
         self.clocked: set[int] = set()
         self._open: dict[int, Entries] = {}
         self._lane: dict[int, object] = {}
-        lanes: dict[object, int] = {}
+        self._entangled: set[object] = set()
+        self._lanes: dict[object, int] = {}
+        lanes = self._lanes
         kinds: dict[tuple[int, int], Site] = {}
         users = 0
         for site in self._sites:
@@ -84,12 +86,22 @@ class Guess:
         total = np.bincount(slot[last], asked[last], slots.n)
         several = np.bincount(slot[last], minlength=slots.n) > 1
         kept = several & (total > 1 + ROOM)
+        self._entangled = self._lanes_with_shared_slots(users[last], slot[last], kept)
         for plans, (which, slot, asked) in found.items():
             some = kept[slot]
             if some.any():
                 self._open[plans] = which[some], slot[some], asked[some]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
+
+    def _lanes_with_shared_slots(self, users: Ints, slot: Ints, kept: npt.NDArray[np.bool_]) -> set[object]:
+        """Lanes of which two groups use one slot: their sites do not follow one another there."""
+        starts = np.array(list(self._lanes.values()), dtype=np.int64)
+        names = list(self._lanes)
+        some = kept[slot]
+        slot, lane = slot[some], np.searchsorted(starts, users[some], side="right") - 1
+        twice = (slot[1:] == slot[:-1]) & (lane[1:] == lane[:-1])
+        return {names[i] for i in np.unique(lane[1:][twice]).tolist()}
 
     @property
     def open(self) -> set[int]:
@@ -114,7 +126,7 @@ class Guess:
             now = [other for other in now if other[0] > begin]
             lane, free = self._lane[site.first], site.first not in self.clocked
             for _, other, its_lane, its_free in now:
-                if its_lane != lane and (free or its_free):
+                if (its_lane != lane or lane in self._entangled) and (free or its_free):
                     found[site.first], found[other.first] = site, other
             now.append((end, site, lane, free))
         return [found[first] for first in sorted(found)]
@@ -149,8 +161,10 @@ def _of(column: Floats, which: Ints) -> Floats:
 
 
 def _lane(program: Program, site: Site) -> object:
+    """Meetings of a lane and group follow one another: the same ranks on one stream; who sends is not who receives."""
     r, i = site.sides[0].key
-    return r, program.roles[r].ops[i].stream, id(site.ranks)
+    op = program.roles[r].ops[i]
+    return r, op.stream, isinstance(op, Recv), id(site.ranks)
 
 
 def _entries(plans: Plans, which: Ints, slot: Ints, weight: Floats, alone: Floats) -> Entries:

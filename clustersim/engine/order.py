@@ -173,6 +173,9 @@ def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
     for task in (task for mine in lists for task in mine):
         if task.soft or task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
             reach(task, 0.0)
+        for site, _ in task.meets if task.watched else ():  # who comes late makes it end late for those who watch
+            for side in site.sides:
+                reach(lists[side.key[0]][side.key[1]], 0.0)
     while heap:
         look, _, task = heappop(heap)
         for one in task.before if look == task.look else ():
