@@ -232,8 +232,9 @@ def kernel_state(op: OpInfo) -> int:
 
 def staged(timeline: Timeline) -> bool:
     """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
+    stages = {op.stage for op in timeline.ops} - {-1}
     roles = {op.role for op in timeline.ops}
-    return len(roles) > 1 and not any("server" in role for role in roles)
+    return len(stages or roles) > 1 and not any("server" in role for role in roles)
 
 
 def workers(timeline: Timeline) -> Ints:
@@ -248,10 +249,14 @@ def workers(timeline: Timeline) -> Ints:
 
 
 def by_structure(timeline: Timeline, op: OpInfo) -> bool:
-    """Whether a wait at this op is the schedule's own: its peer runs another op list (a pipeline's other stage), or
-    hands work on point to point. Ranks of one op list that meet in a collective differ only in pace; and a server that
-    is not ready is a stall."""
+    """Whether a wait at this op is the schedule's own: its peer is at another stage of a pipeline, or, where nobody
+    says stages, runs another op list or hands work on point to point. Ranks of one stage that meet differ only in pace
+    and load; and a server that is not ready is a stall."""
     meets = op.detail.get("meets", ())
     if is_server(op) or any(is_server(timeline.ops[other]) for other in meets):
         return False
-    return bool(meets) or op.kind in {"send", "recv"}
+    if op.stage >= 0 and meets:
+        return any(timeline.ops[other].stage != op.stage for other in meets)
+    if op.kind in {"send", "recv"}:
+        return op.label is None or op.label.dim in {"", "pp"}
+    return bool(meets)

@@ -21,42 +21,25 @@ is left between the first and the last action of the replica: actions that took 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.plays import BACK, Action, expected, idle_times, medians
 from clustersim.errors import ProgramError
 from clustersim.label import Label
 from clustersim.timeline import Timeline, alike
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Path: TypeAlias = tuple[tuple[int, int], ...]
-"""(stage, chunk) that a micro-batch goes through, in order."""
 
 WARM = 1.25
 """A leading step longer than this many times the median is warm-up."""
 PARTS = ("fill", "drain", "gaps", "imbalance", "other", "outside")
 """What a stage's idle time is made of."""
-_BACK = ("B", "I")
-"""Actions that hand a gradient to the stage before."""
-
-
-@dataclass(frozen=True)
-class Action:
-    """One action of one rank; times in seconds."""
-
-    rank: int
-    stage: int
-    action: str
-    microbatch: int
-    chunk: int
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -153,55 +136,10 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
 def _recomputation_joined(ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]]) -> None:
     """A forward that is repeated for a backward is a part of it."""
     for key in [key for key in ends if key[3] == "R"]:
-        whole = next((k for k in ((*key[:3], letter, *key[4:]) for letter in _BACK) if k in ends), None)
+        whole = next((k for k in ((*key[:3], letter, *key[4:]) for letter in BACK) if k in ends), None)
         if whole is not None:
             (a, b), (c, d) = ends.pop(key), ends[whole]
             ends[whole] = min(a, c), max(b, d)
-
-
-def paths(replica: Sequence[Action]) -> dict[int, Path]:
-    """Micro-batch -> the stages and chunks it goes through, in the order in which its forwards began."""
-    way: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for a in sorted(replica, key=lambda a: (a.start, a.end)):
-        if a.action == "F":
-            way[a.microbatch].append((a.stage, a.chunk))
-    return {micro: tuple(places) for micro, places in way.items()}
-
-
-def before(a: Action, way: Path) -> tuple[str, int, int] | None:
-    """What an action waits for at another place: F or B (of a gradient, an I too), stage, chunk; None for nothing."""
-    place = _around(a, way)[0]
-    return None if place is None else ("F" if a.action == "F" else "B", *place)
-
-
-def neighbours(a: Action, way: Path) -> tuple[int, int]:
-    """The stages that an action gets its input from and hands its output to; -1 for none, and for its own."""
-    source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, way))
-    return source, target
-
-
-def _around(a: Action, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Places before and after an action on its micro-batch's way."""
-    if a.action not in ("F", *_BACK) or (a.stage, a.chunk) not in way:
-        return None, None
-    at = way.index((a.stage, a.chunk))
-    up, down = (way[at - 1] if at else None), (way[at + 1] if at + 1 < len(way) else None)
-    return (up, down) if a.action == "F" else (down, up)
-
-
-def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> list[Action]:
-    """The same order with other durations and free transfers, every rank as early as it can, from 0."""
-    ways, found = paths(replica), []
-    free: defaultdict[int, float] = defaultdict(float)
-    done: dict[tuple[object, ...], float] = {}
-    for a in replica:
-        needs = before(a, ways.get(a.microbatch, ()))
-        start = max(free[a.rank], done.get((a.microbatch, *needs), 0.0) if needs else 0.0)
-        end = start + seconds(a)
-        free[a.rank] = end
-        done[a.microbatch, "B" if a.action in _BACK else a.action, a.stage, a.chunk] = end
-        found.append(Action(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
-    return found
 
 
 def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[StageTime]:
@@ -233,18 +171,14 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
 
 def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[StageTime]:
     """Each stage's times in one replica's step."""
-    own = _medians(replica)
-    kinds = {action for *_, action in own}
-    equal = {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
-    seen = _idle(replica)
-    ideal = _idle(played(replica, lambda a: equal[a.action]))
-    apart = _idle(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
+    own, told = medians(replica), expected(replica)
     length = window[1] - window[0]
     found = []
-    for stage, (busy, *idle) in seen.items():
-        fill, drain, gaps = (min(a, b) for a, b in zip(idle, ideal[stage][1:], strict=True))
+    for stage, (busy, *idle) in idle_times(replica).items():
+        ideal = told[stage]
+        fill, drain, gaps = (min(a, b) for a, b in zip(idle, (ideal.fill, ideal.drain, ideal.gaps), strict=True))
         excess = sum(idle) - fill - drain - gaps
-        uneven = min(excess, max(0.0, sum(apart[stage][1:]) - fill - drain - gaps))
+        uneven = min(excess, max(0.0, ideal.uneven + ideal.fill + ideal.drain + ideal.gaps - fill - drain - gaps))
         outside = length - busy - sum(idle)
         mine = [(action, took) for (at, _, action), took in own.items() if at == stage]
         forward = sum(took for action, took in mine if action == "F")
@@ -252,48 +186,3 @@ def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[Stag
         rest = excess - uneven
         found.append(StageTime(stage, busy, fill, drain, gaps, uneven, rest, outside, forward, backward))
     return sorted(found, key=lambda row: row.stage)
-
-
-def _medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
-    """Median seconds by stage, chunk and action; two that a rank runs at once share the time they have in common."""
-    took: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
-    last: dict[int, Action] = {}
-    for a in replica:
-        took[a.stage, a.chunk, a.action].append(a.end - a.start)
-        if a.rank in last:
-            b = last[a.rank]
-            shared = max(0.0, min(a.end, b.end) - a.start) / 2
-            took[a.stage, a.chunk, a.action][-1] -= shared
-            took[b.stage, b.chunk, b.action][-1 - ((a.chunk, a.action) == (b.chunk, b.action))] -= shared
-        last[a.rank] = a
-    return {key: float(np.median(values)) for key, values in took.items()}
-
-
-def _idle(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, float]]:
-    """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
-    first, last = min(a.start for a in replica), max(a.end for a in replica)
-    found = {}
-    for stage in {a.stage for a in replica}:
-        mine = [a for a in replica if a.stage == stage]
-        spans = _union([(a.start, a.end) for a in mine])
-        turn = min((a.start for a in mine if a.action in _BACK), default=mine[0].start)
-        over = max(turn, max((a.end for a in mine if a.action == "F"), default=turn))
-        edges = first, turn, over, last
-        fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(edges))
-        found[stage] = _covered(spans, first, last), fill, drain, gaps
-    return found
-
-
-def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint spans that cover the same times."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _covered(spans: list[tuple[float, float]], begin: float, end: float) -> float:
-    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)

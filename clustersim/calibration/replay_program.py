@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis import pipeline
+from clustersim.analysis import pipeline, plays
 from clustersim.label import Label
 from clustersim.program import (
     COLLECTIVES,
@@ -285,9 +285,9 @@ def _peers(measured: Timeline, spans: dict[int, list[Span]]) -> dict[tuple[int, 
     for step, done in pipeline.actions(measured).items():
         for k in range(len(ranks[0])):
             done_here = [a for a in done if replica_of[a.rank] == k]
-            ways = pipeline.paths(done_here)
+            ways = plays.paths(done_here)
             for a in done_here:
-                peers = (int(ranks[s][k]) if s >= 0 else -1 for s in pipeline.neighbours(a, ways.get(a.microbatch, ())))
+                peers = (int(ranks[s][k]) if s >= 0 else -1 for s in plays.neighbours(a, ways.get(a.microbatch, ())))
                 found[a.rank, op_of[a.rank, step, a.action, a.microbatch, a.chunk]] = Peers(*peers)
     return found
 

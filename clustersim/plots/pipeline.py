@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clustersim.analysis import pipeline
+from clustersim.analysis import pipeline, plays
 from clustersim.errors import ProgramError
 from clustersim.plots.style import FAINT, INK, QUIET, WIDTH, new_figure, plain_axes, time_unit, titled
 from clustersim.timeline import Timeline
@@ -37,7 +37,7 @@ class Grid:
     begin: float
     end: float
     rows: tuple[tuple[int, int], ...]
-    done: tuple[pipeline.Action, ...]
+    done: tuple[plays.Action, ...]
 
     @property
     def microbatches(self) -> list[int]:
@@ -151,12 +151,12 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list
 
 def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
     """From the end of an action to the beginning of the one that goes on with its micro-batch at another stage."""
-    y_of, ways = {s: y for y, (s, _) in reversed(list(enumerate(grid.rows)))}, pipeline.paths(grid.done)
+    y_of, ways = {s: y for y, (s, _) in reversed(list(enumerate(grid.rows)))}, plays.paths(grid.done)
     ended = {
         (a.microbatch, "F" if a.action == "F" else "B", a.stage, a.chunk): a for a in grid.done if a.action in "FBI"
     }
     for a in grid.done:
-        needs = pipeline.before(a, ways.get(a.microbatch, ()))
+        needs = plays.before(a, ways.get(a.microbatch, ()))
         source = ended.get((a.microbatch, *needs)) if needs else None
         if source is not None and source.stage != a.stage and source.end <= a.start + 1e-9:
             begin, end = ((t - grid.begin) * scale for t in (source.end, a.start))

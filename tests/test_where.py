@@ -1,0 +1,122 @@
+"""Where a step went: closed forms of bubbles, exposed transfers and waits; everything adds up to the step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_runs import gpipe, one_f_one_b, simulated
+from pipelines import ToyCost, play
+
+from clustersim.analysis.dimensions import DIMENSIONS, dimension
+from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.where import BUBBLES, WORDS, Where, where
+from clustersim.label import Label
+from clustersim.scenario import load
+from clustersim.schedules import schedule
+from clustersim.timeline import OpInfo, Timeline
+
+
+def step_of(timeline: Timeline) -> float:
+    window = steady_window(timeline)
+    return (window.end - window.begin) / len(window.steps)
+
+
+def adds_up(timeline: Timeline) -> list[Where]:
+    """The rows, of which each has been checked to be the step."""
+    rows, step = where(timeline), step_of(timeline)
+    for row in rows:
+        assert row.step == pytest.approx(step, rel=1e-9)
+        assert sum(seconds for *_, seconds in row.parts()) == pytest.approx(step, rel=1e-9)
+        assert set(row.bubble) <= set(BUBBLES)
+        assert {*row.exposed, *row.waiting} <= set(DIMENSIONS)
+        assert min(seconds for *_, seconds in row.parts()) >= 0
+    mean = rows[0].groups
+    for key in WORDS:
+        stages = [row.groups[key] for row in rows[1:]] or [mean[key]]
+        assert mean[key] == pytest.approx(sum(stages) / len(stages), abs=1e-9 * step)
+    return rows
+
+
+@pytest.mark.parametrize("order", [one_f_one_b, gpipe])
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16)])
+def test_equal_stages_with_free_messages_have_p_minus_1_over_m_of_their_work_as_fill_and_drain(order, p, m):
+    f, b = 1.0, 2.5
+    for row in adds_up(simulated([f] * p, [b] * p, m, order=order)):
+        assert row.compute == pytest.approx(m * (f + b), rel=1e-12)
+        assert set(row.bubble) <= {"fill", "drain"}
+        assert sum(row.bubble.values()) == pytest.approx((p - 1) / m * row.compute, rel=1e-12)
+        assert row.groups["waiting"] == row.groups["exposed"] == row.other == 0
+
+
+@pytest.mark.parametrize("m", [4, 16])
+def test_a_slow_last_stage_is_imbalance_of_m_times_what_it_takes_longer_everywhere_else(m):
+    _, *stages = adds_up(simulated([1.0, 1.0, 1.0, 1.75], [2.0, 2.0, 2.0, 3.25], m))
+    for row in stages:
+        assert row.bubble.get("imbalance", 0.0) == pytest.approx(0.0 if row.stage == 3 else m * 2.0, abs=1e-9)
+
+
+def test_a_message_that_moves_while_nothing_computes_is_an_exposed_transfer_over_pp_and_no_bubble():
+    free, slow = (adds_up(simulated([1.0] * 3, [2.0] * 3, 6, transfer=t)) for t in (0.0, 0.25))
+    assert free[0].exposed == {}
+    assert set(slow[0].exposed) == {"PP"}
+    for a, b in zip(free[1:], slow[1:], strict=True):
+        assert b.compute == pytest.approx(a.compute)
+        assert b.bubble["fill"] == pytest.approx(a.bubble["fill"])
+        assert b.exposed["PP"] > 0
+
+
+def test_what_is_after_the_last_pass_of_all_is_tail():
+    rows = adds_up(simulated([1.0] * 2, [2.0] * 2, 4, steps=3, tail=0.5))
+    _, first, last = rows
+    # Stage 1 ends its last pass one backward earlier, and so its optimizer: the wait for stage 0's is a tail.
+    assert last.bubble["tail"] == pytest.approx(0.5)
+    assert first.bubble.get("tail", 0.0) == pytest.approx(0.0, abs=1e-12)
+    assert last.bubble["drain"] == pytest.approx(2.0 - 0.5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.floats(0.5, 3.0), min_size=2, max_size=4),
+    st.integers(1, 6),
+    st.floats(0.0, 1.0),
+    st.integers(1, 3),
+)
+def test_every_pipeline_adds_up_to_its_step(forward, m, transfer, steps):
+    adds_up(simulated(forward, [2 * f for f in forward], m, transfer=transfer, steps=steps, tail=0.25))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("1f1b", "blocking"), ("gpipe", "blocking"), ("zb_h1", "overlapped"), ("interleaved_1f1b", "batched")],
+)
+def test_every_schedule_adds_up(name, mode):
+    row = schedule(name)
+    chunks = 2 if name == "interleaved_1f1b" else 1
+    orders = row.order(4, chunks, 8)
+    rows = adds_up(play(orders, row.placement, mode=mode, cost=ToyCost(w=1.5), transfer=0.125, steps=3))
+    assert len(rows) == 5
+    assert rows[0].exposed["PP"] > 0
+
+
+def test_waits_of_data_parallel_ranks_are_no_bubble():
+    timeline = load("ddp_resnet50_1x8_v100").run().timeline
+    (row,) = adds_up(timeline)
+    assert row.bubble == {}
+    assert set(row.exposed) == {"DP"}
+    assert row.waiting["DP"] > 0
+
+
+def test_tensor_and_data_parallel_transfers_beside_a_pipeline_are_told_apart():
+    changes = {"model.name": "gpt2-medium", "parallel.tp": 2, "parallel.pp": 2, "parallel.microbatches": 4}
+    rows = adds_up(load("1f1b_gpt2_xl_1x8_a100", changes).run().timeline)
+    assert {"TP", "PP", "DP"} <= set(rows[0].exposed)
+
+
+@pytest.mark.parametrize(
+    ("dim", "name"),
+    [("tp", "TP"), ("cp", "CP"), ("cp_p2p", "CP"), ("ep", "EP"), ("etp-ep", "EP"), ("etp", "TP"), ("pp", "PP"),
+     ("dp-cp", "DP"), ("edp", "DP"), ("dp_shard-cp", "DP"), ("embd", "step end"), ("tp-cp-dp-pp", "step end")],
+)  # fmt: skip
+def test_a_dimension_has_one_name(dim, name):
+    assert dimension(OpInfo("x", "all_reduce", "s", label=Label(dim=dim))) == name
