@@ -112,7 +112,7 @@ def test_occupancy_equals_counting_every_instant(spans):
             elif mine == rank:
                 transfer[start:end] = True
                 active[ready:end] = True
-        counted = [compute, transfer, active & ~transfer, active & ~compute]
+        counted = [compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute]
         assert [column[rank] for column in got.values()] == [state.sum() for state in counted]
 
 

@@ -55,14 +55,16 @@ def summary(
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
     * ``compute_s``: the compute stream is busy. ``communication_s``: some transfer is running.
       ``peer_wait_s``: no transfer runs, but a collective waits for a peer. ``exposed_communication_s``: the compute
-      stream is idle while a collective runs or waits for a peer. ``idle_s``: idle for any other reason.
+      stream is idle while a collective runs (``exposed_transfer_s``: some transfer is moving) or waits for a peer
+      (``waiting_for_peer_s``: none is). ``idle_s``: idle for any other reason.
     * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
       link: :func:`clustersim.analysis.volume.volume`.
     * ``hottest_links``: ``(name, utilisation, bytes)``, in the steady window; bytes are link capacity used, protocol
       overhead included, and utilisation is their share of the line rate.
-    * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s``.
+    * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
+      exposed_transfer_s``.
     """
     steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
     window = _steady(timeline, steps, warmup_steps)
@@ -94,6 +96,7 @@ def summary(
         "peak_flops": peak_flops,
         "peak": peak,
         **mean,
+        "waiting_for_peer_s": max(0.0, mean["exposed_communication_s"] - mean["exposed_transfer_s"]),
         "idle_s": idle,
         "phase_shares": phases | {"idle": idle / step_time},
         "bytes_sent_per_gpu": _per_gpu(run, np.array([bytes_of_rank(op, world)[0] for op in run.ops])) / len(steady),
@@ -193,12 +196,13 @@ def occupancy_of_all(run: Timeline) -> dict[str, Floats] | None:
         return None
     kernels = next(iter(compute.values()), [])
     busy, apart = (intervals.union(list(streams.values()), None, n) for streams in (active, transfer))
-    beside = intervals.union(list(active.values()), kernels, n)
+    beside, moving = (intervals.union(list(streams.values()), kernels, n) for streams in (active, transfer))
     return {
         "compute_s": intervals.total(kernels, n),
         "communication_s": apart,
         "peer_wait_s": np.maximum(busy - apart, 0.0),
         "exposed_communication_s": np.maximum(busy - beside, 0.0),
+        "exposed_transfer_s": np.maximum(apart - moving, 0.0),
     }
 
 
@@ -232,6 +236,7 @@ def occupancy(run: Timeline, ranks: Ints) -> dict[str, Floats]:
         "communication_s": total(transfer),
         "peer_wait_s": total(active & ~transfer),
         "exposed_communication_s": total(active & ~compute),
+        "exposed_transfer_s": total(transfer & ~compute),
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.dimensions import dimension
 from clustersim.collectives.volume import per_member
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import LINK_KINDS
@@ -15,13 +16,16 @@ from clustersim.topology import LINK_KINDS
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-def volume(timeline: Timeline, steps: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+def volume(
+    timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None
+) -> dict[str, npt.NDArray[Any]]:
     """What a step moves, a row per sort of op, most bytes sent first.
 
     Parameters
     ----------
     steps : numbers of the steps to take the mean over, such as ``steady_steps`` of
         :func:`clustersim.analysis.metrics.summary`.
+    sort : what an op is a row of; None is ``op`` below. :func:`by_dimension` has another.
 
     Returns a dict of columns:
 
@@ -36,13 +40,14 @@ def volume(timeline: Timeline, steps: Sequence[int]) -> dict[str, npt.NDArray[An
     """
     ops, wanted = timeline.per_op(), set(steps)
     chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
-    names = list(dict.fromkeys(_word(timeline.ops[i]) for i in chosen))
+    sort = sort or _word
+    names = list(dict.fromkeys(sort(timeline.ops[i]) for i in chosen))
     rows = {name: k for k, name in enumerate(names)}
     count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
     row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
     for i in chosen:
         op, did = timeline.ops[i], float(ops["ranks"][i])
-        row = row_of[i] = rows[_word(op)]
+        row = row_of[i] = rows[sort(op)]
         out, into = bytes_of_rank(op, timeline.world_size)
         count[row] += did if op.kind == "send" else op.kind != "recv"
         sent[row] += did * out
@@ -60,6 +65,15 @@ def volume(timeline: Timeline, steps: Sequence[int]) -> dict[str, npt.NDArray[An
             table[f"link_{kind}"] = nbytes / len(steps)
     order = np.argsort(-sent, kind="stable")
     return {name: column[order] for name, column in table.items()}
+
+
+def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> dict[str, npt.NDArray[Any]]:
+    """What a step moves over each dimension of the mesh (:mod:`clustersim.analysis.dimensions`), most first: columns
+    ``dimension``, ``sent_per_gpu`` [bytes], mean over ``workers`` ranks, and ``sent``, ``received`` and those by kind of
+    link as in :func:`volume`."""
+    table = volume(timeline, steps, dimension)
+    kept = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
+    return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **kept}
 
 
 def _word(op: OpInfo) -> str:

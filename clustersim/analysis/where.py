@@ -108,6 +108,26 @@ def where(timeline: Timeline, *, warmup_steps: int = 2) -> list[Where]:
     return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * steps))]
 
 
+def told_apart(figures: dict[str, Any], whole: Where) -> dict[str, Any]:
+    """:func:`clustersim.analysis.metrics.summary` of a split model's run, in which no bubble counts as communication.
+
+    Its ``exposed_transfer_s`` and ``waiting_for_peer_s`` become those of ``whole`` (all ranks), and
+    ``exposed_communication_s`` their sum; ``bubble_s`` is new, and ``idle_s`` what is left.
+    """
+    step, groups = figures["step_time_s"], whole.groups
+    exposed, bubble = groups["exposed"] + groups["waiting"], groups["bubble"]
+    idle = max(0.0, step - figures["compute_s"] - exposed - bubble)
+    shares = {"exposed_communication": exposed / step, "bubble": bubble / step, "idle": idle / step}
+    return figures | {
+        "exposed_communication_s": exposed,
+        "exposed_transfer_s": groups["exposed"],
+        "waiting_for_peer_s": groups["waiting"],
+        "bubble_s": bubble,
+        "idle_s": idle,
+        "phase_shares": figures["phase_shares"] | shares,
+    }
+
+
 COLUMNS = (
     ("compute", ""),
     ("other", ""),

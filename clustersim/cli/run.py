@@ -81,7 +81,9 @@ ROWS = (
     ("HFU", "hfu", "percent"),
     ("compute", "compute_s", "time"),
     ("communication", "communication_s", "time"),
-    ("exposed communication", "exposed_communication_s", "time"),
+    ("exposed transfer", "exposed_transfer_s", "time"),
+    ("waiting for a peer", "waiting_for_peer_s", "time"),
+    ("bubble", "bubble_s", "time"),
     ("sent per GPU and step", "bytes_sent_per_gpu", "bytes"),
     ("peak memory per GPU", "peak_memory_bytes", "bytes"),
 )
@@ -91,6 +93,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.markup import escape
     from rich.table import Table
 
+    from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.cli.strategy_lines import lines
 
     values = result.to_dict()
@@ -102,6 +105,9 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
             table.add_row(label, _text(values[key], unit))
     console = stdout()
     console.print(table)
+    print_where(console, result.where)
+    if result.where:
+        print_dimensions(console, result.where[0], values["volume_by_dimension"])
     _print_volume(console, values["volume"])
     _print_links(console, values.get("hottest_links") or [])
     for line in lines(values["of_strategy"]):

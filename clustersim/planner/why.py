@@ -60,11 +60,13 @@ def where_it_goes(result: Mapping[str, Any]) -> str:
     '31% of the step is exposed communication (busiest: nic -> leaf, 90% of its line rate)'
     """
     shares = dict(result["phase_shares"])
-    losses = {name: float(shares.get(name, 0.0)) for name in ("exposed_communication", "idle", "optimizer", "gradient")}
+    parts = ("exposed_communication", "bubble", "idle", "optimizer", "gradient")
+    losses = {name: float(shares.get(name, 0.0)) for name in parts}
     losses["recomputation"] = _recomputed(result)
     name = max(losses, key=lambda key: losses[key])
     words = {
         "exposed_communication": "exposed communication",
+        "bubble": "bubbles of the pipeline",
         "gradient": "copies of gradients and parameters",
         "recomputation": "recomputed activations",
     }.get(name, name)

@@ -24,6 +24,7 @@ from clustersim.topology import GPU, Topology
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from clustersim.analysis.where import Where
     from clustersim.scenario import Scenario
 
 LINK_COLUMNS = ("link", "utilisation", "bytes")
@@ -133,11 +134,12 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The figures of :func:`clustersim.analysis.metrics.summary`."""
         from clustersim.analysis.metrics import summary
+        from clustersim.analysis.where import told_apart
 
         p, file = self.prepared, self.scenario.file
         config = self.scenario.config
         runs_as = p.device.runs_as(file.model.dtype)
-        return summary(
+        figures = summary(
             self.timeline,
             p.model,
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
@@ -146,6 +148,22 @@ class Result:
             peak_flops=p.device.peak[runs_as],
             peak=f"dense {runs_as} of {p.device.name}",
         )
+        return told_apart(figures, self.where[0]) if self.where else figures
+
+    @cached_property
+    def where(self) -> list[Where]:
+        """Where a step of a split model went: :func:`clustersim.analysis.where.where`; empty where every rank has a
+        whole model."""
+        from clustersim.analysis.where import where
+
+        return where(self.timeline) if self.prepared.split is not None else []
+
+    @cached_property
+    def volume_by_dimension(self) -> dict[str, Any]:
+        """Bytes a step moves over each dimension: :func:`clustersim.analysis.volume.by_dimension`."""
+        from clustersim.analysis.volume import by_dimension
+
+        return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
 
     @cached_property
     def volume(self) -> dict[str, Any]:
@@ -189,6 +207,8 @@ class Result:
                 "message": str(self.verdict),
             },
             "volume": {name: column.tolist() for name, column in self.volume.items()},
+            "volume_by_dimension": {name: column.tolist() for name, column in self.volume_by_dimension.items()},
+            "where": [row.to_dict() for row in self.where],
             "of_strategy": self.of_strategy,
             "notes": list(self.notes),
         }

@@ -19,7 +19,7 @@ PARTS = {
     "optimizer": ("optimizer",),
     "copies": ("gradient", "input", "other"),
     "exposed communication": ("exposed_communication",),
-    "idle": ("idle",),
+    "idle": ("idle", "bubble"),
 }
 """What a step's time is split into, by phases of the summary."""
 

@@ -38,7 +38,7 @@ FIGURES = (
     "bytes_sent_per_gpu",
     "peak_memory_bytes",
 )
-SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "idle")
+SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "bubble", "idle")
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
 
