@@ -9,7 +9,9 @@ from pipeline_runs import gpipe, one_f_one_b, simulated
 from pipelines import ToyCost, play
 
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
+from clustersim.analysis.explain import explain
 from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.step_words import ideal_bubble, losses
 from clustersim.analysis.where import BUBBLES, WORDS, Where, where
 from clustersim.label import Label
 from clustersim.scenario import load
@@ -120,3 +122,51 @@ def test_tensor_and_data_parallel_transfers_beside_a_pipeline_are_told_apart():
 )  # fmt: skip
 def test_a_dimension_has_one_name(dim, name):
     assert dimension(OpInfo("x", "all_reduce", "s", label=Label(dim=dim))) == name
+
+
+def told(timeline: Timeline) -> list[str]:
+    return [loss.why for loss in losses(timeline, where(timeline)) if loss.share > 0.005]
+
+
+def test_the_bubble_stands_beside_its_formula():
+    (why,) = told(simulated([1.0] * 4, [2.0] * 4, 12))
+    assert why == (
+        "the schedule has to fill and drain the pipeline: fill 5.25 s, drain 3.75 s, 25.0% of a stage's work, and "
+        "(p-1)/m = 3/12 is 25.0%"
+    )
+
+
+def test_chunks_divide_the_formula():
+    row = schedule("interleaved_1f1b")
+    run = play(row.order(4, 2, 8), row.placement, mode="overlapped", cost=ToyCost(i=1.0, w=1.0))
+    assert ideal_bubble(run) == (4, 2, 8)
+    assert told(run)[0].endswith("18.8% of a stage's work, and (p-1)/vm = 3/(2 x 8) is 18.8%")
+
+
+def test_schedules_that_split_backward_have_no_such_formula():
+    row = schedule("zb_h1")
+    assert ideal_bubble(play(row.order(4, 1, 8), row.placement)) is None
+
+
+def test_whoever_is_slow_is_named_with_what_it_has_more():
+    slow = told(simulated([1.0, 1.0, 1.5], [2.0, 2.0, 3.0], 12))
+    assert slow[0] == "the other stages wait for stage 2, which is busy 1.50 times as long as they are"
+    assert told(simulated([1.0, 1.5], [2.0, 3.0], 12))[0].startswith("stage 0 waits for stage 1, which is busy 1.50")
+
+
+def test_a_head_is_told_in_layers_and_a_stage_of_more_layers_by_their_number():
+    even = load("1f1b_gpt2_xl_1x8_a100", {"parallel.microbatches": 8}).run().timeline
+    assert told(even)[0] == "the other stages wait for stage 7, whose head costs 4.4 layers"
+    layout = {"parallel.pp": 2, "parallel.layout": [20, 28], "model.options": {"vocab": 1024}}
+    uneven = load("1f1b_gpt2_xl_1x8_a100", {**layout, "parallel.microbatches": 4}).run().timeline
+    assert told(uneven)[0] == "stage 0 waits for stage 1, which has 28 layers where others have 20"
+
+
+def test_the_verdict_and_the_first_cause_name_the_stage_that_holds_all():
+    found = explain(load("1f1b_gpt2_xl_1x8_a100", {"parallel.microbatches": 8}).run().timeline)
+    assert "because the other stages wait for stage 7, whose head costs 4.4 layers" in found.verdict
+    assert found.causes[0].startswith("Bubble, of a step: ")
+    assert "(p-1)/m = 7/8 is 87.5%" in found.causes[0]
+    assert "bubble " in found.shares
+    assert "(fill " in found.shares
+    assert not any("0.0%)" in cause for cause in found.causes)

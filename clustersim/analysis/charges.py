@@ -9,7 +9,8 @@ import numpy as np
 
 from clustersim.analysis.chase import Chase, Held
 from clustersim.analysis.columns import OpColumns
-from clustersim.analysis.late_start import REDUCES, LateStart
+from clustersim.analysis.dimensions import dimension
+from clustersim.analysis.late_start import LateStart, reduces
 from clustersim.analysis.pace import Floats, slow_ranks
 from clustersim.analysis.pieces import (
     EXPOSED,
@@ -30,7 +31,7 @@ from clustersim.analysis.pieces import (
 )  # fmt: skip
 from clustersim.analysis.transfers import Facts, sort_of
 from clustersim.program import COMPUTE_STREAM
-from clustersim.timeline import Timeline
+from clustersim.timeline import OpInfo, Timeline
 
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
@@ -64,6 +65,11 @@ def _last_rank(timeline: Timeline) -> int:
     return int(spans.ranks[int(np.argmax(spans.end))])
 
 
+def messages(op: OpInfo) -> str:
+    """What all messages between ranks over one dimension are called; empty for what is none."""
+    return f"{dimension(op)} messages" if op.kind in {"send", "recv"} and op.label and op.label.dim else ""
+
+
 class Book:
     """The charges while they are made."""
 
@@ -78,7 +84,7 @@ class Book:
         self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
         self._servers = set(np.flatnonzero(works == 0).tolist())
         self._last_rank = _last_rank(timeline)
-        self.could_hide = [op.kind in REDUCES and op.stream != COMPUTE_STREAM for op in timeline.ops]
+        self.could_hide = [reduces(op) and op.stream != COMPUTE_STREAM for op in timeline.ops]
         self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
 
     def charge_all(self) -> None:
@@ -131,7 +137,7 @@ class Book:
             return "parameter server", "server"
         if self.slow[self._last_rank]:
             return "slow rank", f"rank {self._last_rank}"
-        return ("schedule", "end of the list") if staged(self.timeline) else ("jitter", "ranks")
+        return ("schedule", "stages") if staged(self.timeline) else ("jitter", "ranks")
 
     def of_transfer(self, op: int) -> tuple[str, str, int]:
         """(cause, subject, link) of an exposed transfer."""
@@ -145,7 +151,7 @@ class Book:
             return "parameter server", "server", facts.link
         if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
             return facts.limit, sort_of(self.timeline.links.link_names[facts.link]), facts.link
-        return facts.limit, sort_of(info.name), -1
+        return facts.limit, messages(info) or sort_of(info.name), -1
 
     def _serves(self, op: int) -> bool:
         info = self.timeline.ops[op]
@@ -181,7 +187,7 @@ class Book:
         if held.why in (KERNEL, SIDE_KERNEL) and slow:
             return "slow rank", f"rank {held.rank}", held.rank, held.op, -1
         if by_structure(self.timeline, self.timeline.ops[op]):
-            return "schedule", name, held.rank, held.op, -1
+            return "schedule", "stages", held.rank, held.op, -1
         if held.why == TRANSFER and held.op in self.facts:
             cause, subject, link = self.of_transfer(held.op)
             return cause, subject, held.rank, held.op, link

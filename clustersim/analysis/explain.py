@@ -11,14 +11,19 @@ import numpy as np
 from clustersim.analysis.bounds import warnings
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.pieces import Pieces, workers
+from clustersim.analysis.pieces import KERNELS, SAID, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
+from clustersim.analysis.step_words import Loss, losses
+from clustersim.analysis.step_words import shares as step_shares
 from clustersim.analysis.whatif import whatif
+from clustersim.analysis.where import Where
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 WORTH_A_WORD = 0.005
 """Shares below this are left out of sentences."""
+NOTHING = 5e-4
+"""A cause that costs less than this share prints as 0.0 %, and is left to the table."""
 GOOD = 0.03
 """A run whose costliest cause costs less than this share has nothing much to explain."""
 
@@ -90,14 +95,21 @@ def explain(
     trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
     kept = ~np.array(trivial, dtype=bool)
     return Explanation(
-        verdict=_verdict(table),
-        shares=_shares(timeline, shares),
-        causes=table["text"].tolist(),
+        verdict=_verdict(table, losses(timeline, found.where) if found.where else []),
+        shares=_shares(timeline, shares, found.where),
+        causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path),
         bounds=bounds["text"][kept].tolist(),
         warnings=[warning.text for warning in warned],
         ranks=_ranks(found.cut),
-        tables={"breakdown": shares, "stalls": table, "critical_path": path, "whatif": bounds, "warnings": warned},
+        tables={
+            "where": found.where,
+            "breakdown": shares,
+            "stalls": table,
+            "critical_path": path,
+            "whatif": bounds,
+            "warnings": warned,
+        },
     )
 
 
@@ -137,7 +149,9 @@ def _pairs(bounds: dict[str, Any]) -> list[tuple[str, float]]:
     return list(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
 
 
-def _verdict(table: dict[str, Any]) -> str:
+def _verdict(table: dict[str, Any], told: list[Loss]) -> str:
+    if told and told[0].share >= GOOD:
+        return f"{told[0].share:.1%} of the step is lost because {told[0].why}."
     if not len(table["cause"]):
         return "GPUs compute all the time."
     share, cause = float(table["share"][0]), str(table["cause"][0])
@@ -147,13 +161,17 @@ def _verdict(table: dict[str, Any]) -> str:
     return f"{share:.1%} of the step is lost because {said}."
 
 
-def _shares(timeline: Timeline, table: dict[str, Any]) -> str:
+def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str:
     mean = table["shares"][workers(timeline)].mean(axis=0)
     order = np.argsort(-mean, kind="stable")
-    parts = [f"{table['states'][i]} {mean[i]:.1%}" for i in order.tolist() if mean[i] >= WORTH_A_WORD]
+    states = {SAID.get(str(table["states"][i]), str(table["states"][i])): float(mean[i]) for i in order.tolist()}
+    parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
+    said = f"{', '.join(parts)}, of a {format_time(float(table['step_time_s']))} step"
+    if rows:
+        said = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
     hidden = float(table["hidden_communication_s"][workers(timeline)].mean())
     tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
-    return f"{', '.join(parts)}, of a {format_time(float(table['step_time_s']))} step{tail}"
+    return f"{said}{tail}"
 
 
 def _path(path: dict[str, Any]) -> list[str]:

@@ -9,12 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import did
+from clustersim.analysis.dimensions import dimension
 from clustersim.analysis.pieces import Pieces
-from clustersim.timeline import Timeline
+from clustersim.timeline import OpInfo, Timeline
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
+_REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
+
+
+def reduces(op: OpInfo) -> bool:
+    """Whether an op carries gradients of data-parallel ranks, or a worker's to its server."""
+    return op.kind in _REDUCES and dimension(op) in {"DP", "point to point"}
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,10 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
         np.array([op.phase == p for op in ops], dtype=bool)[of] & inside for p in ("backward", "forward")
     )
     talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[of] & inside
-    reduces = np.array([op.kind in REDUCES for op in ops], dtype=bool)[of] & talks
+    carries = np.array([reduces(op) for op in ops], dtype=bool)[of] & talks
     found = {}
     for s in np.unique(step[inside]).tolist():
-        back, sent = np.flatnonzero(backward & (step == s)), np.flatnonzero(reduces & (step == s))
+        back, sent = np.flatnonzero(backward & (step == s)), np.flatnonzero(carries & (step == s))
         if not len(back):
             continue
         sent = sent[spans["ready"][sent] >= spans["start"][back[0]]]

@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.analysis.columns import OpColumns
 from clustersim.analysis.pace import skews
+from clustersim.analysis.step_words import bubble_sentence
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _latency(found: Causes, charge: Charge) -> str:
     timeline = found.timeline
     op = charge.op if charge.op in found.facts else charge.holder_op
     fact, info = found.facts[op], timeline.ops[op]
-    text = f"Collectives like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
+    what = "Messages" if info.kind in {"send", "recv"} else "Collectives"
+    text = f"{what} like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
     if np.isfinite(fact.alone) and fact.latency > 0:
         text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
@@ -190,6 +192,8 @@ def _server(found: Causes, charge: Charge) -> str:
 
 
 def _schedule(found: Causes, charge: Charge) -> str:
+    if said := bubble_sentence(found.timeline, found.where) if found.where else "":
+        return said
     return (
         f"Bubble: by the schedule itself {len(charge.ranks)} ranks have nothing to do for a while, longest rank "
         f"{charge.rank}, {format_time(charge.worst)}"

@@ -19,6 +19,7 @@ A wait for a rank that itself waits is followed to the end of the chain (:mod:`c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ from clustersim.analysis.charges import Book, Charge
 from clustersim.analysis.late_start import LateStart, late_starts
 from clustersim.analysis.pace import Floats, pace_ratios
 from clustersim.analysis.pieces import Pieces, workers
+from clustersim.analysis.pipeline import has_pipeline
 from clustersim.analysis.transfers import Facts, transfer_facts
+from clustersim.analysis.where import Where, where
 from clustersim.timeline import Timeline
 
 CAUSES = (
@@ -53,6 +56,12 @@ class Causes:
     facts: dict[int, Facts]
     pace: Floats
     late: dict[int, LateStart]
+    warmup_steps: int = 2
+
+    @cached_property
+    def where(self) -> list[Where]:
+        """Where a step of a pipeline went; empty for a run without stages."""
+        return where(self.timeline, warmup_steps=self.warmup_steps) if has_pipeline(self.timeline) else []
 
     @property
     def workers(self) -> int:
@@ -78,7 +87,7 @@ def causes(
     late = late_starts(timeline, cut)
     book.move_late_starts(late)
     charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
-    return Causes(timeline, cut, steps, charges, facts, pace, late)
+    return Causes(timeline, cut, steps, charges, facts, pace, late, warmup_steps)
 
 
 def stalls(

@@ -68,9 +68,11 @@ def volume(
 
 
 def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> dict[str, npt.NDArray[Any]]:
-    """What a step moves over each dimension of the mesh (:mod:`clustersim.analysis.dimensions`), most first: columns
-    ``dimension``, ``sent_per_gpu`` [bytes], mean over ``workers`` ranks, and ``sent``, ``received`` and those by kind of
-    link as in :func:`volume`."""
+    """What a step moves over each dimension of the mesh (:mod:`clustersim.analysis.dimensions`), most first.
+
+    Columns ``dimension``, ``sent_per_gpu`` [bytes], mean over ``workers`` ranks, and ``sent``, ``received`` and those
+    by kind of link as in :func:`volume`.
+    """
     table = volume(timeline, steps, dimension)
     kept = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
     return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **kept}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.pieces import SAID
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, new_figure, palette, plain_axes, series, time_unit, titled
 
@@ -109,7 +110,7 @@ def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
             style |= {"color": "white" if state == "stall" else face, "hatch": hatch}
             style["edgecolor"] = palette["stall"] if state == "stall" else "white"
             style["linewidth"] = 0.0
-        axes.barh(y, width, left=left, height=0.72, label=state, **style)
+        axes.barh(y, width, left=left, height=0.72, label=SAID.get(state, state), **style)
         _percentages(
             axes, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale, longest * scale, state
         )
@@ -137,6 +138,8 @@ def alt(states: list[str], bars: Mapping[str, Floats]) -> str:
     parts = []
     for name, bar in bars.items():
         total = float(bar.sum()) or 1.0
-        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
+        said = ", ".join(
+            f"{SAID.get(s, s)} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0
+        )
         parts.append(f"{name}: {said}")
     return "Where the time of a step goes. " + "; ".join(parts) + "."

@@ -11,6 +11,7 @@ from clustersim import plots
 from clustersim.analysis.explain import Facts as Summary
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
+from clustersim.analysis.pieces import SAID
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
@@ -63,7 +64,10 @@ def _figures(facts: Facts, table: Facts) -> Iterator[tuple[str, str]]:
     ):
         if facts.get(key) is not None:
             yield name, form.format(facts[key])
-    yield "exposed communication", f"{float(np.mean(table['exposed_fraction'])):.1%}"
+    for state in ("exposed communication", "stall", "bubble"):
+        share = float(table["mean"][list(table["states"]).index(state)])
+        if share or state == "exposed communication":
+            yield SAID.get(state, state), f"{share:.1%}"
     if facts.get("bytes_sent_per_gpu") is not None:
         yield "sent per GPU and step", format_bytes(facts["bytes_sent_per_gpu"])
     if facts.get("peak_memory_bytes") is not None:
@@ -79,7 +83,15 @@ def _breakdown(table: Facts) -> dict[str, Any]:
             low, high = float(seconds[:, k].min()), float(seconds[:, k].max())
             spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
             colour = STATE_STYLE.get(state, (palette["other"], ""))[0]
-            rows.append((colour, state, f"{float(table['mean'][k]):.1%}", format_time(seconds[:, k].mean()), spread))
+            rows.append(
+                (
+                    colour,
+                    SAID.get(state, state),
+                    f"{float(table['mean'][k]):.1%}",
+                    format_time(seconds[:, k].mean()),
+                    spread,
+                )
+            )
     hidden = float(np.mean(table["hidden_communication_s"]))
     return {
         "svg": markup(plots.breakdown(table), "shares"),
