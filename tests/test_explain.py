@@ -80,7 +80,14 @@ def test_buckets_of_a_parameter_server_are_bounded_too():
 
 def test_a_knob_that_saves_next_to_nothing_is_said_to():
     said = explain(result("why_slow_gpu").timeline).bounds
-    assert "bandwidth between switches x2 would save nothing" in said
+    assert "latency /2 would save nothing" in said
+
+
+def test_no_knob_of_an_unused_part_is_listed():
+    said = " ".join(explain(result("why_slow_gpu").timeline).bounds)  # one machine: nothing crosses a NIC
+    assert "NVLink" in said
+    assert "NIC" not in said
+    assert "between switches" not in said
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
     found = explain(run.timeline, Facts.of(run.to_dict()), top=3)
     assert found.verdict == "17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
-    assert len(found.causes) == 3
+    assert 1 < len(found.causes) <= 3
     assert "1.25 times the median" in found.causes[0]
     assert found.path[0].startswith("compute-bound")
     assert any(text.startswith("compute speed x2 would save at most") for text in found.bounds)

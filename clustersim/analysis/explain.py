@@ -15,7 +15,7 @@ from clustersim.analysis.pieces import KERNELS, SAID, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import Loss, losses
 from clustersim.analysis.step_words import shares as step_shares
-from clustersim.analysis.whatif import whatif
+from clustersim.analysis.whatif import unused, whatif
 from clustersim.analysis.where import Where
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -92,7 +92,8 @@ def explain(
         device_bytes=facts.device_bytes,
         warmup_steps=warmup_steps,
     )
-    trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
+    idle = unused(timeline)
+    trivial = [knob in idle or (knob == "batch" and saving > 1 - 1 / factor - 1e-9) for knob, saving in _pairs(bounds)]
     kept = ~np.array(trivial, dtype=bool)
     return Explanation(
         verdict=_verdict(table, losses(timeline, found.where) if found.where else []),

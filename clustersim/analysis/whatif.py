@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.late_start import reduces
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.replay import Graph, graph, queues, replayed
 from clustersim.timeline import LinkUse, OpInfo, Timeline
@@ -84,6 +85,17 @@ def whatif(
     rows.sort(key=lambda row: -row[2])
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def unused(timeline: Timeline) -> set[str]:
+    """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced."""
+    use = timeline.links
+    found = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
+    if use is None or not len(use.link_kinds):
+        return found
+    crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
+    names = [(use.link_kinds[link], use.link_names[link]) for link in crossed]
+    return found | {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
 
 
 def _text(knob: str, factor: float, saving: float) -> str:

@@ -13,6 +13,7 @@ from clustersim.cli.common import json_option, print_json, set_option, working
 if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation, Facts
     from clustersim.scenario.running import Prepared
+    from clustersim.scenario.turned import Turned
     from clustersim.timeline import Timeline
 
 
@@ -30,7 +31,11 @@ class Loaded:
 @click.argument("run")
 @set_option
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many causes to print.")
-@click.option("--rerun", is_flag=True, help="Run a scenario again with each knob changed, beside its bound.")
+@click.option(
+    "--rerun",
+    is_flag=True,
+    help="Run a scenario again with each knob changed, beside its bound; and a long split one with other choices.",
+)
 @json_option
 def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: bool) -> None:
     """Say why a run took as long as it did.
@@ -46,11 +51,20 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     with working(f"explaining {loaded.title}"):
         found = explained(loaded.timeline, loaded.facts, top=top)
     again = _again(loaded, found) if rerun else {}
+    otherwise = _otherwise(loaded, rerun)
     idle = _idle_knobs(loaded)
     if as_json:
-        print_json({"run": loaded.title, **found.to_dict(), "rerun": again, "idle_knobs": idle})
+        print_json(
+            {
+                "run": loaded.title,
+                **found.to_dict(),
+                "rerun": again,
+                "choices": [one.to_dict() for one in otherwise],
+                "idle_knobs": idle,
+            }
+        )
     else:
-        _print(loaded.title, found, again, idle)
+        _print(loaded.title, found, [*(one.text for one in otherwise), *_bounds(found, again)], idle)
 
 
 def load(run: str, changes: tuple[str, ...] = ()) -> Loaded:
@@ -103,6 +117,16 @@ def _again(loaded: Loaded, found: Explanation) -> dict[str, float]:
     return saved
 
 
+def _otherwise(loaded: Loaded, asked: bool) -> list[Turned]:
+    """Choices of a split model made otherwise: run again where that is short, or asked for."""
+    from clustersim.scenario.turned import short, turned
+
+    if loaded.prepared is None or not (asked or short(loaded.timeline)):
+        return []
+    with working("running again with other choices"):
+        return turned(loaded.prepared, loaded.timeline)
+
+
 def _idle_knobs(loaded: Loaded) -> list[str]:
     """What was changed and made no difference, and why."""
     from clustersim.scenario.idle import idle_knobs
@@ -113,7 +137,7 @@ def _idle_knobs(loaded: Loaded) -> list[str]:
         return idle_knobs(loaded.prepared.scenario, loaded.timeline)
 
 
-def _print(title: str, found: Explanation, again: dict[str, float], idle: list[str]) -> None:
+def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
     click.echo(f"{title}: {found.verdict}")
     click.echo(f"where the time goes: {found.shares}")
@@ -122,7 +146,7 @@ def _print(title: str, found: Explanation, again: dict[str, float], idle: list[s
         click.echo(f"{i:2d}. {text}")
     for text in found.path:
         click.echo(f"critical path: {text}")
-    for text in _bounds(found, again):
+    for text in whatif:
         click.echo(f"what if: {text}")
     for text in found.warnings + idle:
         click.echo(f"warning: {text}")
