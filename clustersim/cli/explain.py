@@ -31,11 +31,7 @@ class Loaded:
 @click.argument("run")
 @set_option
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many causes to print.")
-@click.option(
-    "--rerun",
-    is_flag=True,
-    help="Run a scenario again with each knob changed, beside its bound; and a long split one with other choices.",
-)
+@click.option("--rerun", is_flag=True, help="Run again with each knob changed, beside its bound; long split runs too.")
 @json_option
 def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: bool) -> None:
     """Say why a run took as long as it did.

@@ -1,8 +1,8 @@
 """A split model run again with one choice of ``[parallel]`` made otherwise: what micro-batches, chunks, another
 schedule, another layout or other degrees would really save.
 
-Each is a run of its own, never a bound; what cannot be (heads that do not divide, too few layers) is left out, and so is
-every knob of a part that the run does not have.
+Each is a run of its own, never a bound; what cannot be (heads that do not divide, too few layers) is left out, and so
+is every knob of a part that the run does not have.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Turned:
-    """What a choice came to: ``saving``, a share of the time per sample, negative where that gets longer; ``step_s`` the
-    step [s]; ``fits`` in memory."""
+    """What a choice came to: ``saving``, a share of the time per sample, negative where that gets longer; ``step_s``,
+    the step [s]; ``fits`` in memory."""
 
     choice: Choice
     saving: float
