@@ -50,7 +50,7 @@ class Facts:
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
     ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); and the ``tables`` they were
-    read off."""
+    read off; of a pipeline its ``losses``, the largest first."""
 
     verdict: str
     shares: str
@@ -60,6 +60,7 @@ class Explanation:
     warnings: list[str]
     ranks: str
     tables: dict[str, Any] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -92,11 +93,11 @@ def explain(
         device_bytes=facts.device_bytes,
         warmup_steps=warmup_steps,
     )
-    idle = unused(timeline)
+    idle, told = unused(timeline), losses(timeline, found.where) if found.where else []
     trivial = [knob in idle or (knob == "batch" and saving > 1 - 1 / factor - 1e-9) for knob, saving in _pairs(bounds)]
     kept = ~np.array(trivial, dtype=bool)
     return Explanation(
-        verdict=_verdict(table, losses(timeline, found.where) if found.where else []),
+        verdict=_verdict(table, told),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path),
@@ -111,6 +112,7 @@ def explain(
             "whatif": bounds,
             "warnings": warned,
         },
+        losses=told,
     )
 
 

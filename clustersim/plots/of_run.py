@@ -10,13 +10,18 @@ import numpy as np
 
 from clustersim.analysis.breakdown import breakdown as where_time_went
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pipeline import windows
+from clustersim.analysis.pieces import workers
+from clustersim.analysis.pipeline import has_pipeline, windows
+from clustersim.analysis.volume import by_dimension
+from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, nearest
+from clustersim.plots.dimensions import mesh_on_machine, traffic
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.shares import breakdown
+from clustersim.plots.stages import stage_bars, stage_memory
 from clustersim.plots.timeline import gantt
 from clustersim.traces.saved import SavedRun
 
@@ -105,6 +110,28 @@ def _memory(run: SavedRun, view: View) -> Figure:
     return memory_over_time(course["moments"], parts, held.get("device_bytes"), view.title)
 
 
+def _stages(run: SavedRun, view: View) -> Figure:
+    return stage_bars(where(run.timeline), view.title)
+
+
+def _stage_memory(run: SavedRun, view: View) -> Figure:
+    found = run.facts.get("stage_memory")
+    if not found or not has_pipeline(run.timeline):
+        raise ClusterSimError("this run has no pipeline whose stages' memory is known")
+    return stage_memory(found, run.timeline, (run.facts.get("memory") or {}).get("device_bytes"), view.title)
+
+
+def _traffic(run: SavedRun, view: View) -> Figure:
+    timeline = run.timeline
+    return traffic(by_dimension(timeline, steady_window(timeline).steps.tolist(), len(workers(timeline))), view.title)
+
+
+def _mesh(run: SavedRun, view: View) -> Figure:
+    if not run.facts.get("mesh"):
+        raise ClusterSimError("this run does not know its mesh: it splits no model, or it was not simulated")
+    return mesh_on_machine(run.facts["mesh"], view.title)
+
+
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
     "gantt": _gantt,
     "pipeline": _pipeline,
@@ -112,5 +139,9 @@ PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
     "topology": _topology,
     "links": _links,
     "memory": _memory,
+    "stages": _stages,
+    "stage-memory": _stage_memory,
+    "traffic": _traffic,
+    "mesh": _mesh,
 }
 """Every picture by name."""

@@ -12,6 +12,7 @@ from clustersim.analysis.explain import Facts as Summary
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pieces import SAID
+from clustersim.analysis.pipeline import has_pipeline
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
@@ -34,11 +35,12 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
     window = float(table["begin"]), float(table["end"])
     return {
         "title": title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})"),
-        "verdict": verdict(facts, timeline.world_size, table, lost),
+        "verdict": verdict(facts, timeline.world_size, table, lost, found.losses),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
         "ranks": found.ranks,
         "drawn": _drawn(timeline),
+        "split": _split(run),
         "gantts": _gantts(run),
         "legend": legend(),
         "stalls": _stalls(lost),
@@ -99,6 +101,25 @@ def _breakdown(table: Facts) -> dict[str, Any]:
         "hidden": format_time(hidden),
         "hidden_share": f"{hidden / (float(table['step_time_s']) or 1.0):.1%}",
     }
+
+
+SPLIT = {
+    "stages": "What each stage does with a step",
+    "pipeline": "Passes of the micro-batches",
+    "stage-memory": "Memory of each stage",
+    "traffic": "What each dimension moves",
+    "mesh": "Who is in a group with whom",
+}
+"""Pictures that only a split model has, and their headings."""
+
+
+def _split(run: SavedRun) -> list[dict[str, str]]:
+    if not run.facts.get("mesh"):
+        return []
+    chosen = SPLIT if has_pipeline(run.timeline) else ("traffic", "mesh")
+    return [
+        {"name": SPLIT[kind], "svg": markup(plots.picture(kind, run, plots.View(title="")), kind)} for kind in chosen
+    ]
 
 
 def _drawn(timeline: Timeline) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clustersim.analysis.step_words import Loss
 from clustersim.units import format_bytes, format_time
 
 Facts = Mapping[str, Any]
@@ -29,15 +30,15 @@ USEFUL = 0.02
 """Share of a step below which a loss is not worth a planner's time."""
 
 
-def verdict(facts: Facts, world_size: int, table: Facts, lost: Facts) -> str:
+def verdict(facts: Facts, world_size: int, table: Facts, lost: Facts, told: Sequence[Loss] = ()) -> str:
     """What the run came to, and what it loses most by.
 
     Parameters
     ----------
     facts : of the saved run; may be empty. world_size : its ranks. table : of ``breakdown``.
-    lost : of ``stalls``, worst first.
+    lost : of ``stalls``, worst first. told : of a pipeline, its losses in words, worst first, instead.
     """
-    return f"{_what(facts, world_size, table)}{_memory(facts)}; {_loss(lost)}."
+    return f"{_what(facts, world_size, table)}{_memory(facts)}; {_told(told) or _loss(lost)}."
 
 
 def _what(facts: Facts, world_size: int, table: Facts) -> str:
@@ -62,6 +63,12 @@ def _subject(lost: Facts) -> str:
     """The costliest link by name, of all that are alike; else what the cause names."""
     link = str(lost["link_name"][0])
     return f"such as {link}" if "link" in str(lost["cause"][0]) and link else str(lost["subject"][0])
+
+
+def _told(told: Sequence[Loss]) -> str:
+    if not told or told[0].share < USEFUL:
+        return ""
+    return f"{told[0].share:.1%} of the step is lost because {told[0].why}"
 
 
 def _loss(lost: Facts) -> str:

@@ -69,6 +69,25 @@ def rows(topology: Topology, mesh: Mesh) -> list[DimensionRow]:
     return [_row(router, mesh, dims) for dims in dimensions(mesh)]
 
 
+MOST_RANKS = 1024
+"""Ranks of a world whose groups are all listed."""
+
+
+def drawable(topology: Topology, mesh: Mesh) -> dict[str, object]:
+    """The mesh in plain values, for a picture: ``world``, ``per_node`` and, by dimension, ``name``, ``degree``,
+    ``links``, ``first`` (rank 0's group) and ``of_rank``, the group of each rank; None where those are too many."""
+    dims = []
+    for row in rows(topology, mesh):
+        of_rank = np.full(mesh.workers, -1, dtype=np.int64)
+        for i, group in enumerate(mesh.groups(*row.dims)):
+            of_rank[group] = i
+        few = of_rank.tolist() if mesh.workers <= MOST_RANKS else None
+        name = " x ".join(row.dims)
+        dims.append({"name": name, "degree": row.degree, "links": list(row.links), "first": list(row.first),
+                     "of_rank": few})  # fmt: skip
+    return {"world": mesh.workers, "per_node": mesh.nproc_per_node, "dims": dims}
+
+
 def _row(router: Router, mesh: Mesh, dims: tuple[str, ...]) -> DimensionRow:
     groups = mesh.groups(*dims)
     nodes = np.sort(router.topology.vertex_node[mesh.gpus][groups], axis=1)

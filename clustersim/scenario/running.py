@@ -221,6 +221,22 @@ class Result:
             "title": self.scenario.title,
             "inputs": self.scenario.inputs(),
             "memory_course": {"moments": list(course.moments), "parts": course.parts},
+            **self._split_facts(),
+        }
+
+    def _split_facts(self) -> dict[str, Any]:
+        """Of a split model: memory over a step of every stage, and the mesh."""
+        from clustersim.scenario.mesh_table import drawable
+
+        p = self.prepared
+        if p.split is None:
+            return {}
+        return {
+            "stage_memory": [
+                {"moments": list(use.course.moments), "parts": {**use.course.parts, "context": use.context}}
+                for use in p.split.memory
+            ],
+            "mesh": drawable(p.topology, p.mesh),
         }
 
     def save(self, path: str | Path) -> None:

@@ -1,0 +1,209 @@
+"""Pipeline stages side by side: where a step of each goes, and what each holds in memory over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.analysis import pipeline
+from clustersim.analysis.dimensions import DIMENSIONS
+from clustersim.analysis.where import BUBBLES, Where
+from clustersim.errors import ProgramError
+from clustersim.plots.pipeline import usual_step
+from clustersim.plots.style import (
+    FAINT,
+    INK,
+    QUIET,
+    byte_unit,
+    new_figure,
+    palette,
+    part_styles,
+    plain_axes,
+    series,
+    time_unit,
+    titled,
+)
+from clustersim.timeline import Timeline
+from clustersim.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+LEAST = 0.002
+"""Share of the step below which a part is not drawn."""
+MOST = 16
+"""Stages that are drawn; of more, so many from first to last, and the fullest."""
+NEAR = 0.4
+"""A peak above this share of what the GPU has is drawn below that limit; a lower one would be squeezed by it."""
+_GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2"), strict=True))
+_HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
+_HUES = (1, 6, 3, 5, 2, 4, 7)
+_COLOURS = {name: series[hue] for name, hue in zip(DIMENSIONS, _HUES, strict=True)}
+"""One colour is one dimension in every picture."""
+
+
+def dimension_colour(name: str) -> str:
+    """The colour of a dimension's transfers."""
+    return _COLOURS.get(name, series[7])
+
+
+def stage_bars(rows: Sequence[Where], title: str | None = None) -> Figure:
+    """A step of each stage as a bar: compute, transfers and waits by dimension, the bubble by its parts.
+
+    Parameters
+    ----------
+    rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last.
+
+    Raises :class:`ProgramError` without rows.
+    """
+    if not rows:
+        raise ProgramError("nothing to draw: no stages")
+    bars = [*rows[1:], rows[0]]
+    scale, unit = time_unit(rows[0].step)
+    figure = new_figure(0.34 * len(bars) + (1.55 if title else 1.25))
+    axes = figure.add_subplot()
+    y, left = np.arange(len(bars))[::-1], np.zeros(len(bars))
+    for (key, name), style in _parts(bars):
+        width = np.array([_seconds(row, key, name) for row in bars]) * scale
+        words = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
+        label = words.get(key, key)
+        axes.barh(y, width, left=left, height=0.74, label=label, **style)
+        for at, start, size, row in zip(y, left, width, bars, strict=True):
+            if size > 0.04 * row.step * scale:
+                box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
+                axes.text(start + size / 2, at, f"{size / (row.step * scale):.0%}", ha="center", va="center_baseline",
+                          fontsize=8, color="white" if key == "compute" else INK, bbox=box)  # fmt: skip
+        left += width
+    plain_axes(axes)
+    axes.set_yticks(y, ["all" if row.stage < 0 else f"stage {row.stage}" for row in bars], fontsize=9)
+    axes.set_xlim(0, rows[0].step * scale)
+    axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, _alt(bars))
+
+
+def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+    """What is worth drawing of any bar, in the order of the bar, and how it looks."""
+    found: list[tuple[tuple[str, str], dict[str, Any]]] = [
+        (("compute", ""), {"color": palette["forward"], "ec": "white"})
+    ]
+    found += [(("exposed", d), {"color": dimension_colour(d), "ec": "white"}) for d in DIMENSIONS]
+    found += [
+        (("waiting", d), {"color": "white", "ec": dimension_colour(d), "hatch": "//////", "lw": 0.0})
+        for d in DIMENSIONS
+    ]
+    found += [(("bubble", b), {"color": _GREYS[b], "ec": "white", "hatch": _HATCH[b], "lw": 0.4}) for b in BUBBLES]
+    found.append((("other", ""), {"color": palette["other"], "ec": "white"}))
+    return [(part, style) for part, style in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
+
+
+def _seconds(row: Where, key: str, name: str) -> float:
+    return float(getattr(row, key).get(name, 0.0) if name else getattr(row, key))
+
+
+def _alt(rows: Sequence[Where]) -> str:
+    said = []
+    for row in rows:
+        parts = ", ".join(f"{name or key} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step)
+        said.append(f"{'all' if row.stage < 0 else f'stage {row.stage}'}: {parts}")
+    return f"Where a step of {format_time(rows[0].step)} goes at each stage. " + "; ".join(said) + "."
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def stage_memory(
+    courses: Sequence[Mapping[str, Any]], timeline: Timeline, capacity: float | None = None, title: str | None = None
+) -> Figure:
+    """What a rank of each stage holds over the usual step, a row per stage, against what the GPU has.
+
+    Parameters
+    ----------
+    courses : per stage ``moments``, names such as ``"F 3.0"`` (action, micro-batch, chunk), and ``parts``, (m,) bytes
+        by what holds them. capacity : [bytes] of the GPU.
+
+    Raises :class:`ProgramError` without stages.
+    """
+    if not courses:
+        raise ProgramError("nothing to draw: no stage's memory is known")
+    held = [_held(course) for course in courses]
+    totals = [np.sum(list(parts.values()), axis=0) for parts in held]
+    shown = _shown([float(total.max()) for total in totals])
+    top = max(float(total.max()) for total in totals)
+    limit = capacity if capacity and top > NEAR * capacity else None
+    height = max(top, limit or 0.0)
+    scale, _ = byte_unit(height)
+    begin, end = usual_step(timeline)
+    unit_of_time = time_unit(end - begin)
+    styles = part_styles(dict.fromkeys(name for parts in held for name in parts))
+    figure = new_figure(0.52 * len(shown) + (1.3 if title else 1.0))
+    rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, stage in zip(rows, shown, strict=True):
+        at = (_times(timeline, stage, courses[stage]["moments"], (begin, end)) - begin) * unit_of_time[0]
+        _stacked(axes, at, held[stage], styles, scale)
+        if limit:
+            axes.axhline(limit / scale, color=palette["stall"], lw=1.2, ls=(0, (4, 2)))
+        axes.set_ylim(0, 1.04 * height / scale)
+        axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center", fontsize=9)
+        axes.text(1.008, 0.5, f"{format_bytes(float(totals[stage].max()))}", transform=axes.transAxes, fontsize=8.5,
+                  color=INK, va="center", weight="bold" if float(totals[stage].max()) == top else "normal")  # fmt: skip
+    rows[-1].set_xlim(0, (end - begin) * unit_of_time[0])
+    room = f", of {format_bytes(capacity)} that a GPU has" if capacity else ""
+    rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]; at the right each stage's peak{room}", fontsize=9)
+    entries = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels, handles = list(entries), list(entries.values())
+    if limit:
+        handles.append(rows[0].lines[-1])
+        labels.append(f"{format_bytes(limit)} of the GPU")
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
+    peaks = ", ".join(f"stage {s} {format_bytes(float(total.max()))}" for s, total in enumerate(totals))
+    return titled(figure, title, f"Memory of a GPU of each stage over a step; peaks: {peaks}.")
+
+
+def _held(course: Mapping[str, Any]) -> dict[str, Floats]:
+    n = len(course["moments"])
+    parts = {k.replace("_", " "): np.broadcast_to(np.asarray(v, dtype=float), n) for k, v in course["parts"].items()}
+    return {name: column for name, column in parts.items() if column.any()}
+
+
+def _shown(peaks: Sequence[float]) -> list[int]:
+    if len(peaks) <= MOST:
+        return list(range(len(peaks)))
+    some = {round(i * (len(peaks) - 1) / (MOST - 2)) for i in range(MOST - 1)}
+    return sorted(some | {int(np.argmax(peaks))})
+
+
+def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple[float, float]) -> Floats:
+    """(m + 1,) when each moment begins [s], and the end; moments whose action was not seen begin with the one after."""
+    begin, end = window
+    rank = int(pipeline.stages(timeline)[stage][0])
+    done = [a for some in pipeline.actions(timeline, [rank]).values() for a in some]
+    began = {f"{a.action} {a.microbatch}.{a.chunk}": a.start for a in done if begin <= a.start < end}
+    last = max((a.end for a in done if a.end <= end), default=end)
+    at = [*(began.get(name, last if name == "optimizer" else np.nan) for name in moments), end]
+    times = np.array(at, dtype=np.float64)
+    times[0] = begin
+    for i in range(len(times) - 2, 0, -1):
+        times[i] = times[i + 1] if np.isnan(times[i]) else min(times[i], times[i + 1])
+    return times
+
+
+def _stacked(axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, Any], scale: float) -> None:
+    below = np.zeros(len(at) - 1)
+    for name, nbytes in parts.items():
+        above = below + nbytes / scale
+        low, high = (np.append(line, line[-1]) for line in (below, above))
+        style = {"fc": styles[name]["color"], "hatch": styles[name]["hatch"], "lw": 0.0}
+        style["ec"] = "white" if style["hatch"] else "none"
+        axes.fill_between(at, low, high, step="post", label=name, **style)
+        below = above
+    plain_axes(axes)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.set_yticks([])
+    axes.tick_params(axis="x", labelcolor=QUIET)
