@@ -12,13 +12,18 @@ from player import link_use
 
 import clustersim
 from clustersim import plots
+from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, ProgramError
 from clustersim.plots.animation import _HEIGHT, _WIDTH, FRAMES_A_STEP, HOLD, _Ring, film, ring_frame
+from clustersim.plots.dimensions import mesh_on_machine
 from clustersim.plots.heat import binned
 from clustersim.plots.intervals import packed
 from clustersim.plots.of_run import PICTURES
 from clustersim.plots.shares import STATE_STYLE, rank_groups
+from clustersim.scenario.mesh_table import drawable
+from clustersim.scenario.parts import placed
 from clustersim.traces.saved import SavedRun
+from clustersim.units import format_bytes
 
 STATES = (
     "compute-bound",
@@ -191,10 +196,20 @@ def run():
     return SavedRun(result.timeline, result.prepared.topology, result.facts() | {"title": r"a $\bad{ title"})
 
 
+@pytest.fixture(scope="module")
+def split_run():
+    result = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"parallel.microbatches": 8}).run()
+    return SavedRun(result.timeline, result.prepared.topology, result.facts())
+
+
+SPLIT = ("pipeline", "stages", "stage-memory", "mesh")
+"""Pictures that only a split model has."""
+
+
 @pytest.mark.parametrize("kind", PICTURES)
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_every_picture_of_a_run_is_saved_with_words_for_it(run, kind, suffix, tmp_path):
-    figure = plots.picture(kind, run)
+def test_every_picture_of_a_run_is_saved_with_words_for_it(run, split_run, kind, suffix, tmp_path):
+    figure = plots.picture(kind, split_run if kind in SPLIT else run)
     words = plots.alt_text(figure)
     assert len(words) > 40
     path = tmp_path / f"p.{suffix}"
@@ -242,3 +257,31 @@ def test_a_ring_says_which_half_it_is_in_between_its_steps_too(ring):
     said = [ring_frame(ring, float(t)).axes[0].texts[-2].get_text().split("\n")[0] for t in ends]
     assert said[:2] == ["reduce-scatter"] * 2  # the third step's end is the beginning of the other half
     assert said[3:] == ["all-gather"] * 2
+
+
+def test_bars_of_stages_add_up_to_the_step_and_say_so_in_words(split_run):
+    figure = plots.picture("stages", split_run)
+    rows = where(split_run.timeline)
+    for total in widths(figure):
+        assert total == pytest.approx(1e3 * rows[0].step, rel=0.01)  # parts under two pixels are not drawn
+    assert "stage 7: compute" in plots.alt_text(figure)
+    assert "imbalance" in plots.alt_text(figure)
+
+
+def test_memory_of_a_stage_has_the_peaks_that_a_run_names(split_run):
+    words = plots.alt_text(plots.picture("stage-memory", split_run))
+    assert f"stage 0 {format_bytes(split_run.facts['peak_memory_bytes'])}" in words
+
+
+@pytest.mark.parametrize("nodes", [2, 16, 64])
+def test_a_mesh_is_drawn_at_any_size_with_what_its_groups_use(nodes):
+    topology, mesh = placed(clustersim.load("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": max(nodes, 4)}))
+    words = plots.alt_text(mesh_on_machine(drawable(topology, mesh)))
+    assert "tp 8 over NVSwitch" in words
+    assert "pp 4 over NIC (ib)" in words
+
+
+@pytest.mark.parametrize("kind", ["stage-memory", "mesh"])
+def test_a_picture_of_a_split_says_when_nothing_is_split(run, kind):
+    with pytest.raises(ClusterSimError, match="this run"):
+        plots.picture(kind, run)

@@ -170,3 +170,31 @@ def test_the_verdict_and_the_first_cause_name_the_stage_that_holds_all():
     assert "bubble " in found.shares
     assert "(fill " in found.shares
     assert not any("0.0%)" in cause for cause in found.causes)
+
+
+def test_a_run_has_every_figure_apart_and_they_add_up():
+    result = load("1f1b_gpt2_xl_1x8_a100").run()
+    said = result.to_dict()
+    assert said["exposed_communication_s"] == pytest.approx(said["exposed_transfer_s"] + said["waiting_for_peer_s"])
+    parts = [said[name] for name in ("compute_s", "exposed_communication_s", "bubble_s", "idle_s")]
+    assert sum(parts) == pytest.approx(said["step_time_s"], rel=1e-9)
+    assert said["bubble_s"] > 10 * said["exposed_communication_s"]
+    assert sum(said["phase_shares"].values()) == pytest.approx(1.0, abs=0.02)
+    for row in said["where"]:
+        inside = [sum(row[name].values()) for name in ("exposed_transfer_s", "waiting_for_peer_s", "bubble_s")]
+        assert row["compute_s"] + row["other_s"] + sum(inside) == pytest.approx(said["step_time_s"], rel=1e-9)
+    moved, by_op = said["volume_by_dimension"], said["volume"]
+    assert moved["dimension"] == ["PP", "step end"]
+    assert sum(moved["sent"]) == pytest.approx(sum(by_op["sent"]))
+    assert sum(moved["sent_per_gpu"]) == pytest.approx(said["bytes_sent_per_gpu"])
+    assert sum(moved["link_nvlink"]) == pytest.approx(sum(by_op["link_nvlink"]))
+    # 24 micro-batches of 2 x 1024 x 1600 bf16 over 7 boundaries, both ways.
+    assert moved["sent"][0] == 2 * 7 * 24 * 2 * 1024 * 1600 * 2
+
+
+def test_a_run_of_whole_models_keeps_its_exposed_communication_and_tells_it_apart():
+    said = load("ddp_resnet50_1x8_v100").run().to_dict()
+    assert said["where"] == []
+    assert "bubble_s" not in said
+    assert said["exposed_communication_s"] == pytest.approx(said["exposed_transfer_s"] + said["waiting_for_peer_s"])
+    assert said["volume_by_dimension"]["dimension"] == ["DP"]

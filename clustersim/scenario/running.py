@@ -233,7 +233,7 @@ class Result:
             return {}
         return {
             "stage_memory": [
-                {"moments": list(use.course.moments), "parts": {**use.course.parts, "context": use.context}}
+                {"moments": list(use.course.moments), "parts": {"context": use.context, **use.course.parts}}
                 for use in p.split.memory
             ],
             "mesh": drawable(p.topology, p.mesh),
