@@ -66,7 +66,7 @@ class MemoryUse:
     Parameters
     ----------
     parameters : weights as the module holds them, whole or a shard. gathered : parameters borrowed while computing.
-    weight_copies : autocast's 16-bit copies, kept until backward.
+    weight_copies : autocast's 16-bit copies, kept until backward; older versions that an asynchronous pipeline stashes.
     master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
     buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
     activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
@@ -115,6 +115,11 @@ class MemoryUse:
         values = {name: float(getattr(self, name)) for name in names}
         return dict(sorted(values.items(), key=lambda item: -item[1]))
 
+    def at_peak(self) -> dict[str, float]:
+        """Bytes by part at the fullest moment, the largest first; they add up to ``total``."""
+        values = {name: float(column[self.course.peak]) for name, column in self.course.parts.items()}
+        return dict(sorted((values | {"context": self.context}).items(), key=lambda item: -item[1]))
+
     def fits(self, device: Device) -> Verdict:
         """Whether a device has room."""
         return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
@@ -148,7 +153,7 @@ class Verdict:
     def __str__(self) -> str:
         """One sentence: fits or not, by how much, and the three largest holders."""
         held = ", ".join(
-            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.parts().items())[:3]
+            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
         )
         where = f" ({self.use.where})" if self.use.where else ""
         if not self.ok:

@@ -53,9 +53,9 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 def clustersim() -> Command:
     """Run ``clustersim ARGS...`` in a fresh process, as a person does."""
 
-    def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*args: str | Path, cwd: Path | None = None, columns: int = 160) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "clustersim", *map(str, args)]
-        env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160"}
+        env = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(columns)}
         return subprocess.run(command, cwd=cwd or ROOT, env=env, capture_output=True, text=True, check=False)
 
     return run

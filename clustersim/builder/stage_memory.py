@@ -38,15 +38,25 @@ class StateBytes:
     gathered: tuple[float, float] = (0.0, 0.0)
 
 
-def stages(partition: Partition, orders: Orders, states: StateBytes, batch: int, element: int) -> tuple[MemoryUse, ...]:
+def stages(
+    partition: Partition,
+    orders: Orders,
+    states: StateBytes,
+    batch: int,
+    element: int,
+    versions: Sequence[int] | None = None,
+) -> tuple[MemoryUse, ...]:
     """What one rank of each stage holds over a step.
 
     Parameters
     ----------
-    batch : samples of a micro-batch. element : bytes of an activation.
+    batch : samples of a micro-batch. element : bytes of an activation. versions : of the weights that each rank keeps,
+        more than one under an asynchronous schedule; None is one everywhere.
     """
+    kept = versions or [1] * len(orders)
     return tuple(
-        _stage(stage, order, states, batch, element) for stage, order in zip(partition.stages, orders, strict=True)
+        _stage(stage, order, states, batch, element, copies)
+        for stage, order, copies in zip(partition.stages, orders, kept, strict=True)
     )
 
 
@@ -55,7 +65,7 @@ def worst(uses: Sequence[MemoryUse]) -> int:
     return int(np.argmax([use.total for use in uses]))
 
 
-def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: int) -> MemoryUse:
+def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: int, versions: int) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
     names, activations, logits = zip(*_moments(stage, order, batch, element), strict=True)
     n = len(names)
@@ -66,7 +76,7 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: 
     parts = {
         "parameters": always(states.parameters),
         "gathered": always(states.gathered),
-        "weight_copies": np.zeros(n),
+        "weight_copies": (versions - 1) * always(states.parameters),
         "master_weights": always(states.masters),
         "gradients": always(states.gradients),
         "optimizer_states": always(states.states),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,11 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+
+
+def label_of(row: Mapping[str, Any], *, split: bool = False) -> str:
+    """A row of strategies side by side; ways to split a model all have one strategy, which is left out."""
+    return str(row["variant"]) if split else f"{row['strategy']} {row['variant']}".strip()
 
 
 PICTURES = (".png", ".svg", ".pdf")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, label_of, print_json, set_option, stdout, working
 
 
 @click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
@@ -16,7 +16,8 @@ from clustersim.cli.common import json_option, print_json, set_option, stdout, w
 def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -> None:
     """Run every strategy on the machine and model of SCENARIO, a .toml file or the name of a shipped one.
 
-    Batch, accumulation and parameter type are the scenario's own; everything else is each strategy's default.
+    Batch, accumulation and parameter type are the scenario's own; everything else is each strategy's default. A model
+    that [parallel] splits is split in other ways instead: other schedules, other degrees, the same samples in a step.
     """
     from clustersim import scenario as scenarios
     from clustersim.scenario.comparison import compare
@@ -26,21 +27,21 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
     if as_json:
         print_json({"scenario": scenario, "rows": rows})
     else:
-        _print(scenario, rows)
+        _print(scenario, rows, split=len({row["strategy"] for row in rows}) == 1)
 
 
-def _print(scenario: str, rows: list[dict[str, Any]]) -> None:
+def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from clustersim.units import format_bytes, format_time
 
-    table = Table(title=f"strategies on {escape(scenario)}", title_justify="left")
-    table.add_column("strategy", style="bold")
+    table = Table(title=f"{'ways to split' if split else 'strategies on'} {escape(scenario)}", title_justify="left")
+    table.add_column("split" if split else "strategy", style="bold", no_wrap=True)
     for name in ("step time", "samples/s", "exposed communication", "peak memory", "sent per GPU and step", "fits"):
         table.add_column(name, justify="right")
     for row in rows:
-        label = escape(f"{row['strategy']} {row['variant']}".strip())
+        label = escape(label_of(row, split=split))
         if row["step_time_s"] is None:
             table.add_row(label, *[""] * 5, "-")
             continue
@@ -57,6 +58,4 @@ def _print(scenario: str, rows: list[dict[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if row["reason"]:
-            console.print(
-                f"- {escape(row['strategy'])} {escape(row['variant'])}: {escape(row['reason'])}", soft_wrap=True
-            )
+            console.print(f"- {escape(label_of(row, split=split))}: {escape(row['reason'])}", soft_wrap=True)

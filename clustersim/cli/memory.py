@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, label_of, print_json, set_option, stdout, working
+from clustersim.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command(short_help="Say what fills a GPU's memory, and what would fit.")
 @click.argument("scenario")
-@click.option("--all", "every", is_flag=True, help="Every strategy on the same machine and model, side by side.")
+@click.option("--all", "every", is_flag=True, help="Every strategy, or way to split, side by side.")
 @set_option
 @json_option
 def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) -> None:
@@ -33,50 +37,98 @@ def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) 
 
 
 def _print_one(scenario: str, row: dict[str, Any]) -> None:
+    console = stdout()
+    if len(row["stages"]) > 1:
+        console.print(_by_stage(scenario, row))
+        console.print("- optim: states and fp32 masters; F 7.0: forward of micro-batch 7 on chunk 0")
+    else:
+        console.print(_by_part(scenario, row))
+    fits = "fits on" if row["fits"] else "does not fit on"
+    where = f"stage {row['stage']}, which holds most, " if len(row["stages"]) > 1 else ""
+    console.print(f"{where}{fits} {row['device']} ({format_bytes(row['device_bytes'])})", soft_wrap=True)
+    console.print(f"largest micro-batch that fits: {row['largest_micro_batch'] or 'none'}")
+
+
+def _by_part(scenario: str, row: dict[str, Any]) -> Table:
+    """Each part of one GPU, at its own largest and at the one moment when all of them are most."""
     from rich.markup import escape
     from rich.table import Table
-
-    from clustersim.units import format_bytes
 
     table = Table(title=f"memory of one GPU: {escape(scenario)}", title_justify="left")
     for name in ("part", "largest", f"at the peak ({escape(row['peak'])})"):
         table.add_column(name, justify="left" if name == "part" else "right")
-    at_peak = row["at_peak"] | {"context": row["total_bytes"] - row["allocated_bytes"]}
     for name, nbytes in row["largest"].items():
         if nbytes:
-            table.add_row(name.replace("_", " "), format_bytes(nbytes), format_bytes(at_peak[name]))
+            table.add_row(name.replace("_", " "), format_bytes(nbytes), format_bytes(row["at_peak"][name]))
     table.add_section()
     table.add_row("total", "", format_bytes(row["total_bytes"]))
-    console = stdout()
-    console.print(table)
-    fits = "fits on" if row["fits"] else "does not fit on"
-    console.print(f"{fits} {row['device']} ({format_bytes(row['device_bytes'])})")
-    console.print(f"largest micro-batch that fits: {row['largest_micro_batch'] or 'none'}")
+    return table
+
+
+COLUMNS = {
+    "params": ("parameters",), "gathered": ("gathered",), "stashed": ("weight_copies",), "grads": ("gradients",),
+    "optim": ("master_weights", "optimizer_states", "optimizer_workspace"), "buckets": ("buckets",),
+    "activ": ("activations",), "logits": ("logits",), "driver": ("context",),
+}  # fmt: skip
+"""Columns of a table of stages, and the parts they add up."""
+
+
+def _by_stage(scenario: str, row: dict[str, Any]) -> Table:
+    """A line for each stage, at its own fullest moment: the parts add up to the total."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    stages = row["stages"]
+    held = {name: [sum(one["at_peak"][part] for part in parts) for one in stages] for name, parts in COLUMNS.items()}
+    held = {name: column for name, column in held.items() if any(column)}
+    title = f"memory of one GPU by stage, each at its own peak [GiB]: {escape(scenario)}"
+    table = Table(title=title, title_justify="left")
+    for name in ("stage", *held, "total", "peak at", "fits"):
+        table.add_column(name, justify="left" if name == "peak at" else "right", no_wrap=True)
+    for i, stage in enumerate(stages):
+        cells = [f"{column[i] / 2**30:.2f}" for column in held.values()]
+        fits = "yes" if stage["fits"] else "no"
+        style = "bold" if i == row["stage"] else None
+        table.add_row(str(i), *cells, f"{stage['total_bytes'] / 2**30:.2f}", stage["peak"], fits, style=style)
+    return table
+
+
+PARTS = {"borrowed": "gathered", "buffers": "buckets", "activ": "activations", "logits": "logits"}
+"""Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
 
 
 def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from clustersim.units import format_bytes
-
-    table = Table(title=f"memory of one GPU: {escape(scenario)}", title_justify="left")
-    table.add_column("strategy", style="bold")
-    for name in ("model states", "saving", "borrowed", "buffers", "activations", "peak", "fits", "largest micro-batch"):
+    split = bool(rows[0]["stages"])
+    of = "the fullest GPU" if split else "one GPU"
+    table = Table(title=f"memory of {of} [GiB]: {escape(scenario)}", title_justify="left")
+    table.add_column("split" if split else "strategy", style="bold", no_wrap=True)
+    parts = {
+        name: part for name, part in PARTS.items() if any(row["reason"] == "" and row["largest"][part] for row in rows)
+    }
+    for name in ("states", "saving", *parts, "peak", "fits", "most\nsamples"):
         table.add_column(name, justify="right")
     for row in rows:
-        label = escape(f"{row['strategy']} {row['variant']}".strip())
+        label = escape(label_of(row, split=split))
         if row["reason"]:
-            table.add_row(label, *[""] * 6, "-", "")
+            table.add_row(label, *[""] * (3 + len(parts)), "-", "")
             continue
-        parts = row["largest"]
         table.add_row(
             label,
-            format_bytes(row["model_states_bytes"]),
+            f"{row['model_states_bytes'] / 2**30:.2f}",
             f"{row['saving']:.1f}x" if row["saving"] else "",
-            *(format_bytes(parts[name]) for name in ("gathered", "buckets", "activations")),
-            format_bytes(row["total_bytes"]),
+            *(f"{row['largest'][part] / 2**30:.2f}" for part in parts.values()),
+            f"{row['total_bytes'] / 2**30:.2f}",
             "yes" if row["fits"] else "no",
             str(row["largest_micro_batch"] or "none"),
         )
-    stdout().print(table)
+    console = stdout()
+    console.print(table)
+    console.print(
+        "- states: parameters, gradients and optimizer states; most samples: the largest micro-batch that fits"
+    )
+    for row in rows:
+        if row["reason"]:
+            console.print(f"- {escape(label_of(row, split=split))}: {escape(row['reason'])}", soft_wrap=True)

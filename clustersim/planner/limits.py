@@ -9,12 +9,11 @@ import numpy as np
 
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
-from clustersim.device import device
 from clustersim.memory import Verdict
 from clustersim.planner.economics import Rates
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import memory_of, model_of, placed
+from clustersim.scenario.held import held
 from clustersim.scenario.running import Prepared
 from clustersim.units import format_bytes
 
@@ -33,11 +32,8 @@ class Bound:
 
 def memory_verdict(scenario: Scenario) -> Verdict:
     """Whether a scenario fits on its GPUs, without building its Program. Raises :class:`ClusterSimError`."""
-    topology, mesh = placed(scenario)
-    with scenario.at("$.strategy"):
-        use = memory_of(scenario, model_of(scenario), topology, mesh)
-    names = {topology.node_types[n].device for n in topology.vertex_node[mesh.gpus[: mesh.workers]].tolist()}
-    return min((use.fits(device(name)) for name in names), key=lambda verdict: verdict.spare)
+    found = held(scenario)
+    return found.use.fits(found.card)
 
 
 def too_much(verdict: Verdict, margin: float) -> str:
@@ -46,7 +42,9 @@ def too_much(verdict: Verdict, margin: float) -> str:
     missing = verdict.use.total - (1.0 - margin) * total
     if missing <= 0:
         return ""
-    held = ", ".join(f"{name.replace('_', ' ')} {format_bytes(b)}" for name, b in list(verdict.use.parts().items())[:2])
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {format_bytes(b)}" for name, b in list(verdict.use.at_peak().items())[:2]
+    )
     return f"needs {format_bytes(verdict.use.total)} of {format_bytes(total)}, {margin:.0%} kept free ({held})"
 
 

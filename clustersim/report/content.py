@@ -212,6 +212,7 @@ def _memory(facts: Facts) -> dict[str, Any] | None:
     else:
         figure = plots.footprint(parts, capacity)
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
+    rows.append(("total", format_bytes(sum(parts.values()))))
     return {"svg": markup(figure, "memory"), "rows": rows, "message": str(memory.get("message", ""))}
 
 

@@ -1,13 +1,17 @@
-"""All strategies side by side on one scenario's machine and model."""
+"""All strategies side by side on one scenario's machine and model; of a split model, other ways to split it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
+from clustersim.scenario.held import held
 from clustersim.scenario.parts import machine
+from clustersim.scenario.split_forms import split_forms
 from clustersim.strategies import STRATEGIES
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
@@ -25,14 +29,29 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
 
+OWN = "as written"
 STEPS = 3
 """Steps of a row at most: enough for a steady one."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One row to come: a strategy and how it is played, and the fields to change in the scenario for it."""
+
+    kind: str
+    variant: str
+    changes: Mapping[str, Any]
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the scenario's."""
+        return self.variant == OWN
 
 
 def compare(
     path: str, changes: Mapping[str, object] | None = None, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """A row per strategy, the scenario's own as it is written.
+    """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
 
     Parameters
     ----------
@@ -49,28 +68,44 @@ def compare(
     own = load(path, changes)
     all_forms = forms(own)
     rows = []
-    for done, (kind, variant, table) in enumerate(all_forms):
-        rows.append(_row(own, kind, variant, table))
+    for done, form in enumerate(all_forms):
+        rows.append(_row(own, form))
         if progress:
             progress(done + 1, len(all_forms))
     return rows
 
 
-def forms(own: Scenario) -> list[tuple[str, str, dict[str, Any]]]:
-    """(kind, variant, its [strategy] table) of every row."""
-    written = own.file.strategy
+def forms(own: Scenario) -> list[Form]:
+    """What every row changes, the scenario's own first among its kind."""
+    written, parallel = own.file.strategy, own.file.parallel
+    if parallel is not None and parallel.splits:
+        kind = written["kind"]
+        return [Form(kind, OWN, {}), *(Form(kind, *other) for other in split_forms(held(own), parallel))]
     common = {name: written[name] for name in COMMON if name in written}
-    found: list[tuple[str, str, dict[str, Any]]] = []
+    found: list[Form] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
-            found.append((kind, "as written", dict(written)))
+            found.append(Form(kind, OWN, {}))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
             table: dict[str, Any] = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             if table != written:
-                found.append((kind, variant, table))
+                found.append(Form(kind, variant, {"strategy": table} | _alone(kind)))
     return found
+
+
+def _alone(kind: str) -> dict[str, Any]:
+    one_gpu = STRATEGIES[kind].world_size == 1
+    return {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if one_gpu else {}
+
+
+def scenario_of(own: Scenario, form: Form, **more: object) -> Scenario:
+    """The scenario of a row. Raises :class:`ScenarioError` where it cannot be one."""
+    changes = dict(own.changes)
+    if "parallel" in form.changes:
+        changes = {name: value for name, value in changes.items() if not name.startswith("parallel.")}
+    return load(own.path, changes | dict(form.changes) | {name.replace("__", "."): v for name, v in more.items()})
 
 
 def _gpus(own: Scenario) -> int:
@@ -81,26 +116,21 @@ def _gpus(own: Scenario) -> int:
         return 1
 
 
-def _row(own: Scenario, kind: str, variant: str, table: dict[str, Any]) -> dict[str, Any]:
+def _row(own: Scenario, form: Form) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(
         ("step_time_s", "samples_per_s", "exposed_communication_s", "peak_memory_bytes", "bytes_sent_per_gpu", "fits")
     )
-    row = {"strategy": kind, "variant": variant, "own": variant == "as written"} | row | {"reason": ""}
-    changes = dict(own.changes) | {"strategy": table, "run.steps": min(own.file.run.steps, STEPS)}
-    if STRATEGIES[kind].world_size == 1:
-        changes |= {"cluster.nodes": 1, "cluster.gpus_per_node": 1}
+    row = {"strategy": form.kind, "variant": form.variant, "own": form.own} | row | {"reason": ""}
     try:
-        result = load(own.path, changes).run()
+        result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
         row |= {name: result.summary[name] for name in row if name in result.summary}
         row |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
         row["reason"] = "" if result.fits else str(result.verdict)
     except ClusterSimError as error:
-        row["reason"] = _told(str(error))
+        row["reason"] = told(str(error))
     return row
 
 
-def _told(text: str) -> str:
-    """An error without the file and option it names: nobody wrote them."""
-    for start in ("--set strategy: ", "--set cluster.nodes: ", "--set cluster.gpus_per_node: "):
-        text = text.removeprefix(start)
-    return text
+def told(text: str) -> str:
+    """An error without the option it names: nobody wrote it."""
+    return re.sub(r"^--set (strategy|parallel|cluster)[\w.]*: ", "", text)

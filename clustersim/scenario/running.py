@@ -13,11 +13,11 @@ from clustersim.memory import MemoryUse, Verdict
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
-from clustersim.scenario.parts import cores_of, cost_of, memory_of, model_of, placed
+from clustersim.scenario.held import held
+from clustersim.scenario.parts import cores_of, cost_of
 from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
-from clustersim.scenario.split_step import Split, program_of, split_of
-from clustersim.scenario.splitting import splits, with_micro_batches
+from clustersim.scenario.split_step import Split, program_of
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, Topology
@@ -203,7 +203,9 @@ class Result:
             "memory": {
                 "device_bytes": p.device.memory_bytes,
                 "missing_bytes": max(0.0, -self.verdict.spare),
-                "by": self.memory.parts(),
+                "by": self.memory.at_peak(),
+                "peak": self.memory.peak,
+                "where": self.memory.where,
                 "message": str(self.verdict),
             },
             "volume": {name: column.tolist() for name, column in self.volume.items()},
@@ -248,25 +250,20 @@ class Result:
 
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
-    topology, mesh = placed(scenario)
-    scenario = with_micro_batches(scenario, mesh)
+    found = held(scenario, speed)
+    scenario, topology, mesh, model, split = found.scenario, found.topology, found.mesh, found.model, found.split
     row = STRATEGIES[scenario.file.strategy["kind"]]
-    model = model_of(scenario)
     gpu, cost, notes = cost_of(scenario, topology, mesh, model, speed)
     file, config = scenario.file, scenario.config
-    split = None
-    if file.parallel is not None and splits(file.parallel):
+    if file.parallel is not None and split is not None:
         with scenario.at("$.parallel"):
-            split = split_of(scenario, file.parallel, mesh, model, gpu)
-            use = split.memory[split.worst]
             program = program_of(scenario, file.parallel, split, mesh, gpu, cost)
             program.check()
     else:
         with scenario.at("$.strategy"):
-            use = memory_of(scenario, model, topology, mesh)
             program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
             program.check()
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
     said = dict.fromkeys((*model.notes, *notes, *program.notes))
-    return Prepared(scenario, topology, mesh, model, gpu, cost, use, program, tuple(said), split)
+    return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), split)

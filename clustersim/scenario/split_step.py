@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustersim.builder import MakeReplicas, Recipe, build
-from clustersim.builder.gradients import EXPERT, SHARD, ReplicaConfig, Replicated
-from clustersim.builder.laying import Here, Laid
-from clustersim.builder.shards import Sharded
-from clustersim.builder.stage_memory import StateBytes, stages, worst
-from clustersim.builder.walk import Replicas
+import msgspec
+
+from clustersim.builder import Recipe, build
+from clustersim.builder.stage_memory import worst
 from clustersim.compute import setting
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
-from clustersim.errors import ScenarioError
-from clustersim.memory import STATES, MemoryUse
+from clustersim.memory import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.parallel import ParallelConfig, recompute
 from clustersim.partition import partition
-from clustersim.partition.base import Partition, Stage, Work
+from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
-from clustersim.program import DTYPE_BYTES, Program
-from clustersim.schedules import Costs, Orders, Schedule, beside, schedule
-from clustersim.strategies.fsdp_config import FSDPConfig
+from clustersim.program import Program
+from clustersim.scenario.replicas import HALF, check_replicas, replicas
+from clustersim.scenario.split_memory import activations, stage_memory
+from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
-HALF = frozenset({"fp16", "bf16"})
+NOT_PLAYED = (
+    "align_grad_reduce",
+    "ddp_num_buckets",
+    "deallocate_pipeline_outputs",
+    "defer_embedding_wgrad_compute",
+    "delay_wgrad_compute",
+    "num_microbatches_with_partial_activation_checkpoints",
+    "overlap_p2p_communication_warmup_flush",
+    "sp_overlap_comm",
+    "variable_seq_lengths",
+    "wgrad_deferral_limit",
+)
+"""Fields of ``[parallel]`` that are read and checked, and change nothing yet: a run that sets one says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,30 +65,51 @@ class Split:
         return worst(self.memory)
 
 
-def split_of(
-    scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, gpu: Device | None = None
-) -> Split:
+def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, gpu: Device) -> Split:
     """Partition, schedule and memory. Raises :class:`ScenarioError` for what cannot be split so.
 
-    ``gpu`` : whose kernel times a schedule that is found by search reckons with; None for equal F, I and W.
+    ``gpu`` : whose kernel times a schedule that is found by search reckons with.
     """
+    check_replicas(scenario, parallel)
     repeated = recompute(parallel, scenario.file.model.activation_checkpointing)
-    row = schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
+    row = _schedule(scenario, parallel, model)
+    histogram = parallel.routing.file
     parts = partition(
-        model, parallel, repeated, placement=row.placement, nproc_per_node=mesh.nproc_per_node,
-        histograms=_histograms(scenario, parallel),
-    )  # fmt: skip
+        model,
+        parallel,
+        repeated,
+        placement=row.placement,
+        nproc_per_node=mesh.nproc_per_node,
+        histograms=read_histogram(_beside(scenario, histogram)) if histogram else (),
+    )
     config, chunks = scenario.config, len(parts.stages[0].chunks)
     options = _options(row, parallel)
-    if gpu is not None and any(option.name == "costs" for option in row.options):
+    if any(option.name == "costs" for option in row.options):
         options["costs"] = _chunk_costs(parts, _local(scenario, gpu))
     if not row.synchronous:
         options["steps"] = scenario.file.run.steps
     orders = row.order(mesh.size("pp"), chunks, config.gradient_accumulation_steps, **options)
     if parallel.ep_overlap:
         orders = tuple(beside(order) for order in orders)
-    use = stages(parts, orders, _states(scenario, parallel, mesh, parts), config.micro_batch_size, _element(scenario))
-    return Split(parts, row, orders, tuple(replace(one, where=f"stage {i}") for i, one in enumerate(use)))
+    return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
+
+
+def resized(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, split: Split, size: int) -> Split:
+    """The same stages and schedule with micro-batches of ``size`` samples."""
+    scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=size))
+    use = stage_memory(scenario, parallel, mesh, split.partition, split.schedule, split.orders)
+    return replace(split, memory=use)
+
+
+def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Schedule:
+    if parallel.schedule_csv is not None:
+        return from_csv(_beside(scenario, parallel.schedule_csv))
+    return schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
+
+
+def _beside(scenario: Scenario, name: str) -> Path:
+    """A path starts at the scenario's own folder."""
+    return scenario.path.parent / name
 
 
 def program_of(
@@ -88,14 +121,14 @@ def program_of(
         split.orders,
         split.schedule.placement,
         _messages(parallel, split.schedule),
-        _activations(scenario),
-        _replicas(scenario, parallel, split, cost),
+        activations(scenario),
+        replicas(scenario, parallel, split.partition, split.schedule, cost),
         0 if split.schedule.synchronous else scenario.config.gradient_accumulation_steps,
         split.schedule.accumulates,
     )
     run = scenario.file.run
     program = build(recipe, _local(scenario, gpu), cost, mesh, run.steps, run.seed)
-    return replace(program, notes=(_told(split, parallel, mesh), *_ignored(parallel), *program.notes))
+    return replace(program, notes=(*_told(split, parallel, mesh), *program.notes))
 
 
 def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
@@ -103,12 +136,6 @@ def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
     fields = {name: getattr(parallel, name) for name in parallel.__struct_fields__}
     fields["overlap_moe_expert_parallel_comm"] = parallel.ep_overlap
     return {option.name: fields[option.name] for option in row.options if fields.get(option.name) is not None}
-
-
-def _histograms(scenario: Scenario, parallel: ParallelConfig) -> tuple[tuple[float, ...], ...]:
-    """Measured loads of experts, where routing is read from a file."""
-    file = parallel.routing.file
-    return read_histogram(scenario.path.parent / file) if file else ()
 
 
 def _chunk_costs(parts: Partition, local: LocalCost) -> Costs:
@@ -131,16 +158,6 @@ def _messages(parallel: ParallelConfig, row: Schedule) -> str:
     return "blocking"
 
 
-def _activations(scenario: Scenario) -> str:
-    """What activations and their gradients are in: fp8 keeps them in bf16."""
-    dtype = scenario.file.model.dtype
-    return {"fp8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
-
-
-def _element(scenario: Scenario) -> int:
-    return DTYPE_BYTES[_activations(scenario)]
-
-
 def _local(scenario: Scenario, gpu: Device) -> LocalCost:
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.model.dtype"):
@@ -155,119 +172,15 @@ def _local(scenario: Scenario, gpu: Device) -> LocalCost:
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
 
 
-# --- data parallelism -----------------------------------------------------------------------------------------------
-
-
-def _replicas(scenario: Scenario, parallel: ParallelConfig, split: Split, cost: StepCost) -> MakeReplicas:
-    config = scenario.config
-    # Stages of an asynchronous schedule update at different times: their copies of a tied table drift apart.
-    ends = {0, len(split.partition.stages) - 1} if split.schedule.synchronous else set()
-
-    def tied(rank: int) -> int:
-        return split.partition.tied if rank in ends else 0
-
-    if isinstance(config, FSDPConfig):
-        if config.version != 2:
-            raise ScenarioError("a split model shards with FSDP2; write version = 2 (at $.strategy.version)")
-
-        def shard(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
-            return Sharded(here, laid, stage, cost, config, tied(rank))
-
-        return shard
-    replicated = _replica_config(scenario, parallel)
-    if not split.schedule.synchronous:  # nobody waits for everybody
-        replicated = replace(replicated, clip=False)
-
-    def replicate(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
-        return Replicated(here, laid, stage, rank, replicated, tied(rank))
-
-    return replicate
-
-
-def _replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfig:
-    """Megatron's DDP by its own fields, or DeepSpeed's ZeRO-0 and 1."""
-    config = scenario.config
-    zero = getattr(config, "zero_optimization", None)
-    if zero is not None and zero.stage > 1:
-        raise ScenarioError(
-            f"ZeRO stage {zero.stage} beside [parallel] is not played; use stage 1, or strategy 'fsdp' "
-            "(at $.strategy.zero_optimization.stage)"
-        )
-    wide = _fp32_gradients(scenario, parallel)
-    half = config.param_dtype in HALF
-    return ReplicaConfig(
-        distributed=parallel.use_distributed_optimizer or (zero is not None and zero.stage == 1),
-        overlap_grad_reduce=parallel.overlap_grad_reduce,
-        overlap_param_gather=parallel.overlap_param_gather,
-        bucket_size=parallel.ddp_bucket_size,
-        grad_dtype="fp32" if wide else config.param_dtype,
-        param_dtype=config.param_dtype,
-        copies=6.0 if half else 0.0,
-    )
-
-
-def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
-    """Whether gradients are kept and reduced in fp32: said, or Megatron's default for bf16 parameters."""
-    if parallel.grad_reduce_in_fp32 is not None:
-        return parallel.grad_reduce_in_fp32
-    return scenario.config.param_dtype == "fp32" or (
-        parallel.framework == "megatron" and scenario.config.param_dtype == "bf16"
-    )
-
-
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
-def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition) -> StateBytes:
-    """Bytes per element of parameters, gradients and optimizer states (MODEL_PARALLEL.md 5: 18, or 6 + 12/dp)."""
-    config = scenario.config
-    optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
-    size = float(DTYPE_BYTES[config.param_dtype])
-    states, masters = 4.0 * STATES[optimizer], 4.0 if size < 4 else 0.0
-    if isinstance(config, FSDPConfig):
-        shard = 1.0 / mesh.size("dp_shard", "cp")
-        kept = DTYPE_BYTES[config.orig_dtype] * shard
-        pipelined = mesh.size("pp") > 1 or config.keeps
-        gathered = size if pipelined else size * _two_units(parts)
-        pair = (states * shard, states * shard)
-        return StateBytes((kept, kept), (kept, kept), (0.0, 0.0), pair, (gathered, gathered))
-    replicated = _replica_config(scenario, parallel)
-    dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
-    expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
-    gradient = float(DTYPE_BYTES[replicated.grad_dtype])
-    return StateBytes(
-        (size, size), (gradient, gradient), (masters * dense, masters * expert), (states * dense, states * expert)
-    )
-
-
-def _two_units(parts: Partition) -> float:
-    """Of a stage's parameters, the share that FSDP has gathered at once: the root, the current unit and the next."""
-    layers = parts.stages[0].layers
-    root = sum(layer.parameters for layer in layers if layer.kind != "block")
-    block = max((layer.parameters for layer in layers if layer.kind == "block"), default=0)
-    whole = sum(layer.parameters for layer in layers)
-    return min(1.0, (root + 2 * block) / whole) if whole else 0.0
-
-
-UNMODELLED = (
-    "variable_seq_lengths",
-    "defer_embedding_wgrad_compute",
-    "num_microbatches_with_partial_activation_checkpoints",
-    "delay_wgrad_compute",
-    "sp_overlap_comm",
-)
-"""Fields of ``[parallel]`` that are read and change nothing yet."""
-
-
-def _ignored(parallel: ParallelConfig) -> tuple[str, ...]:
-    """What was asked for and is not modelled, so that nobody believes it was."""
-    said = [name for name in UNMODELLED if getattr(parallel, name) not in {None, False}]
-    return (f"parallel: {', '.join(said)} read, but not modelled: the step is as without",) if said else ()
-
-
-def _told(split: Split, parallel: ParallelConfig, mesh: Mesh) -> str:
-    """The split in words."""
+def _told(split: Split, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
+    """The split in words, and what of the table changes nothing."""
     degrees = " x ".join(f"{name} {mesh.size(name)}" for name in ("tp", "cp", "pp", "dp") if mesh.size(name) > 1)
     experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
     pipeline = f"; {split.schedule.name}, {len(split.partition.stages[0].chunks)} chunk(s) a rank" * (parallel.pp > 1)
-    return f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
+    yield f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
+    plain = ParallelConfig(framework=parallel.framework)
+    said = [name for name in NOT_PLAYED if getattr(parallel, name) != getattr(plain, name)]
+    if parallel.framework != "megatron" and "deallocate_pipeline_outputs" in said:
+        said.remove("deallocate_pipeline_outputs")  # the framework's own
+    if said:
+        yield f"read, and not played: {', '.join(said)}"

@@ -42,6 +42,9 @@ def own_names(table: Table, changes: Changes) -> tuple[Table, dict[str, object]]
 
 def _change(name: str, value: object) -> dict[str, object]:
     table, _, field = name.partition(".")
+    if name == "parallel" and isinstance(value, Mapping):
+        fields, elsewhere = translate(value)
+        return {name: fields} | elsewhere
     if table != "parallel" or field.split(".")[0] == "routing" != field:
         return {name: value}
     fields, elsewhere = translate({field: value})

@@ -1,0 +1,79 @@
+"""A scenario on its machine with the bytes each GPU holds: all that can be said of it before its step is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from clustersim.device import AS_IS, Device, Speed, device
+from clustersim.memory import MemoryUse
+from clustersim.mesh import Mesh
+from clustersim.model import Model
+from clustersim.scenario.parts import cost_of, memory_of, model_of, placed
+from clustersim.scenario.split_step import Split, resized, split_of
+from clustersim.scenario.splitting import splits, with_micro_batches
+from clustersim.topology import Topology
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Who holds what.
+
+    Parameters
+    ----------
+    scenario : with its number of micro-batches settled. topology, mesh, model : its parts.
+    uses : of one rank of each stage of a split model, and else of any rank. split : where ``[parallel]`` splits it.
+    """
+
+    scenario: Scenario
+    topology: Topology
+    mesh: Mesh
+    model: Model
+    uses: tuple[MemoryUse, ...]
+    split: Split | None = None
+
+    @property
+    def use(self) -> MemoryUse:
+        """Of the rank that holds most."""
+        return self.uses[self.split.worst] if self.split else self.uses[0]
+
+    @property
+    def card(self) -> Device:
+        """The GPU of the ranks; the one with least memory where node types are mixed."""
+        workers = self.topology.vertex_node[self.mesh.gpus[: self.mesh.workers]]
+        names = {self.topology.node_types[n].device for n in workers.tolist()}
+        return min((device(name) for name in sorted(names)), key=lambda found: found.memory_bytes)
+
+    def whole(self) -> MemoryUse:
+        """What one GPU would hold if nothing were shared and nothing split."""
+        return memory_of(self.scenario, self.model, self.topology, self.mesh, whole=True)
+
+    def resized(self, size: int) -> MemoryUse:
+        """``use`` with micro-batches of ``size`` samples, and everything else as it is."""
+        if self.split is not None and self.scenario.file.parallel is not None:
+            other = resized(self.scenario, self.scenario.file.parallel, self.mesh, self.split, size)
+            return other.memory[other.worst]
+        config = msgspec.structs.replace(self.scenario.config, micro_batch_size=size)
+        return memory_of(replace(self.scenario, config=config), self.model, self.topology, self.mesh)
+
+
+def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
+    """Machine, model and memory, on GPUs that are so much faster: a schedule may be found by the times of its kernels.
+
+    Raises a :class:`ClusterSimError` naming the field.
+    """
+    topology, mesh = placed(scenario)
+    scenario = with_micro_batches(scenario, mesh)
+    model, parallel = model_of(scenario), scenario.file.parallel
+    if parallel is not None and splits(parallel):
+        gpu, _, _ = cost_of(scenario, topology, mesh, model, speed)
+        with scenario.at("$.parallel"):
+            split = split_of(scenario, parallel, mesh, model, gpu)
+        return Held(scenario, topology, mesh, model, split.memory, split)
+    with scenario.at("$.strategy"):
+        return Held(scenario, topology, mesh, model, (memory_of(scenario, model, topology, mesh),))

@@ -1,0 +1,94 @@
+"""What the data-parallel ranks of a split model do: Megatron's DDP, DeepSpeed's ZeRO-1, or FSDP2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clustersim.builder import MakeReplicas
+from clustersim.builder.gradients import ReplicaConfig, Replicated
+from clustersim.builder.laying import Here, Laid
+from clustersim.builder.shards import Sharded
+from clustersim.builder.walk import Replicas
+from clustersim.errors import ScenarioError
+from clustersim.model import StepCost
+from clustersim.parallel import ParallelConfig
+from clustersim.partition.base import Partition, Stage
+from clustersim.schedules import Schedule
+from clustersim.strategies.fsdp_config import FSDPConfig
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+HALF = frozenset({"fp16", "bf16"})
+
+
+def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
+    """Raise :class:`ScenarioError` for data parallelism that is not played beside a split model."""
+    config = scenario.config
+    if isinstance(config, FSDPConfig) and config.version != 2:
+        raise ScenarioError("a split model shards with FSDP2; write version = 2 (at $.strategy.version)")
+    if isinstance(config, FSDPConfig) and parallel.ep > 1:
+        raise ScenarioError(
+            f"ep = {parallel.ep}: FSDP2 over experts that are spread is not played; use strategy 'ddp' with "
+            "use_distributed_optimizer = true, or ep = 1 (at $.parallel.ep)"
+        )
+    zero = getattr(config, "zero_optimization", None)
+    if zero is not None and zero.stage > 1:
+        raise ScenarioError(
+            f"ZeRO stage {zero.stage} beside [parallel] is not played; use stage 0 or 1, or strategy 'fsdp' "
+            "(at $.strategy.zero_optimization.stage)"
+        )
+
+
+def replicas(
+    scenario: Scenario, parallel: ParallelConfig, parts: Partition, schedule: Schedule, cost: StepCost
+) -> MakeReplicas:
+    """The hooks of the data-parallel dimension."""
+    config = scenario.config
+    # Stages of an asynchronous schedule update at different times: their copies of a tied table drift apart.
+    ends = {0, len(parts.stages) - 1} if schedule.synchronous else set()
+
+    def tied(rank: int) -> int:
+        return parts.tied if rank in ends else 0
+
+    if isinstance(config, FSDPConfig):
+
+        def shard(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
+            return Sharded(here, laid, stage, cost, config, tied(rank))
+
+        return shard
+    replicated = replica_config(scenario, parallel)
+    if not schedule.synchronous:  # nobody waits for everybody
+        replicated = replace(replicated, clip=False)
+
+    def replicate(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
+        return Replicated(here, laid, stage, rank, replicated, tied(rank))
+
+    return replicate
+
+
+def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfig:
+    """Megatron's DDP by its own fields, or DeepSpeed's ZeRO-0 and 1."""
+    config = scenario.config
+    zero = getattr(config, "zero_optimization", None)
+    wide = _fp32_gradients(scenario, parallel)
+    half = config.param_dtype in HALF
+    return ReplicaConfig(
+        distributed=parallel.use_distributed_optimizer or (zero is not None and zero.stage == 1),
+        overlap_grad_reduce=parallel.overlap_grad_reduce,
+        overlap_param_gather=parallel.overlap_param_gather,
+        bucket_size=parallel.ddp_bucket_size,
+        grad_dtype="fp32" if wide else config.param_dtype,
+        param_dtype=config.param_dtype,
+        copies=6.0 if half else 0.0,
+    )
+
+
+def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
+    """Whether gradients are kept and reduced in fp32: said, or Megatron's default for bf16 parameters."""
+    if parallel.grad_reduce_in_fp32 is not None:
+        return parallel.grad_reduce_in_fp32
+    return scenario.config.param_dtype == "fp32" or (
+        parallel.framework == "megatron" and scenario.config.param_dtype == "bf16"
+    )

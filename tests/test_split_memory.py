@@ -1,0 +1,90 @@
+"""Memory of a split model: by stage, at one moment, and never the whole model's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clustersim import scenario
+from clustersim.memory import CONTEXT_BYTES
+from clustersim.planner.limits import memory_verdict
+from clustersim.scenario.memory_table import table
+
+PIPELINE = "1f1b_gpt2_xl_1x8_a100"
+
+
+def test_stages_are_those_of_a_run_and_the_row_is_the_fullest_of_them():
+    (row,) = table(PIPELINE)
+    split = scenario.load(PIPELINE).prepare().split
+    assert [stage["total_bytes"] for stage in row["stages"]] == [use.total for use in split.memory]
+    assert row["total_bytes"] == max(use.total for use in split.memory) == split.memory[row["stage"]].total
+    assert row["peak"] == row["stages"][row["stage"]]["peak"] == "F 7.0"
+
+
+def test_parts_of_every_stage_add_up_to_its_total():
+    for name in (PIPELINE, "pipedream_gpt2_xl_1x8_a100", "zb_gpt2_xl_1x8_a100", "fsdp_tp8_llama3_70b_32x8_h100"):
+        for stage in table(name)[0]["stages"]:
+            assert sum(stage["at_peak"].values()) == pytest.approx(stage["total_bytes"]), name
+
+
+def test_parameters_of_all_stages_are_the_models_and_one_more_embedding():
+    """Embedding and head are tied, so that the last stage has a copy."""
+    (row,) = table(PIPELINE)
+    model = scenario.load(PIPELINE).prepare().model
+    table_of_words = model.vocab * model.hidden
+    held = sum(stage["at_peak"]["parameters"] for stage in row["stages"])
+    assert held == pytest.approx(2.0 * (model.parameters + table_of_words), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "versions"), [("pipedream", range(8, 0, -1)), ("pipedream_2bw", [2] * 8), ("1f1b", [1] * 8)]
+)
+def test_an_asynchronous_pipeline_holds_as_many_versions_of_its_weights_as_its_paper_says(schedule, versions):
+    (row,) = table(PIPELINE, {"parallel.schedule": schedule})
+    for stage, count in zip(row["stages"], versions, strict=True):
+        held = stage["at_peak"]
+        assert held["weight_copies"] == (count - 1) * held["parameters"]
+
+
+def test_the_largest_micro_batch_of_a_split_model_fits_and_one_more_does_not():
+    (row,) = table(PIPELINE)
+    for extra, fits in ((0, True), (1, False)):
+        changes = {"strategy.micro_batch_size": row["largest_micro_batch"] + extra}
+        assert table(PIPELINE, changes)[0]["fits"] is fits
+
+
+def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
+    loaded = scenario.load("tp8_pp16_llama3_405b_2048x8_h100")
+    verdict = memory_verdict(loaded)
+    assert verdict.ok
+    assert verdict.use.where == "stage 1"
+    assert verdict.use.total - CONTEXT_BYTES == verdict.use.allocated
+
+
+def test_every_way_to_split_is_a_row_that_fits_or_says_why_not():
+    rows = table("tp8_pp8_gpt3_175b_16x8_a100", every=True)
+    named = {row["variant"]: row for row in rows}
+    assert {"as written", "schedule gpipe", "schedule zb_h1", "tp 1 x pp 1 x dp 128", "tp 4 x pp 16 x dp 2"} <= set(
+        named
+    )
+    assert not named["tp 1 x pp 1 x dp 128"]["fits"]
+    assert named["schedule gpipe"]["total_bytes"] > named["as written"]["total_bytes"]
+    assert all(row["reason"] or row["total_bytes"] for row in rows)
+
+
+@pytest.mark.parametrize("arguments", [["pipedream_gpt2_xl_1x8_a100"], [PIPELINE, "--all"]])
+def test_the_command_prints_stages_within_100_columns(clustersim, arguments):
+    done = clustersim("memory", *arguments, columns=100)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert "…" not in done.stdout
+    assert "[GiB]" in done.stdout
+    if len(arguments) == 1:
+        assert "stage 0, which holds most, fits on A100-SXM4-80GB" in done.stdout
+        assert "F 7.0" in done.stdout
+
+
+def test_json_has_the_stages(clustersim):
+    (row,) = json.loads(clustersim("memory", PIPELINE, "--json").stdout)["rows"]
+    assert len(row["stages"]) == 8
