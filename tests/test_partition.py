@@ -458,3 +458,14 @@ def test_a_ring_sends_on_what_has_come() -> None:
         for (before, one), (_, other) in pairwise(rings):
             if one.name.rsplit(" ", 3)[0] == other.name.rsplit(" ", 3)[0]:
                 assert before in other.needs
+
+
+def test_up_projections_computed_again_leave_attention_without_its_queries_keys_and_values():
+    """DeepSeek-V3: 128 heads of 192 for queries and keys, of 128 for values; latent vectors stay."""
+    deepseek = model("deepseek-v3", seq_len=4096)
+    plain = partition(deepseek, ParallelConfig(pp=61)).stages[30].layers[0]
+    again = partition(deepseek, ParallelConfig(pp=61), Recompute("selective", modules=("mla_up_proj",))).stages[30]
+    (layer,) = again.layers
+    dropped = 4096 * 128 * (192 + 192 + 128)
+    assert layer.repeated == pytest.approx(dropped)
+    assert plain.kept - layer.kept == pytest.approx(dropped, rel=0.05)

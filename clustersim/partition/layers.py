@@ -12,7 +12,7 @@ from clustersim.partition.dispatch import Spread, is_expert
 from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.partition.listing import has_weights
 from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums
-from clustersim.partition.recompute import checkpointed, module_of, rebuilding
+from clustersim.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.partition.share import Share, local_kernel, rows
 from clustersim.partition.tensor import Columns, Manner, Rows
 
@@ -71,7 +71,7 @@ class Cutter:
                     norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
                     nodes += made
                 found += checkpointed(tuple(nodes)) if module and module in modules else nodes
-        return tuple(found)
+        return without_inputs(tuple(found)) if "mla_up_proj" in modules else tuple(found)
 
     def _node(self, name: str, group: Kernels, block: int) -> Nodes:
         """Nodes of neighbouring kernels that are cut alike."""

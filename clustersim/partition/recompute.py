@@ -79,7 +79,7 @@ def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
         if isinstance(node, Again):
             inside = held(node.nodes, one_fp32_copy=one_fp32_copy)
             # The input is among what the nodes keep.
-            total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps)
+            total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps + node.brings)
         elif isinstance(node, Rebuilt):
             total += Held(repeated=node.brings)
         else:
@@ -97,10 +97,14 @@ def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
 
 @dataclass(frozen=True)
 class Again:
-    """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward."""
+    """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward.
+
+    ``brings`` : elements per sample of their outputs that nobody else keeps.
+    """
 
     nodes: Nodes
     keeps: float
+    brings: float = 0.0
 
     @property
     def kernels(self) -> Kernels:
@@ -144,6 +148,23 @@ def checkpointed(nodes: Nodes) -> Nodes:
     """One checkpoint around nodes; kept is what the first kernel that keeps anything keeps: the input."""
     kernels = [kernel for node in nodes for kernel in node.kernels]
     return (Again(nodes, next((kernel.saved for kernel in kernels if kernel.saved), 0.0)),)
+
+
+def without_inputs(nodes: Nodes) -> Nodes:
+    """A checkpoint of up-projections whose output attention does not keep either, and that attention.
+
+    Megatron-LM core/transformer/multi_latent_attention.py: ``mla_up_proj`` drops queries, keys and values behind
+    attention, and projects them again before its backward.
+    """
+    found: list[Node] = []
+    for node in nodes:
+        ahead = found[-1] if found else None
+        if isinstance(ahead, Again) and isinstance(node, Local) and node.kernels[0].kind == "attention":
+            # What it puts out is the output projection's to keep.
+            found[-1] = replace(ahead, brings=node.kernels[0].saved)
+            node = replace(node, kernels=(replace(node.kernels[0], saved=0.0), *node.kernels[1:]))
+        found.append(node)
+    return tuple(found)
 
 
 def rebuilding(node: Node, norm: Kernel) -> Nodes:
