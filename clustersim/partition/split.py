@@ -50,7 +50,7 @@ def partition(
     chunks = 2 if placement == "both" else parallel.chunks(blocks)
     where = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
-    _check(model, parallel)
+    _check(model, parallel, ranges)
     builder = _Builder(model, parallel, recompute, nproc_per_node, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
     beside = {
@@ -61,7 +61,11 @@ def partition(
     return Partition(model, stages, builder.tied, builder.notes())
 
 
-def _check(model: Model, parallel: ParallelConfig) -> None:
+def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) -> None:
+    empty = [stage for stage, (first, stop) in enumerate(ranges) if first == stop]
+    if empty:
+        field = "layout" if parallel.stages else "pp"
+        raise ScenarioError(f"stage {empty[0]} of {len(ranges)} has no layer; give it one (at $.parallel.{field})")
     cuts = {kernel.cut for layer in model.layers for kernel in layer.kernels}
     if parallel.tp > 1 and not cuts & {"column", "row", "heads", "vocab"}:
         raise ScenarioError(f"tp = {parallel.tp}: {model.name} has nothing that tensor parallelism cuts; use 1 "

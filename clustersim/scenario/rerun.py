@@ -116,8 +116,8 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
 
 def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None:
     config = prepared.scenario.config
-    if not hasattr(config, "bucket_cap_mb"):
-        return None
+    if prepared.split is not None or not hasattr(config, "bucket_cap_mb"):
+        return None  # buckets beside a split model are Megatron's: large, and few
     tried: list[dict[str, object]] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
     if hasattr(config, "first_bucket_bytes"):
         tried.append({"strategy.first_bucket_bytes": 2**20})
@@ -128,7 +128,11 @@ def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
     size = prepared.scenario.config.micro_batch_size * factor
     if size != int(size):
         return None
-    return _changed(prepared, {"strategy.micro_batch_size": int(size)}) / factor
+    change: dict[str, object] = {"strategy.micro_batch_size": int(size)}
+    parallel = prepared.scenario.file.parallel
+    if parallel is not None and parallel.global_batch_size is not None:
+        change["parallel.global_batch_size"] = int(parallel.global_batch_size * factor)  # as many micro-batches
+    return _changed(prepared, change) / factor
 
 
 def _changed(prepared: Prepared, change: Mapping[str, object]) -> float:

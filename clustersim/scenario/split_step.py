@@ -25,6 +25,7 @@ from clustersim.program import Program
 from clustersim.scenario.replicas import HALF, check_replicas, replicas
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
+from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -128,7 +129,7 @@ def program_of(
     )
     run = scenario.file.run
     program = build(recipe, _local(scenario, gpu), cost, mesh, run.steps, run.seed)
-    return replace(program, notes=(*_told(split, parallel, mesh), *program.notes))
+    return replace(program, notes=(*_told(scenario, split, parallel, mesh), *program.notes))
 
 
 def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def _local(scenario: Scenario, gpu: Device) -> LocalCost:
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
 
 
-def _told(split: Split, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
+def _told(scenario: Scenario, split: Split, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
     """The split in words, and what of the table changes nothing."""
     degrees = " x ".join(f"{name} {mesh.size(name)}" for name in ("tp", "cp", "pp", "dp") if mesh.size(name) > 1)
     experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
@@ -182,5 +183,17 @@ def _told(split: Split, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
     said = [name for name in NOT_PLAYED if getattr(parallel, name) != getattr(plain, name)]
     if parallel.framework != "megatron" and "deallocate_pipeline_outputs" in said:
         said.remove("deallocate_pipeline_outputs")  # the framework's own
+    said += _strategy_not_played(scenario)
     if said:
         yield f"read, and not played: {', '.join(said)}"
+
+
+def _strategy_not_played(scenario: Scenario) -> list[str]:
+    """Of DDP's and ZeRO's own knobs, those that are set: beside a split model Megatron's hold, of ``[parallel]``."""
+    config = scenario.config
+    if isinstance(config, FSDPConfig):
+        return []
+    played = {"kind", "micro_batch_size", "gradient_accumulation_steps", "param_dtype", "zero_optimization"}
+    plain = type(config)()
+    said = [name for name in scenario.file.strategy if name not in played]
+    return [f"strategy.{name}" for name in said if getattr(config, name) != getattr(plain, name)]

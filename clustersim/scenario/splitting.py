@@ -12,7 +12,6 @@ from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.parallel import PRESETS, ModelShape, ParallelConfig, check, field_for, recompute, translate
 from clustersim.scenario.reading import Table, override
-from clustersim.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -22,6 +21,10 @@ DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_paral
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
 PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
 """Settings that change a step even where every degree is 1."""
+PAIR = ("microbatches", "global_batch_size")
+"""Two ways to say how many micro-batches there are."""
+BESIDE = ("ddp", "zero", "fsdp")
+"""Strategies whose data-parallel ranks may hold a part of a model."""
 
 
 def own_names(table: Table, changes: Changes) -> tuple[Table, dict[str, object]]:
@@ -37,7 +40,17 @@ def own_names(table: Table, changes: Changes) -> tuple[Table, dict[str, object]]
                     f"{name} = {said!r}, and [parallel] says {value!r}; write it once, in its own table (at $.{name})"
                 )
         table = override(table | {"parallel": fields}, elsewhere)
-    return table, {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
+    changes = {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
+    return _one_of_a_pair(table, changes), changes
+
+
+def _one_of_a_pair(table: Table, changes: Changes) -> Table:
+    """Who sets one of two fields that say the same means it instead of the other one in the file."""
+    for one, other in (PAIR, PAIR[::-1]):
+        said = table.get("parallel")
+        if f"parallel.{one}" in changes and f"parallel.{other}" not in changes and isinstance(said, dict):
+            table = table | {"parallel": {name: value for name, value in said.items() if name != other}}
+    return table
 
 
 def _change(name: str, value: object) -> dict[str, object]:
@@ -111,10 +124,10 @@ def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, shape: Model
 
 def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
     """Whether the data-parallel ranks can do what they do beside a split model."""
-    row = STRATEGIES[scenario.file.strategy["kind"]]
-    if parallel.splits and (row.place is not None or row.world_size == 1 or row.launch is not None):
+    kind = scenario.file.strategy["kind"]
+    if splits(parallel) and kind not in BESIDE:
         raise ScenarioError(
-            f"strategy {row.name!r} has a whole model on every worker, which [parallel] splits; use 'ddp', 'zero' or "
+            f"strategy {kind!r} has a whole model on every worker, which [parallel] splits; use 'ddp', 'zero' or "
             "'fsdp' (at $.strategy.kind)"
         )
     zero = getattr(scenario.config, "zero_optimization", None)

@@ -33,14 +33,14 @@ def from_csv(path: str | Path) -> Schedule:
     try:
         content = Path(path).read_text()
     except OSError as error:
-        raise ScenarioError(f"cannot read the schedule {path}: {error.strerror} (at $.parallel.schedule)") from None
+        raise ScenarioError(f"cannot read the schedule {path}: {error.strerror} (at $.parallel.schedule_csv)") from None
     rows = [
         [_cell(cell.strip(), f"{path}: row {row}, cell {column}") for column, cell in enumerate(cells) if cell.strip()]
         for row, cells in enumerate(csv.reader(io.StringIO(content)))
         if cells
     ]
     if not rows or not all(rows):
-        raise ScenarioError(f"{path}: every pipeline rank needs a row with an action (at $.parallel.schedule)")
+        raise ScenarioError(f"{path}: every pipeline rank needs a row with an action (at $.parallel.schedule_csv)")
     return _schedule(rows, path)
 
 
@@ -82,13 +82,13 @@ def _cell(cell: str, where: str) -> tuple[Action, ...]:
     if _NO_COMPUTE.fullmatch(cell):
         raise ScenarioError(
             f"{where}: {cell!r} computes nothing; leave such actions out, they follow from the order "
-            "(at $.parallel.schedule)"
+            "(at $.parallel.schedule_csv)"
         )
     found = tuple(Action(part[2], int(part[3]), int(part[1])) for part in parts if part)
     if len(found) < len(parts):
         raise ScenarioError(
             f"{where}: cannot read {cell!r} as an action; write stage, kind and micro-batch like '0F1', '1B2', '2I3', "
-            "'3W0', or '(0F7;7B3)OVERLAP_F_B' (at $.parallel.schedule)"
+            "'3W0', or '(0F7;7B3)OVERLAP_F_B' (at $.parallel.schedule_csv)"
         )
     return found
 
@@ -97,7 +97,7 @@ def _placement(rows: Sequence[Sequence[Sequence[Action]]], stages: int, path: st
     """The placement by which every row has its own stages."""
     p = len(rows)
     if stages % p:
-        raise ScenarioError(f"{path}: {stages} stages do not divide over {p} rows (at $.parallel.schedule)")
+        raise ScenarioError(f"{path}: {stages} stages do not divide over {p} rows (at $.parallel.schedule_csv)")
     held = [{action.chunk for slot in row for action in slot} for row in rows]
     tried: tuple[Placement, ...] = ("loop", "v")
     for placement in tried:
@@ -107,7 +107,7 @@ def _placement(rows: Sequence[Sequence[Sequence[Action]]], stages: int, path: st
     loop, v = ([stage_of(kind, rank, chunk, p) for chunk in range(stages // p)] for kind in tried)
     raise ScenarioError(
         f"{path}: row {rank} has the stages {sorted(held[rank])}; right would be {loop} (going round) or {v} (as a V) "
-        "in all rows (at $.parallel.schedule)"
+        "in all rows (at $.parallel.schedule_csv)"
     )
 
 

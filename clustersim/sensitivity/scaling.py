@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from clustersim.errors import ClusterSimError
+from clustersim.parallel import ParallelConfig
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import machine
 from clustersim.scenario.running import Result
@@ -72,10 +73,15 @@ def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lam
 
 
 def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
-    """Micro-batch and passes that keep the batch on other nodes. Raises :class:`ClusterSimError` where none do."""
+    """What changes with the nodes beside their number: the batch stays, or each rank's work does.
+
+    Raises :class:`ClusterSimError` where no micro-batch and passes keep the batch.
+    """
+    config, parallel = scenario.config, scenario.file.parallel
+    if parallel is not None and (parallel.microbatches or parallel.global_batch_size):
+        return _batch_of(scenario, parallel, nodes, kind)
     if kind == "weak":
         return {}
-    config = scenario.config
     mesh = machine(scenario)[1]
     each = config.micro_batch_size * config.gradient_accumulation_steps * mesh.n_nodes
     if each % nodes:
@@ -85,15 +91,29 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
     return {"strategy.micro_batch_size": micro, "strategy.gradient_accumulation_steps": samples // micro}
 
 
+def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Kind) -> dict[str, int]:
+    """Where ``[parallel]`` says the batch or the micro-batches; the size of a micro-batch stays."""
+    batch, passes = parallel.global_batch_size, parallel.microbatches
+    before = machine(scenario)[1].n_nodes
+    if (kind == "strong" and batch is not None) or (kind == "weak" and batch is None):
+        return {}  # what is said is what stays
+    name, said = ("global_batch_size", batch) if kind == "weak" else ("microbatches", passes)
+    count = (said or 1) * (nodes if kind == "weak" else before)
+    by = before if kind == "weak" else nodes
+    if count % by:
+        raise ClusterSimError(f"{name} = {said} of {before:,} nodes does not divide over {nodes:,} nodes")
+    return {f"parallel.{name}": count // by}
+
+
 def _point(result: Result) -> Point:
-    config, mesh = result.scenario.config, result.prepared.mesh
+    config, mesh = result.prepared.scenario.config, result.prepared.mesh
     each = config.micro_batch_size * config.gradient_accumulation_steps
     return Point(
         nodes=mesh.n_nodes,
         gpus=result.prepared.gpus,
         micro_batch=config.micro_batch_size,
         passes=config.gradient_accumulation_steps,
-        batch=each * mesh.workers,
+        batch=each * mesh.size("dp"),
         step_s=float(result.summary["step_time_s"]),
         rate=float(result.summary["samples_per_s"]),
         fits=result.fits,
