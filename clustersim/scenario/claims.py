@@ -1,4 +1,4 @@
-"""What the textbooks say of data parallelism, beside what runs of shipped scenarios come to.
+"""What the textbooks say of data parallelism and of split models, beside what runs of shipped scenarios come to.
 
 Each claim is a formula (N ranks, Z bytes of gradients, Psi parameters) and a figure taken out of a run. What a GPU
 sends is what its links carried away from it, under the textbook's backend, which knows no protocol overhead.
@@ -8,69 +8,32 @@ sends is what its links carried away from it, under the textbook's backend, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clustersim.mesh import Mesh
 from clustersim.model import Layer, Model, Tensor
-from clustersim.scenario import load
+from clustersim.scenario import load, split_claims
+from clustersim.scenario.claim import Claim, run, sent, told
 from clustersim.scenario.running import Result
 from clustersim.strategies import STRATEGIES
+
+__all__ = ["Claim", "claims", "told"]
 
 DDP, SERVER, ASYNC = "ddp_resnet50_1x8_v100", "ps_sync_cpu_1x8", "ps_async_1x8"
 ZERO, FSDP = "zero1_llama3_8b_2x8_a100", "fsdp_mpt_7b_16x8_a100"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One row.
-
-    Parameters
-    ----------
-    what : in words. formula : as the textbook writes it. source : where.
-    says, found : by the formula, and by the run; both in bytes, or ratios where ``unit`` is "x"; "GB" and "MiB" say how
-        bytes are written.
-    within : how far apart the two may be, relative.
-    """
-
-    what: str
-    formula: str
-    source: str
-    says: float
-    found: float
-    unit: str = "MiB"
-    within: float = 1e-3
-
-    @property
-    def holds(self) -> bool:
-        """Whether the run says what the formula says."""
-        return abs(self.found - self.says) <= self.within * abs(self.says)
-
-
 def claims(progress: Callable[[int, int], None] | None = None) -> list[Claim]:
     """Every claim, from runs made now (some seconds). ``progress`` is called with (groups done, groups in all)."""
-    groups = (_volumes, _server, _growth, _states, _zero_volumes, _asynchrony, _prefetch)
+    groups = (_volumes, _server, _growth, _states, _zero_volumes, _asynchrony, _prefetch, *split_claims.GROUPS)
     found: list[Claim] = []
     for done, group in enumerate(groups):
         found += group()
         if progress:
             progress(done + 1, len(groups))
     return found
-
-
-def _run(scenario: str, **changes: Any) -> Result:
-    return load(scenario, {key.replace("__", "."): value for key, value in changes.items()}).run()
-
-
-def _sent(result: Result) -> float:
-    """Bytes that left a GPU in a step, by its links; on NVSwitch machines no GPU passes on another's bytes."""
-    use, topology = result.timeline.links, result.prepared.topology
-    if use is None or not use.transfer_op.size:
-        return 0.0
-    leaves = np.isin(topology.link_src, topology.gpus)
-    return float(use.bytes_per_link()[leaves].sum()) / result.prepared.mesh.world_size / result.scenario.file.run.steps
 
 
 def _gradients(result: Result) -> float:
@@ -87,14 +50,14 @@ def _volumes() -> Iterator[Claim]:
     )
     for algorithm, formula, factor, source in ways:
         machine = {"cluster__topology": "hgx-a100", "run__backend": "ideal"}
-        result = _run(DDP, **machine, strategy__algorithm=algorithm, strategy__broadcast_buffers=False)
+        result = run(DDP, **machine, strategy__algorithm=algorithm, strategy__broadcast_buffers=False)
         what = f"all_reduce by {algorithm}, N = {n}: a GPU sends"
-        yield Claim(what, formula, source, factor * _gradients(result), _sent(result))
+        yield Claim(what, formula, source, factor * _gradients(result), sent(result))
 
 
 def _server() -> Iterator[Claim]:
     """A parameter server's own links."""
-    result = _run(SERVER)
+    result = run(SERVER)
     server = result.of_strategy["servers"][0]
     for way in ("in", "out"):
         what = f"parameter server, N = 8: {way} at the server, a step"
@@ -110,7 +73,7 @@ def _growth() -> Iterator[Claim]:
         ("ring", DDP, {"strategy__algorithm": "ring"}, 0, "2 (N-1)/N Z: flat", 31 / 32 / (7 / 8), "Sergeev 2018"),
     )
     for name, scenario, knobs, more, formula, says, source in rows:
-        at = {n: _run(scenario, **machine, **small, **knobs, cluster__nodes=n + more) for n in (8, 32)}
+        at = {n: run(scenario, **machine, **small, **knobs, cluster__nodes=n + more) for n in (8, 32)}
         seconds = {n: result.summary["communication_s"] for n, result in at.items()}
         what = f"{name}: communication time at N = 32 over N = 8"
         yield Claim(what, formula, source, says, seconds[32] / seconds[8], "x", 0.02)
@@ -149,20 +112,20 @@ def _zero_volumes() -> Iterator[Claim]:
         ("ZeRO-2 as DeepSpeed runs it", {"stage": 2}, "all_reduce + all_gather", 1.5, "deepspeed stage_1_and_2.py"),
     )
     for name, knobs, formula, factor, source in rows:
-        result = _run(
+        result = run(
             ZERO, strategy__zero_optimization=knobs, model__name="gpt2", model__seq_len=1024, run__backend="ideal"
         )
         n, psi = result.prepared.mesh.world_size, result.prepared.model.parameters
         yield Claim(
             f"{name}: a GPU sends, over DDP's 2 (N-1)/N Z", formula, source,
-            factor, _sent(result) / (2 * (n - 1) / n * 2.0 * psi), "x", 0.01,
+            factor, sent(result) / (2 * (n - 1) / n * 2.0 * psi), "x", 0.01,
         )  # fmt: skip
 
 
 def _asynchrony() -> Iterator[Claim]:
     """Bounded staleness: none is a synchronous run; enough of it leaves compute alone."""
-    sync = _run(ASYNC, strategy__mode="sync", strategy__staleness=0)
-    zero = _run(ASYNC, strategy__staleness=0)
+    sync = run(ASYNC, strategy__mode="sync", strategy__staleness=0)
+    zero = run(ASYNC, strategy__staleness=0)
     says, found = sync.summary["step_time_s"], zero.summary["step_time_s"]
     yield Claim("async with staleness 0: step time over the synchronous one", "1 x", "Ho et al. 2013", 1.0,
                 found / says, "x", 1e-9)  # fmt: skip
@@ -170,15 +133,8 @@ def _asynchrony() -> Iterator[Claim]:
 
 def _prefetch() -> Iterator[Claim]:
     """FSDP1's backward_prefetch: earlier is not slower, and holds one unit more."""
-    of = {p: _run(FSDP, strategy__backward_prefetch=p, cluster__nodes=4) for p in ("BACKWARD_PRE", "None")}
+    of = {p: run(FSDP, strategy__backward_prefetch=p, cluster__nodes=4) for p in ("BACKWARD_PRE", "None")}
     unit = max(layer.parameters for layer in of["None"].prepared.model.layers if layer.kind == "block") * 2.0
     more = of["BACKWARD_PRE"].memory.total - of["None"].memory.total
     yield Claim("FSDP, BACKWARD_PRE over no prefetch: peak memory grows by", "one gathered unit",
                 "PyTorch's FSDP documentation", unit, more, "MiB", 0.05)  # fmt: skip
-
-
-def told(claim: Claim) -> tuple[str, str]:
-    """What the formula says and what the run found, as text."""
-    scale = {"GB": 1e9, "MiB": 2.0**20, "x": 1.0}[claim.unit]
-    digits = 3 if claim.unit == "x" else 1
-    return f"{claim.says / scale:.{digits}f} {claim.unit}", f"{claim.found / scale:.{digits}f} {claim.unit}"
