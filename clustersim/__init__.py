@@ -1,4 +1,4 @@
-"""clustersim: a discrete-event simulator of data-parallel training on GPU clusters, checked against measurements.
+"""clustersim: a discrete-event simulator of distributed training on GPU clusters, checked against measurements.
 
 >>> import clustersim
 >>> result = clustersim.load("ddp_resnet50_1x8_v100").run()  # doctest: +SKIP

@@ -9,6 +9,8 @@ import pytest
 import readme
 
 from clustersim import bench
+from clustersim.parallel import FIELDS
+from clustersim.schedules import SCHEDULES
 
 
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in readme.parts()])
@@ -57,3 +59,8 @@ def test_asking_for_a_part_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_error_that_plans_carry_is_the_readmes() -> None:
     assert readme.accuracy(readme.README.read_text()) == readme.ACCURACY.read_text(), "run: python tests/readme.py"
+
+
+def test_every_schedule_and_every_field_of_parallel_is_listed() -> None:
+    text = readme.README.read_text()
+    assert [name for name in (*SCHEDULES, *FIELDS) if f"`{name}`" not in text] == []

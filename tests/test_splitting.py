@@ -74,12 +74,27 @@ def test_without_the_table_nothing_changes(tmp_path):
     assert mesh_of(loaded).dims is None
 
 
-def test_with_every_degree_1_a_program_is_the_same_op_for_op(tmp_path):
-    plain = read(tmp_path, PLAIN).prepare()
-    table = read(tmp_path, PLAIN + "[parallel]\ntp = 1\n").prepare()
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        'kind = "ddp"',
+        'kind = "ddp"\ngradient_accumulation_steps = 2\nbucket_cap_mb = 50',
+        'kind = "fsdp"',
+        'kind = "fsdp"\nversion = 1',
+        'kind = "zero"\nzero_optimization = {stage = 1}',
+        'kind = "zero"\nzero_optimization = {stage = 3}',
+    ],
+)
+def test_with_every_degree_1_a_program_is_the_same_op_for_op(tmp_path, strategy):
+    text = PLAIN.replace('kind = "ddp"', strategy)
+    plain = read(tmp_path, text).prepare()
+    table = read(tmp_path, text + "[parallel]\ntp = 1\npp = 1\ncp = 1\nep = 1\n").prepare()
     assert table.mesh.dims is not None
+    assert table.split is None
+    assert [role.ops for role in table.program.roles] == [role.ops for role in plain.program.roles]
     assert [table.program.describe(rank) for rank in (0, 7)] == [plain.program.describe(rank) for rank in (0, 7)]
     assert table.cost.forward.tolist() == plain.cost.forward.tolist()
+    assert table.memory.at_peak() == plain.memory.at_peak()
 
 
 def test_micro_batches_are_the_steps_of_gradient_accumulation(tmp_path):

@@ -55,7 +55,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="clustersim")
 def cli() -> None:
-    """Simulate data-parallel training on GPU clusters, checked against real measurements."""
+    """Simulate distributed training on GPU clusters, checked against real measurements."""
 
 
 for _command in (
