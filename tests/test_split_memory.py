@@ -88,3 +88,10 @@ def test_the_command_prints_stages_within_100_columns(clustersim, arguments):
 def test_json_has_the_stages(clustersim):
     (row,) = json.loads(clustersim("memory", PIPELINE, "--json").stdout)["rows"]
     assert len(row["stages"]) == 8
+
+
+def test_describe_says_what_each_stage_holds_and_not_what_the_whole_model_costs():
+    text = scenario.load(PIPELINE).prepare().describe()
+    assert "stage   7 264,859,200 parameters a rank: layers.42 to head" in text
+    assert "10.27 GiB of 80 GiB, most at F 7.0" in text
+    assert "cost      forward" not in text

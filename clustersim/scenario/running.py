@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,18 +84,31 @@ class Prepared:
 
     def describe(self, rank: int = 0) -> str:
         """The Program of one rank as text, under the facts it follows from."""
-        cost, layers, mesh = self.cost, len(self.model.layers), self.mesh
+        layers, mesh = len(self.model.layers), self.mesh
         head = [
             f"scenario  {self.scenario.title}",
             f"cluster   {self.topology.name}: {mesh.n_nodes} node(s) x {mesh.nproc_per_node} {self.device.name}",
             f"model     {self.model.name}: {self.model.parameters:,} parameters in {layers} layers",
-            f"cost      forward {format_time(float(cost.forward.sum()))}, backward "
-            f"{format_time(float(cost.backward.sum()))}, optimizer {format_time(cost.optimizer)} a micro-batch",
-            f"memory    {format_bytes(self.memory.total)} of {format_bytes(self.device.memory_bytes)}",
+            *self._parts(),
             *(f"note      {note}" for note in self.notes),
             "",
         ]
         return "\n".join(head) + self.program.describe(rank)
+
+    def _parts(self) -> Iterator[str]:
+        """What a rank computes and holds; of a split model a line for each stage."""
+        cost, room = self.cost, format_bytes(self.device.memory_bytes)
+        if self.split is None:
+            yield (
+                f"cost      forward {format_time(float(cost.forward.sum()))}, backward "
+                f"{format_time(float(cost.backward.sum()))}, optimizer {format_time(cost.optimizer)} a micro-batch"
+            )
+            yield f"memory    {format_bytes(self.memory.total)} of {room}"
+            return
+        for i, (stage, use) in enumerate(zip(self.split.partition.stages, self.split.memory, strict=True)):
+            held = ", ".join(f"{layers[0].name} to {layers[-1].name}" for layers in (c.layers for c in stage.chunks))
+            yield f"stage {i:3d} {stage.parameters + stage.expert_parameters:,} parameters a rank: {held}"
+            yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
 
 
 @dataclass(frozen=True, eq=False)
