@@ -170,13 +170,18 @@ def _phases(run: Timeline, n_steps: int) -> dict[str, float]:
     return {name: float(total[i]) for name, i in number.items() if total[i] > 0}
 
 
+TOGETHER = 512
+"""Ranks whose spans are laid out at once: those of a large run do not fit in memory together."""
+
+
 def _per_rank(run: Timeline, n_steps: int) -> dict[str, npt.NDArray[Any]]:
     """Seconds per step of each rank, by what its streams do; computed for one rank of each class of equals."""
     busy = occupancy_of_all(run) if run.blocks else None
     class_of = np.arange(run.world_size)
     if busy is None:
         representatives, class_of = alike(run)
-        busy = occupancy(run, representatives)
+        some = [occupancy(run, representatives[i : i + TOGETHER]) for i in range(0, len(representatives), TOGETHER)]
+        busy = {name: np.concatenate([one[name] for one in some]) for name in some[0]}
     columns: dict[str, npt.NDArray[Any]] = {"rank": np.arange(run.world_size)}
     for name, seconds in busy.items():
         columns[name] = (seconds / n_steps)[class_of]
@@ -186,6 +191,8 @@ def _per_rank(run: Timeline, n_steps: int) -> dict[str, npt.NDArray[Any]]:
 def occupancy_of_all(run: Timeline) -> dict[str, Floats] | None:
     """As :func:`occupancy`, of every rank, for runs in which most ranks differ; None where streams are too many."""
     computing, n = _is_compute(run), run.world_size
+    if len({op.stream for op in run.ops if op.kind != "compute"}) > intervals.MOST_STREAMS:
+        return None
     compute = intervals.per_stream(run, np.flatnonzero(computing).tolist(), "start")
     talking = [i for i, op in enumerate(run.ops) if op.kind != "compute"]
     transfer = intervals.per_stream(run, talking, "start")
