@@ -1,0 +1,78 @@
+"""The ``[model]`` table of a measured hybrid-parallel row: a shipped model of its family in the row's own sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from clustersim.calibration.hybrid_stacks import Stack
+from clustersim.calibration.score import number
+from clustersim.calibration.step_rows import Row
+from clustersim.paths import shipped
+
+Options = dict[str, Any]
+
+
+def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
+    """``[model]``. Raises ValueError where the row does not say the sizes."""
+    family = _family(row)
+    name, options = family(row)
+    if not stack.dropout or family in {_gated, _experts}:
+        options |= {"attn_dropout": False, "hidden_dropout": False}
+    return {
+        "name": name,
+        "seq_len": _whole(row, "seq_len"),
+        "dtype": dtype,
+        "attention": stack.attention,
+        "implementation": stack.implementation,
+        "options": options,
+    }
+
+
+def _family(row: Row) -> Callable[[Row], tuple[str, Options]]:
+    if row.get("experts"):
+        return _experts
+    if row["model"].lower().startswith("bert"):
+        return _bert
+    return _gated if row.get("gated") == "1" else _gpt
+
+
+def _gpt(row: Row) -> tuple[str, Options]:
+    """Megatron's GPT: learned positions of the sequence's length, tied embeddings, biases, GELU by one kernel."""
+    return "gpt2", _sizes(row) | {"n_positions": _whole(row, "seq_len"), "activation": "gelu"}
+
+
+def _bert(row: Row) -> tuple[str, Options]:
+    """Megatron's BERT: its head sees every position, not only the masked ones."""
+    return "bert-large-uncased", _sizes(row) | {"n_positions": _whole(row, "seq_len"), "head": "pretraining"}
+
+
+def _gated(row: Row) -> tuple[str, Options]:
+    """Llama and its kin: rotary positions, RMSNorm, gated MLP, untied embeddings."""
+    return "llama2-7b", _sizes(row)
+
+
+def _experts(row: Row) -> tuple[str, Options]:
+    """A shipped mixture of experts of that name, whose depth the row may cut."""
+    plain = re.sub(r"[^a-z0-9]", "", row["model"].lower())
+    known = sorted(shipped("data/models", ".json"), key=len, reverse=True)
+    name = next((name for name in known if plain.startswith(re.sub(r"[^a-z0-9]", "", name))), None)
+    if name is None:
+        raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name")
+    return name, {"layers": _whole(row, "layers"), "vocab": _whole(row, "vocab")}
+
+
+def _sizes(row: Row) -> Options:
+    width, heads = _whole(row, "d_model"), _whole(row, "heads")
+    sizes = {"layers": _whole(row, "layers"), "d_model": width, "heads": heads, "vocab": _whole(row, "vocab")}
+    sizes["kv_heads"] = _whole(row, "kv_heads") if row.get("kv_heads") else heads
+    sizes["head_dim"] = _whole(row, "head_dim") if row.get("head_dim") else width // heads
+    sizes["d_ff"] = _whole(row, "ffn") if row.get("ffn") else 4 * width
+    return sizes
+
+
+def _whole(row: Row, column: str) -> int:
+    if not row.get(column, "").strip():
+        raise ValueError(f"the row does not say {column}")
+    return int(number(row, column))

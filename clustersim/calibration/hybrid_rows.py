@@ -1,0 +1,197 @@
+"""A row of measured hybrid-parallel steps as a scenario: ``[cluster] [model] [parallel] [strategy] [run]``.
+
+The row says the degrees, the batch and the sizes; its software (:mod:`clustersim.calibration.hybrid_stacks`) fills what
+it does not say. A row that says too little is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from clustersim.calibration.hybrid_models import model_table
+from clustersim.calibration.hybrid_stacks import Stack, stack_of
+from clustersim.calibration.score import number
+from clustersim.calibration.step_rows import Row
+from clustersim.device import device_from_text
+
+COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
+"""What a table of hybrid-parallel steps has besides the columns of plain ones."""
+
+STEPS = 2
+"""Steps played per row: the second begins when the first is over, parameters gathered."""
+
+_UNNAMED = {"libai": ("dgx-1v-1x100g", "V100-SXM2-32GB")}
+"""Machines of sources that do not name theirs. LiBai's page is by the authors of ``dlperf``, whose 8-GPU V100 nodes have
+one 100 Gb/s port; its 1-GPU rates and its batch sizes fit the 32 GB card (README of the measurements)."""
+
+_SCHEDULES = {"interleaved-1f1b": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-2p"}
+"""Names of the table -> of the schedules here."""
+
+# Megatron-LM examples/sc21/run_table_1.sh: what the paper's table 1 does not print, by (TP, PP) of its rows.
+_SC21 = {
+    (1, 1): (16, 1), (2, 1): (16, 1), (4, 1): (16, 1), (8, 1): (8, 1), (8, 2): (4, 1), (8, 4): (2, 3), (8, 8): (2, 2),
+    (8, 16): (1, 2),
+}  # fmt: skip
+
+
+def is_hybrid(columns: object) -> bool:
+    """Whether a table with these columns is one of hybrid-parallel steps."""
+    return set(COLUMNS) <= set(columns)  # type: ignore[call-overload]
+
+
+def scenario_table(row: Row) -> dict[str, Any]:
+    """The tables of the scenario that a row describes.
+
+    Raises ValueError or a clustersim error that says what keeps it from being played.
+    """
+    stack = stack_of(row)
+    degrees = {name: _whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
+    dtype, param_dtype = _dtypes(row)
+    micro_batch, chunks = _batch(row)
+    parallel = {
+        "framework": stack.framework,
+        **stack.parallel,
+        **degrees,
+        "microbatches": _microbatches(row, micro_batch),
+        **_pipeline(row, stack, degrees["pp"], chunks),
+        **_exchanges(row, stack, degrees),
+    }
+    strategy, more = _strategy(row)
+    checkpointing, recomputed = _recompute(row)
+    return {
+        "cluster": _cluster(row),
+        "model": model_table(row, stack, dtype) | checkpointing,
+        "parallel": parallel | more | recomputed,
+        "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
+        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": stack.optimizer_impl},
+    }
+
+
+def measured(row: Row) -> float:
+    """Seconds of the row's step. Raises ValueError where they cannot be known."""
+    if not row["step_time_s"].strip():
+        raise ValueError(f"no step time follows from {row['metric']}: {row.get('notes', '')}")
+    return number(row, "step_time_s")
+
+
+def _cluster(row: Row) -> dict[str, Any]:
+    topology, named = row.get("topology", ""), row.get("gpu", "")
+    if not topology:
+        source = row["case_id"].split("-")[0]
+        if source not in _UNNAMED:
+            raise ValueError("the row does not say which topology")
+        topology, named = _UNNAMED[source]
+    nodes, gpus = _whole(row, "nodes"), _whole(row, "gpus")
+    if gpus % nodes:
+        raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
+    name = device_from_text(re.sub(r" \(.*\)", "", named)).name if named else None
+    return {"topology": topology, "nodes": nodes, "gpus_per_node": gpus // nodes, "device": name}
+
+
+def _dtypes(row: Row) -> tuple[str, str]:
+    """Of the matrix products, and of the parameters: all of these stacks train converted 16-bit models."""
+    recipe = row.get("precision_recipe") or row["precision"].lower()
+    products = next((word for word in ("fp8", "bf16", "fp16") if word in recipe.lower()), None)
+    if products is None:
+        raise ValueError(f"precision {recipe!r} is not known")
+    return products, "fp16" if products == "fp16" else "bf16"
+
+
+def _batch(row: Row) -> tuple[int, int]:
+    """Samples of a micro-batch, and chunks of a pipeline rank."""
+    chunks = _whole(row, "vpp", 1)
+    if row["micro_batch_per_gpu"].strip():
+        return _whole(row, "micro_batch_per_gpu"), chunks
+    key = (_whole(row, "tp", 1), _whole(row, "pp", 1))
+    if "2104.04473" in row.get("source", "") and key in _SC21:
+        return _SC21[key]
+    raise ValueError("the row does not say the micro-batch per GPU")
+
+
+def _microbatches(row: Row, micro_batch: int) -> int:
+    if row["grad_accum"].strip():
+        return _whole(row, "grad_accum")
+    samples, dp = _whole(row, "global_batch"), _whole(row, "dp", 1)
+    if samples % (micro_batch * dp):
+        raise ValueError(f"global batch {samples} is no multiple of {micro_batch} samples on {dp} replicas")
+    return samples // (micro_batch * dp)
+
+
+def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> dict[str, Any]:
+    if stages == 1:
+        return {}
+    said = row["schedule"]
+    if not said and chunks > 1:
+        said = "interleaved"
+    named: dict[str, Any] = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
+    layers = _whole(row, "layers")
+    if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):
+        return named if int(found.group(1)) * stages == layers else named | _uneven(layers, stages)
+    if stack.framework == "megatron" and layers % (stages * chunks):
+        return named | _uneven(layers, stages * chunks)
+    return named
+
+
+def _uneven(layers: int, stages: int) -> dict[str, Any]:
+    """Layers that do not divide: embedding and loss count as a layer each, if they divide so (Megatron's
+    ``account_for_*_in_pipeline_split``, the zero-bubble fork's ``--num-layers`` less two); else as even as they go."""
+    each, more = divmod(layers + 2, stages)
+    if not more:
+        return {"layout": [each - 1, *[each] * (stages - 2), each - 1]}
+    each, more = divmod(layers, stages)
+    return {"layout": [each + (0 < i <= more) if more < stages - 1 else each + (i < more) for i in range(stages)]}
+
+
+def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if degrees["tp"] > 1 and row["seq_parallel"]:
+        found["sequence_parallel"] = row["seq_parallel"] == "1"
+    if row["tp_overlap"] == "1":
+        found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
+    if degrees["ep"] > 1:
+        found["etp"] = _whole(row, "etp", 1)
+        balanced = "forced balanced" in row.get("other", "")
+        found["routing"] = {"kind": "balanced" if balanced else "uniform"}
+    if row["a2a_dispatcher"]:
+        found["dispatcher"] = row["a2a_dispatcher"]
+    return found
+
+
+def _recompute(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What backward recomputes, in ``[model]`` where that has a word for it, else in ``[parallel]``."""
+    said, detail = row["recompute"], row["recompute_detail"]
+    if said == "full":
+        if few := re.search(r"(\d+) layers a stage", detail):
+            more = {"recompute_granularity": "full", "recompute_method": "block"}
+            return {}, more | {"recompute_num_layers": int(few.group(1))}
+        return {"activation_checkpointing": "full"}, {}
+    if said == "selective" and "operator" in detail:
+        return {"activation_checkpointing": "selective"}, {}
+    if said == "selective":
+        return {}, {"recompute_granularity": "selective", "recompute_modules": detail.split() or ["core_attn"]}
+    return {}, {}
+
+
+def _strategy(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``[strategy]``, and what belongs to it in ``[parallel]``."""
+    reduced = row["grad_reduce_dtype"]
+    if row["fsdp"] == "1":
+        return {"kind": "fsdp", "reduce_dtype": reduced or "fp32"}, {}
+    stage = _whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
+    if stage > 1:
+        return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
+    more: dict[str, Any] = {"use_distributed_optimizer": True} if stage else {}
+    if reduced:
+        more["grad_reduce_in_fp32"] = reduced == "fp32"
+    if row["dp_overlap"] == "0":
+        more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    return {"kind": "ddp"}, more
+
+
+def _whole(row: Row, column: str, default: int | None = None) -> int:
+    if not row.get(column, "").strip():
+        if default is None:
+            raise ValueError(f"the row does not say {column}")
+        return default
+    return int(number(row, column))

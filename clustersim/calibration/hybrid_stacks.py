@@ -1,0 +1,89 @@
+"""What the software of a measured hybrid-parallel step does where its row says nothing.
+
+One row a stack, chosen by the row's ``framework`` column: which kernels it fuses, which attention it runs, what its
+pipeline and its data-parallel ranks overlap. Every entry is the framework's own default or what its published
+benchmark script sets, with the place where it can be read; nothing here belongs to a GPU, a model or a case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustersim.calibration.step_rows import Row
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A training stack's defaults, in the words of a scenario.
+
+    Parameters
+    ----------
+    name : for people. words : pattern of the row's ``framework``, in lower case.
+    framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
+    attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
+    parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
+    vocab : of GPT models, whether the embedding is padded (``make_vocab_size_divisible_by``).
+    source : where the defaults can be read.
+    """
+
+    name: str
+    words: str
+    framework: str
+    attention: str
+    implementation: str
+    source: str
+    optimizer_impl: str = "fused"
+    dropout: bool = True
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+
+
+_OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispatcher": "alltoall"}
+
+STACKS = (
+    Stack(
+        "Megatron-LM, zero-bubble fork", r"zero-bubble", "megatron", "eager", "fused",
+        "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_zero_bubble.sh: no --use-flash-attn, fused kernels of "
+        "Megatron-LM 2023, plain DDP of one replica",
+    ),
+    Stack(
+        "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "fused",
+        "Megatron-DeepSpeed megatron/arguments.py (2021-2023): masked_softmax_fusion, bias_gelu_fusion and "
+        "bias_dropout_fusion on, no flash attention; DeepSpeed's PipelineModule; vocabulary padded to 128 tp",
+        parallel={"make_vocab_size_divisible_by": 128, "partition_method": "uniform"},
+    ),
+    Stack(
+        "Megatron-LM of 2025", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron", "cudnn", "fused",
+        "Megatron-Core with Transformer Engine: fused attention, norms, RoPE and SwiGLU; the performance recipes of "
+        "Megatron-Bridge and NeMo set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
+        dropout=False, parallel=_OVERLAPPED,
+    ),
+    Stack(
+        "Megatron-LM of 2021-2022", r"megatron-lm", "megatron", "eager", "fused",
+        "Megatron-LM v2.5-v3.0 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and bias_dropout_fusion on; "
+        "local DDP, which reduces after backward; apex FusedAdam",
+    ),
+    Stack(
+        "OneFlow", r"libai|oneflow", "megatron", "eager", "fused",
+        "LiBai configs/common/train.py and OneFlow's fused bias, GELU, dropout, scale-mask-softmax kernels; gradients are "
+        "reduced as they are made",
+        parallel={"overlap_grad_reduce": True},
+    ),
+    Stack(
+        "torchtitan", r"torchtitan", "torchtitan", "fa2", "fused",
+        "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, torch.compile, scaled_dot_product_attention",
+        dropout=False,
+    ),
+)  # fmt: skip
+"""Known stacks; the first whose words a row's framework holds is it."""
+
+
+def stack_of(row: Row) -> Stack:
+    """The stack a row names. Raises ValueError for one that is not known."""
+    named = row.get("framework", "").lower()
+    for stack in STACKS:
+        if re.search(stack.words, named):
+            return stack
+    raise ValueError(f"framework {row.get('framework', '')!r} is not known; known: {', '.join(s.name for s in STACKS)}")
