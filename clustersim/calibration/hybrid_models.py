@@ -18,6 +18,8 @@ def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
     """``[model]``. Raises ValueError where the row does not say the sizes."""
     family = _family(row)
     name, options = family(row)
+    if not stack.compiled:  # fused kernels by hand: fewer of them, each at the rate of an eager one
+        options |= {"implementation": stack.implementation}
     if not stack.dropout or family in {_gated, _experts}:
         options |= {"attn_dropout": False, "hidden_dropout": False}
     return {
@@ -25,7 +27,7 @@ def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
         "seq_len": _whole(row, "seq_len"),
         "dtype": dtype,
         "attention": stack.attention,
-        "implementation": stack.implementation,
+        **({"implementation": "fused"} if stack.compiled else {}),
         "options": options,
     }
 

@@ -25,7 +25,7 @@ _UNNAMED = {"libai": ("dgx-1v-1x100g", "V100-SXM2-32GB")}
 """Machines of sources that do not name theirs. LiBai's page is by the authors of ``dlperf``, whose 8-GPU V100 nodes have
 one 100 Gb/s port; its 1-GPU rates and its batch sizes fit the 32 GB card (README of the measurements)."""
 
-_SCHEDULES = {"interleaved-1f1b": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-2p"}
+_SCHEDULES = {"interleaved-1f1b": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "zb_2p"}
 """Names of the table -> of the schedules here."""
 
 # Megatron-LM examples/sc21/run_table_1.sh: what the paper's table 1 does not print, by (TP, PP) of its rows.
@@ -123,7 +123,7 @@ def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> dict[str, Any
         return {}
     said = row["schedule"]
     if not said and chunks > 1:
-        said = "interleaved"
+        said = "interleaved_1f1b"
     named: dict[str, Any] = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
     layers = _whole(row, "layers")
     if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):

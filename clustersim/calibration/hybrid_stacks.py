@@ -25,7 +25,7 @@ class Stack:
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
-    vocab : of GPT models, whether the embedding is padded (``make_vocab_size_divisible_by``).
+    compiled : torch.compile generates the elementwise kernels.
     source : where the defaults can be read.
     """
 
@@ -37,6 +37,7 @@ class Stack:
     source: str
     optimizer_impl: str = "fused"
     dropout: bool = True
+    compiled: bool = False
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +75,7 @@ STACKS = (
     Stack(
         "torchtitan", r"torchtitan", "torchtitan", "fa2", "fused",
         "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, torch.compile, scaled_dot_product_attention",
-        dropout=False,
+        dropout=False, compiled=True,
     ),
 )  # fmt: skip
 """Known stacks; the first whose words a row's framework holds is it."""

@@ -1,0 +1,82 @@
+"""How long a measured hybrid-parallel step takes, from runs smaller than it: fewer micro-batches, fewer replicas.
+
+Nothing in these runs is random, so two things are exact or nearly so, and tables of hundreds of steps take minutes:
+
+* Past its warm-up a pipeline repeats: each further micro-batch adds what the one before it added. Two numbers of
+  micro-batches are played, and the others follow on the line through them.
+* Replicas do the same at the same time; only their exchanges differ with their number. A step of all replicas takes
+  what a step of a few takes, and on top what *all* of them add to a step of the least micro-batches. The few fill
+  whole nodes, so that every other exchange uses the links it used before.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import Any
+
+from clustersim import scenario
+
+Table = dict[str, Any]
+
+
+def step_time(table: Table, name: str = "row.toml") -> float:
+    """Seconds of one optimizer step of a scenario's tables (:func:`clustersim.calibration.hybrid_rows.scenario_table`).
+
+    Raises a clustersim error where it cannot be played.
+    """
+    count, least = table["parallel"]["microbatches"], _least(table)
+    whole, few = _replicas(table)
+    some = _line(table, name, few, count)
+    if few == whole:
+        return some
+    return some + max(0.0, _played(table, name, whole, least) - _played(table, name, few, least))
+
+
+def _line(table: Table, name: str, replicas: int, count: int) -> float:
+    """The step of ``replicas`` with ``count`` micro-batches, played with fewer where its steady state allows."""
+    stages, interleaved = table["parallel"]["pp"], table["parallel"].get("vpp", 1) > 1
+    if table["parallel"].get("schedule", "1f1b") not in {"1f1b", "interleaved_1f1b"}:
+        return _played(table, name, replicas, count)
+    short, long = (2, 3) if stages == 1 else (2 * stages, 3 * stages)
+    if interleaved and count % stages:
+        return _played(table, name, replicas, count)
+    if count <= long:
+        return _played(table, name, replicas, count)
+    one, other = _played(table, name, replicas, short), _played(table, name, replicas, long)
+    return other + (count - long) * (other - one) / (long - short)
+
+
+def _least(table: Table) -> int:
+    """The fewest micro-batches that the schedule takes."""
+    parallel = table["parallel"]
+    plain = parallel.get("schedule", "1f1b") == "1f1b"
+    return 1 if parallel["pp"] == 1 or plain else min(int(parallel["pp"]), int(parallel["microbatches"]))
+
+
+def _replicas(table: Table) -> tuple[int, int]:
+    """How many replicas there are, and how few of them fill whole nodes and hold every expert.
+
+    Shards that are gathered within the step (FSDP) leave no replica out.
+    """
+    parallel, cluster = table["parallel"], table["cluster"]
+    inside = parallel["tp"] * parallel["cp"]
+    whole = cluster["nodes"] * cluster["gpus_per_node"] // (inside * parallel["pp"])
+    if table["strategy"]["kind"] == "fsdp":
+        return whole, whole
+    unit = lcm(inside, cluster["gpus_per_node"], parallel["ep"] * parallel.get("etp", 1))
+    few = unit // inside
+    return whole, few if whole % few == 0 else whole
+
+
+def _played(table: Table, name: str, replicas: int, microbatches: int) -> float:
+    parallel, cluster = table["parallel"], table["cluster"]
+    ranks = replicas * parallel["tp"] * parallel["cp"] * parallel["pp"]
+    # Parameters gathered beside the next forward need a next forward to be seen; else a step is like the one before.
+    steps = table["run"]["steps"] if parallel.get("overlap_param_gather") or table["strategy"]["kind"] == "fsdp" else 1
+    changed = {
+        **table,
+        "cluster": cluster | {"nodes": max(1, ranks // cluster["gpus_per_node"])},
+        "parallel": parallel | {"microbatches": microbatches},
+        "run": table["run"] | {"steps": steps},
+    }
+    return float(scenario.from_table(changed, name).run().summary["step_time_s"])
