@@ -9,6 +9,7 @@ from typing import Any
 from clustersim.calibration.hybrid_stacks import Stack
 from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
+from clustersim.parallel import padded_vocab
 from clustersim.paths import shipped
 
 Options = dict[str, Any]
@@ -18,6 +19,8 @@ def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
     """``[model]``. Raises ValueError where the row does not say the sizes."""
     family = _family(row)
     name, options = family(row)
+    if stack.pads_vocab:
+        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, _whole(row, "tp") if row.get("tp") else 1)
     if not stack.compiled:  # fused kernels by hand: fewer of them, each at the rate of an eager one
         options |= {"implementation": stack.implementation}
     if not stack.dropout or family in {_gated, _experts}:

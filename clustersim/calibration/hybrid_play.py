@@ -56,12 +56,12 @@ def _least(table: Table) -> int:
 def _replicas(table: Table) -> tuple[int, int]:
     """How many replicas there are, and how few of them fill whole nodes and hold every expert.
 
-    Shards that are gathered within the step (FSDP) leave no replica out.
+    Shards that every micro-batch gathers (FSDP without a pipeline) leave no replica out.
     """
     parallel, cluster = table["parallel"], table["cluster"]
     inside = parallel["tp"] * parallel["cp"]
     whole = cluster["nodes"] * cluster["gpus_per_node"] // (inside * parallel["pp"])
-    if table["strategy"]["kind"] == "fsdp":
+    if table["strategy"]["kind"] == "fsdp" and parallel["pp"] == 1:
         return whole, whole
     unit = lcm(inside, cluster["gpus_per_node"], parallel["ep"] * parallel.get("etp", 1))
     few = unit // inside

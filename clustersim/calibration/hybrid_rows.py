@@ -49,9 +49,10 @@ def scenario_table(row: Row) -> dict[str, Any]:
     degrees = {name: _whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)
+    said = {} if row["fsdp"] == "1" else stack.parallel  # FSDP has its own overlap
     parallel = {
         "framework": stack.framework,
-        **stack.parallel,
+        **said,
         **degrees,
         "microbatches": _microbatches(row, micro_batch),
         **_pipeline(row, stack, degrees["pp"], chunks),
@@ -145,8 +146,9 @@ def _uneven(layers: int, stages: int) -> dict[str, Any]:
 
 def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if degrees["tp"] > 1 and row["seq_parallel"]:
-        found["sequence_parallel"] = row["seq_parallel"] == "1"
+    if degrees["tp"] > 1 and (row["seq_parallel"] or row["experts"]):
+        # Megatron refuses a mixture of experts without it.
+        found["sequence_parallel"] = row["seq_parallel"] == "1" or bool(row["experts"])
     if row["tp_overlap"] == "1":
         found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
     if degrees["ep"] > 1:

@@ -25,6 +25,7 @@ class Stack:
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
+    pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
     compiled : torch.compile generates the elementwise kernels.
     source : where the defaults can be read.
     """
@@ -37,6 +38,7 @@ class Stack:
     source: str
     optimizer_impl: str = "fused"
     dropout: bool = True
+    pads_vocab: int = 128
     compiled: bool = False
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,7 +55,7 @@ STACKS = (
         "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "fused",
         "Megatron-DeepSpeed megatron/arguments.py (2021-2023): masked_softmax_fusion, bias_gelu_fusion and "
         "bias_dropout_fusion on, no flash attention; DeepSpeed's PipelineModule; vocabulary padded to 128 tp",
-        parallel={"make_vocab_size_divisible_by": 128, "partition_method": "uniform"},
+        parallel={"partition_method": "uniform"},
     ),
     Stack(
         "Megatron-LM of 2025", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron", "cudnn", "fused",
@@ -75,7 +77,7 @@ STACKS = (
     Stack(
         "torchtitan", r"torchtitan", "torchtitan", "fa2", "fused",
         "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, torch.compile, scaled_dot_product_attention",
-        dropout=False, compiled=True,
+        dropout=False, compiled=True, pads_vocab=0,
     ),
 )  # fmt: skip
 """Known stacks; the first whose words a row's framework holds is it."""

@@ -117,8 +117,7 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
             return kernel.repeat * each[0], kernel.repeat * each[1]
         count *= kernel.repeat
     m, n, k = float(rows), float(kernel.n), float(kernel.k)
-    # Operands and their gradients are laid out with n or k innermost.
-    share = where.constants.misaligned if where.half and (kernel.n % 2 or kernel.k % 2) else 1.0
+    share = _aligned(where, kernel)
     if part in {"F", "R"}:
         compute, memory = gemm.linear_parts(where, m, n, k, count)
         return compute / share, memory
@@ -128,6 +127,16 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
         shapes = {"W": shapes[:1], "I": shapes[1:]}.get(part, shapes)
     both = [gemm.linear_parts(where, *shape, count) for shape in shapes]
     return sum(max(compute / share, memory) for compute, memory in both), max(memory for _, memory in both)
+
+
+def _aligned(where: Setting, kernel: Kernel) -> float:
+    """The share of the tensor cores' rate that the length of rows leaves: operands and their gradients are laid out
+    with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them."""
+    if not where.half:
+        return 1.0
+    if kernel.n % 2 or kernel.k % 2:
+        return where.constants.misaligned
+    return where.constants.misaligned_batched if kernel.batch and (kernel.n % 8 or kernel.k % 8) else 1.0
 
 
 def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
