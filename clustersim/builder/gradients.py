@@ -43,6 +43,8 @@ class ReplicaConfig:
     grad_dtype : of gradients and their reduction. param_dtype : of parameters.
     clip : whether the gradients' norm is all-reduced before the update (``clip_grad`` above 0).
     copies : HBM bytes per updated element besides the optimizer's own: gradients and masters copied between dtypes.
+    accumulated : HBM bytes per element that adding a micro-batch's gradients to the kept ones moves; 0 where the
+        products that make them do it.
     """
 
     distributed: bool = False
@@ -53,6 +55,7 @@ class ReplicaConfig:
     param_dtype: str = "bf16"
     clip: bool = True
     copies: float = 6.0
+    accumulated: float = 0.0
 
 
 @dataclass
@@ -87,10 +90,12 @@ class Replicated:
     tied: int = 0
     buckets: list[Bucket] = field(default_factory=list, init=False)
     _of: dict[tuple[int, int], list[Bucket]] = field(default_factory=dict, init=False)
+    _sizes: list[float] = field(default_factory=list, init=False)
     _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         for c, chunk in enumerate(self.stage.chunks):
+            self._sizes.append(float(sum(layer.parameters + layer.expert_parameters for layer in chunk.layers)))
             self.buckets += _buckets(c, chunk.layers, DENSE, self._limit(c), lambda layer: layer.parameters)
             self.buckets += _buckets(c, chunk.layers, EXPERT, None, lambda layer: layer.expert_parameters)
         for bucket in self.buckets:
@@ -114,13 +119,22 @@ class Replicated:
         return self._gathered.pop(chunk, ()) if action.kind == "F" else ()
 
     def after(self, chunk: int, layer: int, action: Action, *, last: bool) -> None:
-        """A bucket whose gradients are complete is reduced at once, where reductions are overlapped."""
+        """Gradients are added to the kept ones; a bucket of complete ones is reduced at once, where that is overlapped."""
+        if self.config.accumulated and layer == 0 and action.kind in "BW":
+            self._accumulate(chunk)
         if not last:
             return
         for bucket in self._of.get((chunk, layer), ()):
             bucket.missing.discard((chunk, layer))
             if not bucket.missing and self.config.overlap_grad_reduce:
                 self._reduce(bucket)
+
+    def _accumulate(self, chunk: int) -> None:
+        """One pass over the chunk's gradients: layers' own would be as long, and many more ops."""
+        nbytes = self._sizes[chunk] * self.config.accumulated
+        seconds = nbytes / self.here.cost.where.device.stream_rate()
+        after = (self.laid.kernel,) if self.laid.kernel >= 0 else ()
+        self.laid.kernel = self.laid.ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
 
     def finish(self) -> None:
         """The end of the step; see the module's docstring."""

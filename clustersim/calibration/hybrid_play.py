@@ -37,7 +37,7 @@ def _line(table: Table, name: str, replicas: int, count: int) -> float:
     stages, interleaved = table["parallel"]["pp"], table["parallel"].get("vpp", 1) > 1
     if table["parallel"].get("schedule", "1f1b") not in {"1f1b", "interleaved_1f1b"}:
         return _played(table, name, replicas, count)
-    short, long = (2, 3) if stages == 1 else (2 * stages, 3 * stages)
+    short, long = (2, 3) if stages == 1 else (stages, 2 * stages)
     if interleaved and count % stages:
         return _played(table, name, replicas, count)
     if count <= long:

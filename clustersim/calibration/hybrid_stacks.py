@@ -21,7 +21,7 @@ class Stack:
 
     Parameters
     ----------
-    name : for people. words : pattern of the row's ``framework``, in lower case.
+    name : for people. words : pattern of the row's ``framework`` and ``date``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
@@ -52,10 +52,17 @@ STACKS = (
         "Megatron-LM 2023, plain DDP of one replica",
     ),
     Stack(
-        "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "fused",
-        "Megatron-DeepSpeed megatron/arguments.py (2021-2023): masked_softmax_fusion, bias_gelu_fusion and "
-        "bias_dropout_fusion on, no flash attention; DeepSpeed's PipelineModule; vocabulary padded to 128 tp",
+        "Megatron-DeepSpeed since 2023", r"megatron-deepspeed.* 202[3-9]", "deepspeed", "eager", "fused",
+        "microsoft/Megatron-DeepSpeed, rebased on Megatron-LM v3: the same kernels, backward's all_reduce beside the weight "
+        "gradient",
         parallel={"partition_method": "uniform"},
+    ),
+    Stack(
+        "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "fused",
+        "bigscience-workshop/Megatron-DeepSpeed megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and "
+        "bias_dropout_fusion on, no flash attention; DeepSpeed's PipelineModule; of mid-2021, before Megatron-LM's "
+        "asynchronous all_reduce in backward",
+        parallel={"partition_method": "uniform", "tp_grad_overlap": False},
     ),
     Stack(
         "Megatron-LM of 2025", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron", "cudnn", "fused",
@@ -64,9 +71,16 @@ STACKS = (
         dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
-        "Megatron-LM of 2021-2022", r"megatron-lm", "megatron", "eager", "fused",
-        "Megatron-LM v2.5-v3.0 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and bias_dropout_fusion on; "
-        "local DDP, which reduces after backward; apex FusedAdam",
+        "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "fused",
+        "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and bias_dropout_fusion on; local "
+        "DDP, which reduces after backward; gradients are added by a pass of their own; apex FusedAdam",
+        parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False},
+    ),
+    Stack(
+        "Megatron-LM of 2022", r"megatron-lm", "megatron", "eager", "fused",
+        "Megatron-LM v3.0 megatron/arguments.py: as before, backward's all_reduce beside the weight gradient; fp16 "
+        "gradients are added by a pass of their own",
+        parallel={"gradient_accumulation_fusion": False},
     ),
     Stack(
         "OneFlow", r"libai|oneflow", "megatron", "eager", "fused",
@@ -85,7 +99,7 @@ STACKS = (
 
 def stack_of(row: Row) -> Stack:
     """The stack a row names. Raises ValueError for one that is not known."""
-    named = row.get("framework", "").lower()
+    named = f"{row.get('framework', '')} {row.get('date', '')}".lower()
     for stack in STACKS:
         if re.search(stack.words, named):
             return stack

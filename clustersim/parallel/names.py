@@ -63,6 +63,10 @@ _FLAGS: dict[str, tuple[Values, Values]] = {
     "enable_async_tensor_parallel": ({"tp_overlap": "async_tp"}, {"tp_overlap": "none"}),
     "async_tensor_model_parallel_allreduce": ({"tp_grad_overlap": True}, {"tp_grad_overlap": False}),
     "no_async_tensor_model_parallel_allreduce": ({"tp_grad_overlap": False}, {"tp_grad_overlap": True}),
+    "no_gradient_accumulation_fusion": (
+        {"gradient_accumulation_fusion": False},
+        {"gradient_accumulation_fusion": True},
+    ),
     "no_overlap_p2p_communication": ({"overlap_p2p_communication": False}, {"overlap_p2p_communication": True}),
     "moe_router_force_load_balancing": ({"routing": {"kind": "balanced"}}, {}),
     "moe_force_load_balance": ({"routing": {"kind": "balanced"}}, {}),

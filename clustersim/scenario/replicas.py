@@ -82,7 +82,19 @@ def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfi
         grad_dtype="fp32" if wide else config.param_dtype,
         param_dtype=config.param_dtype,
         copies=6.0 if half else 0.0,
+        accumulated=_accumulated(scenario, parallel, wide=wide),
     )
+
+
+def _accumulated(scenario: Scenario, parallel: ParallelConfig, *, wide: bool) -> float:
+    """Bytes per element of a pass that reads new gradients and the kept ones, and writes their sum."""
+    fused = parallel.gradient_accumulation_fusion
+    if fused is None:
+        fused = parallel.framework == "megatron"
+    if fused or scenario.config.gradient_accumulation_steps == 1:
+        return 0.0
+    size = DTYPE_BYTES[scenario.config.param_dtype]
+    return float(size + 2 * (4 if wide else size))
 
 
 def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
