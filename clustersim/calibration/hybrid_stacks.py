@@ -21,12 +21,13 @@ class Stack:
 
     Parameters
     ----------
-    name : for people. words : pattern of the row's ``framework`` and ``date``, in lower case.
+    name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
-    compiled : torch.compile generates the elementwise kernels.
+    compiled : elementwise kernels are generated (torch.compile) or written by hand (Transformer Engine), and reach what
+        such kernels reach; False for Megatron's jitted ones.
     source : where the defaults can be read.
     """
 
@@ -65,10 +66,16 @@ STACKS = (
         parallel={"partition_method": "uniform", "tp_grad_overlap": False},
     ),
     Stack(
-        "Megatron-LM of 2025", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron", "cudnn", "fused",
-        "Megatron-Core with Transformer Engine: fused attention, norms, RoPE and SwiGLU; the performance recipes of "
-        "Megatron-Bridge and NeMo set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
-        dropout=False, parallel=_OVERLAPPED,
+        "NeMo of early 2024", r"^nemo.* 2024", "megatron", "fa2", "fused",
+        "NeMo 24.03 with Transformer Engine 1.4: context parallelism ran on flash-attn 2 alone; else as NeMo since",
+        dropout=False, compiled=True, parallel=_OVERLAPPED,
+    ),
+    Stack(
+        "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron",
+        "cudnn", "fused",
+        "Transformer Engine's fused attention, norms, RoPE and SwiGLU; the performance recipes of Megatron-Bridge and NeMo "
+        "set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
+        dropout=False, compiled=True, parallel=_OVERLAPPED,
     ),
     Stack(
         "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "fused",
@@ -89,9 +96,13 @@ STACKS = (
         parallel={"overlap_grad_reduce": True},
     ),
     Stack(
-        "torchtitan", r"torchtitan", "torchtitan", "fa2", "fused",
-        "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, torch.compile, scaled_dot_product_attention",
+        "torchtitan, compiled", r"torchtitan.* torch\.compile", "torchtitan", "fa2", "fused",
+        "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, scaled_dot_product_attention",
         dropout=False, compiled=True, pads_vocab=0,
+    ),
+    Stack(
+        "torchtitan", r"torchtitan", "torchtitan", "fa2", "flash", "the same without torch.compile: op by op",
+        dropout=False, pads_vocab=0,
     ),
 )  # fmt: skip
 """Known stacks; the first whose words a row's framework holds is it."""
@@ -99,7 +110,7 @@ STACKS = (
 
 def stack_of(row: Row) -> Stack:
     """The stack a row names. Raises ValueError for one that is not known."""
-    named = f"{row.get('framework', '')} {row.get('date', '')}".lower()
+    named = " ".join(row.get(column, "") for column in ("framework", "date", "other")).lower()
     for stack in STACKS:
         if re.search(stack.words, named):
             return stack
