@@ -21,8 +21,6 @@ def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
     name, options = family(row)
     if stack.pads_vocab:
         options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, _whole(row, "tp") if row.get("tp") else 1)
-    if not stack.compiled:  # fused kernels by hand: fewer of them, each at the rate of an eager one
-        options |= {"implementation": stack.implementation}
     if not stack.dropout or family in {_gated, _experts}:
         options |= {"attn_dropout": False, "hidden_dropout": False}
     return {
@@ -30,7 +28,7 @@ def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
         "seq_len": _whole(row, "seq_len"),
         "dtype": dtype,
         "attention": stack.attention,
-        **({"implementation": "fused"} if stack.compiled else {}),
+        "implementation": stack.implementation,
         "options": options,
     }
 

@@ -35,9 +35,9 @@ _SC21 = {
 }  # fmt: skip
 
 
-def is_hybrid(columns: object) -> bool:
-    """Whether a table with these columns is one of hybrid-parallel steps."""
-    return set(COLUMNS) <= set(columns)  # type: ignore[call-overload]
+def is_hybrid(row: Row) -> bool:
+    """Whether a row is of a table of hybrid-parallel steps."""
+    return row.keys() >= set(COLUMNS)
 
 
 def scenario_table(row: Row) -> dict[str, Any]:

@@ -26,8 +26,6 @@ class Stack:
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
-    compiled : elementwise kernels are generated (torch.compile) or written by hand (Transformer Engine), and reach what
-        such kernels reach; False for Megatron's jitted ones.
     source : where the defaults can be read.
     """
 
@@ -40,7 +38,6 @@ class Stack:
     optimizer_impl: str = "fused"
     dropout: bool = True
     pads_vocab: int = 128
-    compiled: bool = False
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,18 +45,18 @@ _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispa
 
 STACKS = (
     Stack(
-        "Megatron-LM, zero-bubble fork", r"zero-bubble", "megatron", "eager", "fused",
+        "Megatron-LM, zero-bubble fork", r"zero-bubble", "megatron", "eager", "megatron",
         "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_zero_bubble.sh: no --use-flash-attn, fused kernels of "
         "Megatron-LM 2023, plain DDP of one replica",
     ),
     Stack(
-        "Megatron-DeepSpeed since 2023", r"megatron-deepspeed.* 202[3-9]", "deepspeed", "eager", "fused",
+        "Megatron-DeepSpeed since 2023", r"megatron-deepspeed.* 202[3-9]", "deepspeed", "eager", "megatron",
         "microsoft/Megatron-DeepSpeed, rebased on Megatron-LM v3: the same kernels, backward's all_reduce beside the weight "
         "gradient",
         parallel={"partition_method": "uniform"},
     ),
     Stack(
-        "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "fused",
+        "Megatron-DeepSpeed", r"megatron-deepspeed", "deepspeed", "eager", "megatron",
         "bigscience-workshop/Megatron-DeepSpeed megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and "
         "bias_dropout_fusion on, no flash attention; DeepSpeed's PipelineModule; of mid-2021, before Megatron-LM's "
         "asynchronous all_reduce in backward",
@@ -68,23 +65,23 @@ STACKS = (
     Stack(
         "NeMo of early 2024", r"^nemo.* 2024", "megatron", "fa2", "fused",
         "NeMo 24.03 with Transformer Engine 1.4: context parallelism ran on flash-attn 2 alone; else as NeMo since",
-        dropout=False, compiled=True, parallel=_OVERLAPPED,
+        dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
         "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron",
         "cudnn", "fused",
         "Transformer Engine's fused attention, norms, RoPE and SwiGLU; the performance recipes of Megatron-Bridge and NeMo "
         "set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
-        dropout=False, compiled=True, parallel=_OVERLAPPED,
+        dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
-        "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "fused",
+        "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "megatron",
         "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and bias_dropout_fusion on; local "
         "DDP, which reduces after backward; gradients are added by a pass of their own; apex FusedAdam",
         parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False},
     ),
     Stack(
-        "Megatron-LM of 2022", r"megatron-lm", "megatron", "eager", "fused",
+        "Megatron-LM of 2022", r"megatron-lm", "megatron", "eager", "megatron",
         "Megatron-LM v3.0 megatron/arguments.py: as before, backward's all_reduce beside the weight gradient; fp16 "
         "gradients are added by a pass of their own",
         parallel={"gradient_accumulation_fusion": False},
@@ -98,7 +95,7 @@ STACKS = (
     Stack(
         "torchtitan, compiled", r"torchtitan.* torch\.compile", "torchtitan", "fa2", "fused",
         "torchtitan/config/configs.py; train_configs/llama3_*.toml: FSDP2 a block, scaled_dot_product_attention",
-        dropout=False, compiled=True, pads_vocab=0,
+        dropout=False, pads_vocab=0,
     ),
     Stack(
         "torchtitan", r"torchtitan", "torchtitan", "fa2", "flash", "the same without torch.compile: op by op",

@@ -1,7 +1,8 @@
 """How far predictions are from measurements: by case first, then over cases.
 
-Rows of one published table are not independent, so a case (one table) counts once: the median of its rows. The figures
-quoted are the median and the 90th percentile over cases.
+Rows of one published table are not independent, so a case (one table) counts once: the median of its rows. Rows that
+name a ``config_group`` (one model, machine and set of degrees) are one case by it. The figures quoted are the median
+and the 90th percentile over cases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.errors import TraceError, nearest
+from clustersim.errors import ClusterSimError, TraceError, nearest
 
 Row = dict[str, Any]
 
@@ -52,27 +53,33 @@ def number(row: Mapping[str, str], column: str) -> float:
     return value
 
 
-def evaluate(rows: Iterable[dict[str, str]], predict: Callable[[dict[str, str]], tuple[float, float]]) -> list[Row]:
+Predict = Callable[[dict[str, str]], tuple[float, float]]
+
+
+def evaluate(rows: Iterable[dict[str, str]], predict: Predict, workers: int = 1) -> list[Row]:
     """Each row with ``measured``, ``predicted`` and ``rel_error`` (signed), or ``skipped`` with the reason.
 
     ``predict`` returns (measured, predicted) in one unit, and raises ValueError or a clustersim error for a row it
-    cannot do.
+    cannot do. ``workers`` : processes; with more than one, ``predict`` is a module's function.
     """
-    from clustersim.errors import ClusterSimError
+    if workers == 1:
+        return [_evaluated(row, predict) for row in rows]
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from multiprocessing import get_context
 
-    results: list[Row] = []
-    for row in rows:
-        try:
-            measured, predicted = predict(row)
-        except (ValueError, ClusterSimError) as error:
-            results.append({**row, "skipped": str(error)})
-        except Exception as error:  # a bug must not cost the other rows their prediction, nor go unseen
-            results.append({**row, "skipped": f"internal error: {type(error).__name__}: {error}"})
-        else:
-            results.append(
-                {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}
-            )
-    return results
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(_evaluated, predict=predict), rows))
+
+
+def _evaluated(row: dict[str, str], predict: Predict) -> Row:
+    try:
+        measured, predicted = predict(row)
+    except (ValueError, ClusterSimError) as error:
+        return {**row, "skipped": str(error)}
+    except Exception as error:  # a bug must not cost the other rows their prediction, nor go unseen
+        return {**row, "skipped": f"internal error: {type(error).__name__}: {error}"}
+    return {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}
 
 
 def statistics(rows: Iterable[Row]) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def statistics(rows: Iterable[Row]) -> dict[str, Any]:
     errors: dict[str, list[float]] = {}
     for row in rows:
         if "skipped" not in row:
-            errors.setdefault(row["case_id"], []).append(row["rel_error"])
+            errors.setdefault(row.get("config_group") or row["case_id"], []).append(row["rel_error"])
     stats: dict[str, Any] = {
         "n_rows": len(rows),
         "n_cases": len(errors),

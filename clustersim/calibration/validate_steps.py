@@ -18,13 +18,16 @@ Known to be off, and not understood:
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clustersim.calibration import sharded_rows
+from clustersim.calibration import hybrid_play, sharded_rows
 from clustersim.calibration.frameworks import framework
+from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.score import evaluate, read_table, score
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
 from clustersim.calibration.step_play import costs_of, scaled, step_time, step_time_as_priced
@@ -40,9 +43,24 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
     anchor : ``"single"`` to take the measured one-GPU time as given where the table has it.
     """
     table = read_table(path, COLUMNS)
+    if table and all(map(is_hybrid, table)):
+        if anchor is not None:
+            raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
+        # Runs of hundreds of ranks take seconds to a minute each.
+        workers = min(os.cpu_count() or 1, 1 + len(table) // ROWS_A_WORKER)
+        return score(evaluate(table, _predict_hybrid, workers), DIMENSIONS)
     anchors = _anchors(table) if anchor == "single" else None
     rows = evaluate(table, lambda row: _predict(row, anchors))
     return score(rows, DIMENSIONS)
+
+
+ROWS_A_WORKER = 16
+"""Hybrid-parallel rows worth a further process."""
+
+
+def _predict_hybrid(row: Row) -> tuple[float, float]:
+    seconds = measured(row)
+    return seconds, hybrid_play.step_time(scenario_table(row), f"{row['case_id']}.toml")
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {
@@ -50,7 +68,8 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
     "source": lambda row: row["case_id"].split("-")[0],
     "platform": lambda row: row.get("topology", ""),
     "strategy": lambda row: row["strategy"],
-    "kind": lambda row: kind_of(row["strategy"]),
+    "kind": lambda row: degrees_of(row) if is_hybrid(row) else kind_of(row["strategy"]),
+    "hardware": lambda row: f"{'mixture of experts' if row.get('experts') else 'dense'}, {gpu_family(row)}",
     "model": lambda row: row["model"],
     "size_class": lambda row: f"{row['gpus']} GPUs",
 }
@@ -67,6 +86,21 @@ def kind_of(strategy: str) -> str:
         return "fsdp"
     kinds = {"zero": "zero", "ps": "parameter_server", "dp": "data_parallel", "single": "single"}
     return next((kind for start, kind in kinds.items() if strategy.startswith(start)), "ddp")
+
+
+def degrees_of(row: Row) -> str:
+    """How a row's model is split.
+
+    >>> degrees_of({"tp": "8", "pp": "4", "cp": "1", "ep": "1", "dp": "16"})
+    'tp+pp+dp'
+    """
+    return "+".join(axis for axis in ("tp", "pp", "cp", "ep", "dp") if row.get(axis, "1") not in {"", "1"}) or "none"
+
+
+def gpu_family(row: Row) -> str:
+    """A row's GPU without its board: ``"A100"``; ``"unnamed"`` where the source does not say."""
+    found = re.search(r"[A-Z]+\d+[A-Z]?", row.get("gpu", ""))
+    return found.group() if found else row.get("gpu", "") or "unnamed"
 
 
 def identity(row: Row) -> tuple[object, ...]:

@@ -68,13 +68,20 @@ def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
 @validate.command()
 @looked_at
 @click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
-def steps(table: Path, anchor: str | None, **looks: Any) -> None:
-    """Training steps: TABLE.csv in the columns of training_steps.csv."""
+@click.option("--order", "ordered", is_flag=True, help="Whether the best of comparable configurations comes first.")
+def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
+    """Training steps: TABLE.csv in the columns of training_steps.csv or of training_steps_hybrid.csv."""
     from clustersim.calibration import validate_steps as kind
 
     _check(looks, kind.DIMENSIONS)
     with working(f"predicting {table}"):
         result = kind.validate_steps(table, anchor=anchor)
+    if ordered:
+        from clustersim.calibration.order import by_source, orders
+
+        result["order"] = by_source(orders(result["rows"]))
+        if not looks["as_json"]:
+            stdout().print(_order_table(result["order"]))
     _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
 
 
@@ -182,6 +189,19 @@ def _print_worst(rows: list[dict[str, Any]], n: int, kind: Kind) -> None:
         numbers = (str(case.n_rows), _percent(case.error), _percent(case.signed), spread)
         table.add_row(escape(case.case), *numbers, escape(case.reason))
     stdout().print(table)
+
+
+def _order_table(order: Mapping[str, Mapping[str, float]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="the order of comparable configurations", title_justify="left")
+    for heading in ("source", "sets", "rows", "best found", "Spearman", "the pick loses"):
+        table.add_column(heading, justify="left" if heading == "source" else "right")
+    for source, n in order.items():
+        rank = "-" if math.isnan(n["spearman"]) else f"{n['spearman']:.2f}"
+        counts = (f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}")
+        table.add_row(source, *counts, _percent(n["best_found"]), rank, _percent(n["lost"]))
+    return table
 
 
 Groups = dict[str, dict[str, dict[str, Any]]]

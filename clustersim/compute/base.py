@@ -58,7 +58,7 @@ class Constants:
     gemm_memory: float = 0.75
     sustained: float = 0.95
     misaligned: float = 0.45
-    misaligned_batched: float = 0.10
+    misaligned_batched: float = 0.085
     fp8_linear: float = 0.906
     memory_half: float = 0.58
     memory_fp32: float = 0.75

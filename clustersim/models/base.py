@@ -11,7 +11,7 @@ NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
-IMPLEMENTATIONS = ("eager", "flash", "fused")
+IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa")
 
 
@@ -93,6 +93,8 @@ class Shape:
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
     implementation : ``"eager"`` (Hugging Face, op by op), ``"flash"`` (op by op with fused attention and GELU) or
         ``"fused"`` (torch.compile or fused kernels: bias, activation, dropout, residual and norm merge).
+        ``"megatron"`` is Megatron-LM before Transformer Engine: bias with GELU, bias with dropout and sum, and
+        scale, mask and softmax in a kernel each; apart are norms, the dropout of scores, and a loss in fp32 op by op.
     experts_implementation : ``"eager"`` (a loop over experts) or ``"grouped_mm"`` (one launch for all), as Hugging
         Face's option of that name.
     """
@@ -136,6 +138,11 @@ class Shape:
     attention: str = "flash"
     implementation: str = "flash"
     experts_implementation: str = "eager"
+
+    @property
+    def fuses(self) -> bool:
+        """Whether elementwise chains run as one kernel."""
+        return self.implementation in {"fused", "megatron"}
 
     @property
     def width(self) -> int:

@@ -44,7 +44,10 @@ ACTIVATION = {
 }
 FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
 # Passes over logits: with Hugging Face's shifted copies; log-softmax and its gradient; one Triton kernel.
+# Megatron's (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them, and
+# backward two: 19 and 7 passes if each went to memory. What its last stages take on V100 (LiBai's tables) is half.
 CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
+CROSS_ENTROPY["megatron"] = Passes(10, 4, 6, 3)
 # Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
 ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
 # Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
@@ -128,7 +131,7 @@ def norm_passes(s: Shape) -> Passes:
 
 def activation_passes(s: Shape) -> Passes:
     """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
-    if s.implementation == "fused" and s.gated:
+    if s.fuses and s.gated:
         return FUSED_GATE
     if s.activation == "gelu_new" and s.implementation != "eager":
         return ACTIVATION["gelu"]
@@ -147,6 +150,10 @@ def residual(s: Shape, name: str) -> Kernels:
     if s.implementation == "fused":
         mask = 0.25 if s.hidden_dropout else 0.0
         return (memory(name, elements, Passes(2 + mask, 1 + mask, 0, 0), saved=MASK * s.hidden_dropout),)
+    if s.implementation == "megatron":
+        mask = 0.25 if s.hidden_dropout else 0.0
+        # Backward: the dropout's, and the sum of the two gradients that meet here.
+        return (memory(name, elements, Passes(3 + mask, 5 + mask, 1, 2), saved=MASK * s.hidden_dropout),)
     drop = (memory(f"{name}_dropout", elements, DROPOUT, saved=MASK),) if s.hidden_dropout else ()
     return (*drop, memory(name, elements, Passes(3, 3)))
 
@@ -171,7 +178,7 @@ def bias_gradients(s: Shape, widths: list[int], row_widths: list[int]) -> Kernel
 
 def input_gradient_sums(s: Shape, extra: int) -> Kernels:
     """Sums of input gradients where ``extra + 1`` separate linears read one tensor (q, k and v; gate and up)."""
-    if extra <= 0 or s.implementation == "fused":
+    if extra <= 0 or s.fuses:
         return ()
     nbytes = 3.0 * extra * s.seq_len * s.d_model
     return (
@@ -186,9 +193,9 @@ def attention(s: Shape) -> Kernels:
     if s.qk_norm:
         kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width), saved=0), cut="heads"))
     if s.positions == "rotary" and not s.latent:
-        passes = ROTARY[s.implementation == "fused"]
+        passes = ROTARY[s.fuses]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
-    if s.kv_heads < s.heads and s.implementation != "fused":
+    if s.kv_heads < s.heads and not s.fuses:
         # Keys and values are copied out to every query head; backward sums the copies.
         kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2), cut="heads"))
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
@@ -213,12 +220,12 @@ def _eager(s: Shape) -> Kernels:
     square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
     scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=kept)
     context = batched("context", s.heads, t, s.value_dim, t)
-    if s.implementation == "fused":
+    if s.fuses:
         ops = [memory("softmax", square, Passes(2, 3), cut="heads")]
     else:
         ops = [memory(name, square, passes, cut="heads") for name, passes in SCORES[s.family].items()]
-        if s.attn_dropout:
-            ops.append(memory("dropout", square, DROPOUT, cut="heads"))
+    if s.implementation != "fused" and s.attn_dropout:
+        ops.append(memory("dropout", square, DROPOUT, cut="heads"))
     ops = [replace(op, saved=square_kept) if op.name == "softmax" else op for op in ops]
     # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
     copies = memory("head_copies", float(t * s.d_model), Passes(2, 2), times=4, cut="heads")

@@ -144,7 +144,7 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
             optimizer=_optimizer(scenario),
             optimizer_impl=run.optimizer_impl,
             state_dtype=config.state_dtype,
-            implementation="compiled" if spec.implementation == "fused" else "eager",
+            implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
         )
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))

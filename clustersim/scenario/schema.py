@@ -85,7 +85,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seq_len: Positive | None = None
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
     attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"] | None = None
-    implementation: Literal["eager", "flash", "fused"] | None = None
+    implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     options: dict[str, Any] = {}
 

@@ -167,7 +167,7 @@ def _local(scenario: Scenario, gpu: Device) -> LocalCost:
             spec.dtype,
             autocast=spec.dtype in {*HALF, "fp8"} and config.param_dtype == "fp32",
             attention_kernel=None if spec.attention == "flash" else spec.attention,
-            implementation="compiled" if spec.implementation == "fused" else "eager",
+            implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
         )
     optimizer = None if run.optimizer == "none" else run.optimizer
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)

@@ -1,0 +1,95 @@
+"""Whether predictions put configurations in the order in which they were measured.
+
+Who picks degrees and schedule by simulation needs the best to come first, however far all times are off. Rows are
+compared that differ in these alone: one source's software, model, GPUs and samples per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+SAME = ("model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap")
+"""What compared rows have in common, beside their source."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How one set of comparable rows was ordered.
+
+    Parameters
+    ----------
+    source : prefix of its rows' case_id. what : model, GPUs, batch. n : rows. best : whether the predicted best is the
+        measured best. lost : what the predicted best takes more than the measured best. spearman : rank correlation.
+    """
+
+    source: str
+    what: str
+    n: int
+    best: bool
+    lost: float
+    spearman: float
+
+
+def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
+    """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibration.score.evaluate`)."""
+    sets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "skipped" not in row:
+            key = (row["case_id"].split("-")[0], *(row.get(column, "") for column in SAME))
+            sets.setdefault(key, []).append(row)
+    found = []
+    for key, mine in sets.items():
+        measured = np.array([row["measured"] for row in mine])
+        if len(np.unique(measured)) > 1:
+            predicted = np.array([row["predicted"] for row in mine])
+            pick = float(measured[int(np.argmin(predicted))])
+            what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
+            lost = pick / float(measured.min()) - 1
+            found.append(Order(key[0], what, len(mine), lost == 0, lost, spearman(measured, predicted)))
+    return found
+
+
+def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
+    """Rank correlation; equal values share the mean of their ranks; 0 where one side is all equal.
+
+    >>> spearman([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other)]
+    a, b = (r - r.mean() for r in ranks)
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum()) / scale if scale else 0.0
+
+
+def _ranks(values: Floats) -> Floats:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = ((last - counts + 1 + last) / 2)[which]
+    return ranks
+
+
+def by_source(found: Sequence[Order]) -> dict[str, dict[str, float]]:
+    """Per source and for ``"all"``: sets, rows, the share whose best is found, the mean rank correlation over sets of
+    three and more, and the mean of what the predicted best loses."""
+    parts = {"all": list(found)}
+    for order in found:
+        parts.setdefault(order.source, []).append(order)
+    return {name: _together(mine) for name, mine in parts.items() if mine}
+
+
+def _together(mine: Sequence[Order]) -> dict[str, float]:
+    several = [order.spearman for order in mine if order.n > 2]
+    return {
+        "n_sets": len(mine),
+        "n_rows": sum(order.n for order in mine),
+        "best_found": float(np.mean([order.best for order in mine])),
+        "spearman": float(np.mean(several)) if several else float("nan"),
+        "lost": float(np.mean([order.lost for order in mine])),
+    }
