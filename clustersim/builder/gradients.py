@@ -119,7 +119,7 @@ class Replicated:
         return self._gathered.pop(chunk, ()) if action.kind == "F" else ()
 
     def after(self, chunk: int, layer: int, action: Action, *, last: bool) -> None:
-        """Gradients are added to the kept ones; a bucket of complete ones is reduced at once, where that is overlapped."""
+        """Gradients join the kept ones; a bucket of complete ones is reduced at once, where that is overlapped."""
         if self.config.accumulated and layer == 0 and action.kind in "BW":
             self._accumulate(chunk)
         if not last:
@@ -134,7 +134,9 @@ class Replicated:
         nbytes = self._sizes[chunk] * self.config.accumulated
         seconds = nbytes / self.here.cost.where.device.stream_rate()
         after = (self.laid.kernel,) if self.laid.kernel >= 0 else ()
-        self.laid.kernel = self.laid.ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
+        self.laid.kernel = self.laid.ops.compute(
+            "accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes
+        )
 
     def finish(self) -> None:
         """The end of the step; see the module's docstring."""

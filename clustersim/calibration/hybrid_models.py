@@ -9,25 +9,33 @@ from typing import Any
 from clustersim.calibration.hybrid_stacks import Stack
 from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
+from clustersim.device import Device
 from clustersim.parallel import padded_vocab
 from clustersim.paths import shipped
 
 Options = dict[str, Any]
 
 
-def model_table(row: Row, stack: Stack, dtype: str) -> dict[str, Any]:
-    """``[model]``. Raises ValueError where the row does not say the sizes."""
+def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> dict[str, Any]:
+    """``[model]``; a GPU that the stack's attention kernel does not run on takes PyTorch's choice.
+
+    Raises ValueError where the row does not say the sizes.
+    """
     family = _family(row)
     name, options = family(row)
     if stack.pads_vocab:
         options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, _whole(row, "tp") if row.get("tp") else 1)
     if not stack.dropout or family in {_gated, _experts}:
         options |= {"attn_dropout": False, "hidden_dropout": False}
+    if stack.fused_scores_and_loss:
+        options |= {"attn_dropout": False, "fused_loss": True}
+    if family is _experts:
+        options |= {"experts_implementation": "grouped_mm"}
     return {
         "name": name,
         "seq_len": _whole(row, "seq_len"),
         "dtype": dtype,
-        "attention": stack.attention,
+        "attention": stack.attention if stack.attention in {"eager", *device.attention} else "flash",
         "implementation": stack.implementation,
         "options": options,
     }

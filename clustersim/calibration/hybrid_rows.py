@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from clustersim import scenario
 from clustersim.calibration.hybrid_models import model_table
 from clustersim.calibration.hybrid_stacks import Stack, stack_of
 from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
-from clustersim.device import device_from_text
+from clustersim.device import device, device_from_text
+from clustersim.scenario.parts import model_of
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
 """What a table of hybrid-parallel steps has besides the columns of plain ones."""
@@ -22,8 +24,8 @@ STEPS = 2
 """Steps played per row: the second begins when the first is over, parameters gathered."""
 
 _UNNAMED = {"libai": ("dgx-1v-1x100g", "V100-SXM2-32GB")}
-"""Machines of sources that do not name theirs. LiBai's page is by the authors of ``dlperf``, whose 8-GPU V100 nodes have
-one 100 Gb/s port; its 1-GPU rates and its batch sizes fit the 32 GB card (README of the measurements)."""
+"""Machines of sources that do not name theirs. LiBai's page is by the authors of ``dlperf``, whose 8-GPU V100 nodes
+have one 100 Gb/s port; its 1-GPU rates and its batch sizes fit the 32 GB card (README of the measurements)."""
 
 _SCHEDULES = {"interleaved-1f1b": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "zb_2p"}
 """Names of the table -> of the schedules here."""
@@ -60,20 +62,33 @@ def scenario_table(row: Row) -> dict[str, Any]:
     }
     strategy, more = _strategy(row)
     checkpointing, recomputed = _recompute(row)
+    cluster = _cluster(row)
+    gpu = device(cluster["device"])
     return {
-        "cluster": _cluster(row),
-        "model": model_table(row, stack, dtype) | checkpointing,
+        "cluster": cluster,
+        "model": model_table(row, stack, dtype, gpu) | checkpointing,
         "parallel": parallel | more | recomputed,
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
         "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": stack.optimizer_impl},
     }
 
 
-def measured(row: Row) -> float:
-    """Seconds of the row's step. Raises ValueError where they cannot be known."""
-    if not row["step_time_s"].strip():
+def measured(row: Row, table: dict[str, Any]) -> float:
+    """Seconds of the row's step, whose scenario is ``table``: as stated, or from its model FLOPs per second and GPU.
+
+    Model FLOPs are counted as :meth:`clustersim.model.Model.flops_per_sample` does. Raises ValueError where neither is
+    said.
+    """
+    if row["step_time_s"].strip():
+        return number(row, "step_time_s")
+    if not row["metric"].startswith("model_tflops_per_gpu"):
         raise ValueError(f"no step time follows from {row['metric']}: {row.get('notes', '')}")
-    return number(row, "step_time_s")
+    split, cluster = table["parallel"], table["cluster"]
+    gpus = cluster["nodes"] * cluster["gpus_per_node"]
+    replicas = gpus // (split["tp"] * split["cp"] * split["pp"])
+    samples = table["strategy"]["micro_batch_size"] * split["microbatches"] * replicas
+    flops: float = model_of(scenario.from_table(table)).flops_per_sample()
+    return samples * flops / (number(row, "value") * 1e12 * gpus)
 
 
 def _cluster(row: Row) -> dict[str, Any]:
@@ -86,7 +101,7 @@ def _cluster(row: Row) -> dict[str, Any]:
     nodes, gpus = _whole(row, "nodes"), _whole(row, "gpus")
     if gpus % nodes:
         raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
-    name = device_from_text(re.sub(r" \(.*\)", "", named)).name if named else None
+    name = device_from_text(re.sub(r" \(.*\)", "", named)).name
     return {"topology": topology, "nodes": nodes, "gpus_per_node": gpus // nodes, "device": name}
 
 

@@ -25,6 +25,7 @@ class Stack:
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
+    fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
     source : where the defaults can be read.
     """
@@ -37,6 +38,7 @@ class Stack:
     source: str
     optimizer_impl: str = "fused"
     dropout: bool = True
+    fused_scores_and_loss: bool = False
     pads_vocab: int = 128
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,10 +89,10 @@ STACKS = (
         parallel={"gradient_accumulation_fusion": False},
     ),
     Stack(
-        "OneFlow", r"libai|oneflow", "megatron", "eager", "fused",
+        "OneFlow", r"libai|oneflow", "megatron", "eager", "megatron",
         "LiBai configs/common/train.py and OneFlow's fused bias, GELU, dropout, scale-mask-softmax kernels; gradients are "
         "reduced as they are made",
-        parallel={"overlap_grad_reduce": True},
+        fused_scores_and_loss=True, parallel={"overlap_grad_reduce": True},
     ),
     Stack(
         "torchtitan, compiled", r"torchtitan.* torch\.compile", "torchtitan", "fa2", "fused",

@@ -15,7 +15,18 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-SAME = ("model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap")
+SAME = (
+    "model",
+    "layers",
+    "framework",
+    "gpu",
+    "gpus",
+    "seq_len",
+    "global_batch",
+    "precision",
+    "recompute",
+    "tp_overlap",
+)
 """What compared rows have in common, beside their source."""
 
 

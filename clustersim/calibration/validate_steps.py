@@ -59,8 +59,8 @@ ROWS_A_WORKER = 16
 
 
 def _predict_hybrid(row: Row) -> tuple[float, float]:
-    seconds = measured(row)
-    return seconds, hybrid_play.step_time(scenario_table(row), f"{row['case_id']}.toml")
+    table = scenario_table(row)
+    return measured(row, table), hybrid_play.step_time(table, f"{row['case_id']}.toml")
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {

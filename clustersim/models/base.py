@@ -95,6 +95,7 @@ class Shape:
         ``"fused"`` (torch.compile or fused kernels: bias, activation, dropout, residual and norm merge).
         ``"megatron"`` is Megatron-LM before Transformer Engine: bias with GELU, bias with dropout and sum, and
         scale, mask and softmax in a kernel each; apart are norms, the dropout of scores, and a loss in fp32 op by op.
+    fused_loss : softmax and cross-entropy are one kernel whatever the implementation (``cross_entropy_loss_fusion``).
     experts_implementation : ``"eager"`` (a loop over experts) or ``"grouped_mm"`` (one launch for all), as Hugging
         Face's option of that name.
     """
@@ -137,6 +138,7 @@ class Shape:
     full_every: int = 0
     attention: str = "flash"
     implementation: str = "flash"
+    fused_loss: bool = False
     experts_implementation: str = "eager"
 
     @property

@@ -234,5 +234,5 @@ def _eager(s: Shape) -> Kernels:
 
 def cross_entropy(s: Shape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
-    passes = CROSS_ENTROPY[s.implementation]
+    passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
     return memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0)

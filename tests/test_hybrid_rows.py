@@ -1,0 +1,212 @@
+"""Measured hybrid-parallel steps: a row becomes a scenario, and is played smaller than it was."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import scenario
+from clustersim.calibration import hybrid_play
+from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
+from clustersim.calibration.hybrid_stacks import STACKS, stack_of
+from clustersim.calibration.order import by_source, orders, spearman
+from clustersim.calibration.score import statistics
+from clustersim.calibration.validate_steps import validate_steps
+from clustersim.errors import ClusterSimError
+from clustersim.scenario.parts import model_of, placed
+from clustersim.schedules import schedule
+
+TINY = Path(__file__).parent / "data" / "hybrid_steps.csv"
+TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps_hybrid.csv"
+shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")
+
+
+def rows(path: Path = TINY) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def row(**columns: str) -> dict[str, str]:
+    """A made-up GPT of 4 layers on two machines, TP 2 and PP 2."""
+    return {**rows()[0], **columns}
+
+
+# What a row says
+
+
+def test_a_row_says_the_whole_scenario() -> None:
+    table = scenario_table(row())
+    assert table["cluster"] == {
+        "topology": "hgx-a100", "nodes": 1, "gpus_per_node": 8, "device": "A100-SXM4-80GB",
+    }  # fmt: skip
+    split = table["parallel"]
+    assert (split["tp"], split["pp"], split["cp"], split["ep"], split["microbatches"]) == (2, 2, 1, 1, 8)
+    assert table["strategy"]["micro_batch_size"] == 2
+    assert table["model"]["activation_checkpointing"] == "full"
+    assert scenario.from_table(table).file.parallel is not None
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_every_stacks_defaults_make_a_scenario(stack: Any) -> None:
+    example = {
+        "Megatron-LM, zero-bubble fork": ("Megatron-LM (zero-bubble fork)", "2023-11", ""),
+        "Megatron-DeepSpeed since 2023": ("Megatron-DeepSpeed", "2023", ""),
+        "Megatron-DeepSpeed": ("Megatron-DeepSpeed", "2022-02", ""),
+        "NeMo of early 2024": ("NeMo / Megatron-Core", "2024-05", ""),
+        "Megatron-Core with Transformer Engine": ("Megatron-Bridge", "2026-02", ""),
+        "Megatron-LM of 2021": ("Megatron-LM", "2021-05", ""),
+        "Megatron-LM of 2022": ("Megatron-LM", "2022-06", ""),
+        "OneFlow": ("LiBai", "2022-07", ""),
+        "torchtitan, compiled": ("torchtitan", "2025-06", "torch.compile"),
+        "torchtitan": ("torchtitan", "2024-08", ""),
+    }[stack.name]
+    ran = row(framework=example[0], date=example[1], other=example[2], zero_stage="1")
+    assert stack_of(ran) is stack
+    assert scenario.from_table(scenario_table(ran)).prepare().split is not None
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"framework": "Alpa"}, "framework 'Alpa' is not known"),
+        ({"micro_batch_per_gpu": ""}, "micro-batch"),
+        ({"grad_accum": "", "global_batch": "9"}, "global batch 9 is no multiple"),
+        ({"seq_len": ""}, "does not say seq_len"),
+        ({"topology": "", "case_id": "elsewhere-1"}, "which topology"),
+        ({"precision": "int4", "precision_recipe": ""}, "precision 'int4'"),
+        ({"experts": "3", "model": "Unheard-3B"}, "no shipped mixture of experts"),
+        ({"gpus": "9", "nodes": "2"}, "9 GPUs do not divide"),
+    ],
+)
+def test_a_row_that_says_too_little_is_refused_with_the_reason(columns: dict[str, str], words: str) -> None:
+    with pytest.raises((ValueError, ClusterSimError), match=words):
+        scenario_table(row(**columns))
+
+
+def test_a_row_without_a_step_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="no step time"):
+        measured(row(step_time_s=""), scenario_table(row()))
+
+
+def test_model_flops_give_a_step_time() -> None:
+    table = scenario_table(row())
+    flops = model_of(scenario.from_table(table)).flops_per_sample()
+    ran = row(step_time_s="", metric="model_tflops_per_gpu", value="10")
+    assert measured(ran, table) == pytest.approx(32 * flops / (10e12 * 8))
+
+
+def test_schedules_of_the_table_are_known_here() -> None:
+    for name in ("1f1b", "interleaved-1f1b", "zb1p", "zb2p"):
+        played = scenario_table(row(schedule=name, vpp="2" if "inter" in name else "1"))["parallel"]["schedule"]
+        assert schedule(played).name == played
+
+
+def test_layers_that_do_not_divide_are_laid_out_and_none_is_lost() -> None:
+    for layers, pp, vpp in (("22", "8", "1"), ("22", "8", "3"), ("126", "8", "8"), ("61", "8", "4"), ("7", "2", "1")):
+        split = scenario_table(row(layers=layers, pp=pp, vpp=vpp, tp="1", dp="1"))["parallel"]
+        assert sum(split["layout"]) == int(layers)
+        assert len(split["layout"]) == int(pp) * int(vpp)
+
+
+# Played smaller
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"pp": "1", "dp": "4", "schedule": ""}, {"tp": "1", "dp": "4"}], ids=["tp+pp", "tp", "pp"]
+)
+def test_fewer_micro_batches_and_replicas_give_the_time_of_the_whole_run(columns: dict[str, str]) -> None:
+    table = scenario_table(row(**columns, nodes="4", gpus="32", grad_accum="12"))
+    whole, few = hybrid_play._replicas(table)
+    assert few < whole
+    count = table["parallel"]["microbatches"]
+    assert hybrid_play.step_time(table) == pytest.approx(hybrid_play._played(table, "x", whole, count), rel=5e-3)
+
+
+# Scored
+
+
+def test_rows_of_one_configuration_count_once() -> None:
+    ran = [{"case_id": f"x-{i}", "config_group": "a", "rel_error": 0.1 * i} for i in range(3)]
+    found = statistics([*ran, {"case_id": "x-9", "config_group": "b", "rel_error": 0.5}])
+    assert (found["n_cases"], found["median_abs_rel_error"]) == (2, pytest.approx(0.3))
+
+
+def test_a_hybrid_table_is_validated_with_every_column_kept() -> None:
+    result = validate_steps(TINY)
+    assert result["overall"]["n_rows"] == len(rows())
+    done = [one for one in result["rows"] if "skipped" not in one]
+    assert done
+    assert all(set(rows()[0]) <= set(one) and one["predicted"] > 0 for one in done)
+    assert set(result["by"]["kind"]) == {"tp+pp+dp", "tp+dp"}
+
+
+def test_hybrid_rows_have_no_anchor() -> None:
+    with pytest.raises(ClusterSimError, match="--anchor"):
+        validate_steps(TINY, anchor="single")
+
+
+def test_only_tables_with_degrees_are_hybrid() -> None:
+    assert is_hybrid(row())
+    assert not is_hybrid({"case_id": "x", "model": "y"})
+
+
+# Order
+
+
+def test_ranks_agree_with_their_definition() -> None:
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(np.sqrt(3) / 2)
+    assert spearman([1, 2], [5, 5]) == 0
+
+
+def test_only_rows_that_differ_in_degrees_or_schedule_are_ordered() -> None:
+    same = {"model": "m", "gpus": "8", "global_batch": "16"}
+    ran = [
+        {**same, "case_id": "a-1", "measured": 1.0, "predicted": 1.2},
+        {**same, "case_id": "a-2", "measured": 2.0, "predicted": 1.1},
+        {**same, "case_id": "a-3", "measured": 3.0, "predicted": 3.0},
+        {**same, "case_id": "a-4", "gpus": "16", "measured": 0.1, "predicted": 9.0},
+        {**same, "case_id": "b-1", "measured": 0.1, "predicted": 9.0},
+    ]
+    (found,) = orders(ran)
+    assert (found.n, found.best, found.lost, found.spearman) == (3, False, pytest.approx(1.0), pytest.approx(0.5))
+    assert by_source([found])["a"] == {"n_sets": 1, "n_rows": 3, "best_found": 0, "spearman": 0.5, "lost": 1.0}
+
+
+# The shared table
+
+REACHED = {
+    "zb-0025": 0.15, "zb-0013": 0.15, "libai-0002": 0.06, "libai-0010": 0.08, "libai-0013": 0.08, "libai-0018": 0.06,
+    "libai-0034": 0.06, "dlperf-0001": 0.06, "dlperf-0009": 0.06, "dlperf-0017": 0.08, "sc21-0001": 0.06,
+    "sc21-0003": 0.06, "vtrain-0001": 0.08, "vtrain-0003": 0.06, "bigsci-0001": 0.1, "nemo-0044": 0.1,
+    "titan-0025": 0.06,
+}  # fmt: skip
+"""What is reached on rows that take seconds, as bounds."""
+
+
+@shared
+@pytest.mark.shared
+@pytest.mark.parametrize(("case", "bound"), REACHED.items())
+def test_a_sample_of_the_shared_table_stays_within_what_is_reached(case: str, bound: float) -> None:
+    ran = next(one for one in rows(TABLE) if one["case_id"] == case)
+    table = scenario_table(ran)
+    assert hybrid_play.step_time(table) == pytest.approx(measured(ran, table), rel=bound)
+
+
+@shared
+@pytest.mark.shared
+def test_few_rows_of_the_shared_table_are_refused() -> None:
+    refused = 0
+    for one in rows(TABLE):
+        try:
+            table = scenario_table(one)
+            measured(one, table)
+            placed(scenario.from_table(table))
+        except (ValueError, ClusterSimError):
+            refused += 1
+    assert refused <= 0.05 * len(rows(TABLE))
