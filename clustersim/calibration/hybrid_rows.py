@@ -87,8 +87,8 @@ def measured(row: Row, table: dict[str, Any]) -> float:
     gpus = cluster["nodes"] * cluster["gpus_per_node"]
     replicas = gpus // (split["tp"] * split["cp"] * split["pp"])
     samples = table["strategy"]["micro_batch_size"] * split["microbatches"] * replicas
-    flops: float = model_of(scenario.from_table(table)).flops_per_sample()
-    return samples * flops / (number(row, "value") * 1e12 * gpus)
+    flops = model_of(scenario.from_table(table)).flops_per_sample()
+    return float(samples * flops / (number(row, "value") * 1e12 * gpus))
 
 
 def _cluster(row: Row) -> dict[str, Any]:

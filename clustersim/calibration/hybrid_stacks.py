@@ -48,12 +48,14 @@ _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispa
 STACKS = (
     Stack(
         "Megatron-LM, zero-bubble fork", r"zero-bubble", "megatron", "eager", "megatron",
-        "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_zero_bubble.sh: no --use-flash-attn, fused kernels of "
+        "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_zero_bubble.sh: no --use-flash-attn, "
+        "fused kernels of "
         "Megatron-LM 2023, plain DDP of one replica",
     ),
     Stack(
         "Megatron-DeepSpeed since 2023", r"megatron-deepspeed.* 202[3-9]", "deepspeed", "eager", "megatron",
-        "microsoft/Megatron-DeepSpeed, rebased on Megatron-LM v3: the same kernels, backward's all_reduce beside the weight "
+        "microsoft/Megatron-DeepSpeed, rebased on Megatron-LM v3: the same kernels, backward's all_reduce "
+        "beside the weight "
         "gradient",
         parallel={"partition_method": "uniform"},
     ),
@@ -72,13 +74,15 @@ STACKS = (
     Stack(
         "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron",
         "cudnn", "fused",
-        "Transformer Engine's fused attention, norms, RoPE and SwiGLU; the performance recipes of Megatron-Bridge and NeMo "
+        "Transformer Engine's fused attention, norms, RoPE and SwiGLU; the performance recipes of "
+        "Megatron-Bridge and NeMo "
         "set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
         dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
         "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "megatron",
-        "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and bias_dropout_fusion on; local "
+        "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and "
+        "bias_dropout_fusion on; local "
         "DDP, which reduces after backward; gradients are added by a pass of their own; apex FusedAdam",
         parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False},
     ),
@@ -90,7 +94,8 @@ STACKS = (
     ),
     Stack(
         "OneFlow", r"libai|oneflow", "megatron", "eager", "megatron",
-        "LiBai configs/common/train.py and OneFlow's fused bias, GELU, dropout, scale-mask-softmax kernels; gradients are "
+        "LiBai configs/common/train.py and OneFlow's fused bias, GELU, dropout, scale-mask-softmax kernels; "
+        "gradients are "
         "reduced as they are made",
         fused_scores_and_loss=True, parallel={"overlap_grad_reduce": True},
     ),

@@ -44,8 +44,8 @@ ACTIVATION = {
 }
 FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
 # Passes over logits: with Hugging Face's shifted copies; log-softmax and its gradient; one Triton kernel.
-# Megatron's (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them, and
-# backward two: 19 and 7 passes if each went to memory. What its last stages take on V100 (LiBai's tables) is half.
+# Megatron's (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them,
+# and backward two: 19 and 7 passes if each went to memory. Its last stages on V100 (LiBai's tables) take half of that.
 CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
 CROSS_ENTROPY["megatron"] = Passes(10, 4, 6, 3)
 # Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
