@@ -14,6 +14,7 @@ from clustersim.errors import ScenarioError
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Partition, Stage
+from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 
