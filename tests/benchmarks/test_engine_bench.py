@@ -32,29 +32,29 @@ def measure(benchmark, program, n):
 
 
 @pytest.mark.parametrize(("n", "n_ops"), [(8, 300), (1024, 300), (16384, 2000)])
-def test_ranks_that_meet_all_together_cost_two_events_a_collective(benchmark, n, n_ops):
+def test_ranks_that_meet_all_together_cost_no_event(benchmark, n, n_ops):
     timeline = measure(benchmark, step(n, n_ops, np.arange(n)[None]), n)
-    assert timeline.stats["events"] == 2 * (n_ops // 2)
+    assert timeline.stats["events"] == 0
     assert timeline.stats["solves"] == 0
     assert len(timeline.row_op) == n_ops + 1
 
 
-def test_groups_that_behave_alike_cost_three_events_together(benchmark):
+def test_groups_that_share_no_link_cost_no_event(benchmark):
     timeline = measure(benchmark, step(1024, 300, np.arange(1024).reshape(-1, 8)), 1024)
-    assert timeline.stats["events"] == 3 * 150
+    assert timeline.stats["events"] == 0
     assert timeline.stats["flows"] == 150 * 128
 
 
-def test_jitter_costs_rows_and_no_events(benchmark):
+def test_jitter_costs_columns_and_no_events(benchmark):
     durations = np.random.default_rng(0).normal(1.0, 0.01, 1024)
     timeline = measure(benchmark, step(1024, 300, np.arange(1024)[None], durations), 1024)
-    assert timeline.stats["events"] == 2 * 150
+    assert timeline.stats["events"] == 0
 
 
 def test_paying_for_overlap_costs_no_events(benchmark):
     durations = np.random.default_rng(0).normal(1.0, 0.01, 1024)
     timeline = measure(benchmark, step(1024, 300, np.arange(1024)[None], durations, slowdown=0.1), 1024)
-    assert timeline.stats["events"] == 2 * 150
+    assert timeline.stats["events"] == 0
 
 
 def test_groups_that_jitter_apart_cost_five_events_each_at_most(benchmark):
