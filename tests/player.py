@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.model import Kernel, Layer, Model, StepCost, Tensor
 from clustersim.program import Collective, Compute, Program
+from clustersim.program import seconds as spent
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 
@@ -25,7 +26,7 @@ def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
         ready = np.maximum.reduce([free.get(op.stream, np.zeros(n)), *(ends[j] for j in op.after)])
         start, detail = ready, {}
         if isinstance(op, Compute):
-            end, kind, flops = start + op.duration, "compute", op.flops
+            end, kind, flops = start + spent(role, op), "compute", op.flops
         else:
             start = np.empty(n)
             for group in op.groups:

@@ -37,7 +37,7 @@ prepared.run().to_dict()
 REPLAY = """
 import numpy as np
 from clustersim import collectives, fabrics
-from clustersim.engine import need, simulate
+from clustersim.engine import chunk, need, simulate
 from clustersim.program import Collective, Program, Role
 topology = fabrics.load("hgx-h100", nodes={nodes})
 mesh = fabrics.mesh(topology)
@@ -46,7 +46,8 @@ op = Collective("c", "all_reduce", 2.0**28, ranks, algorithm={algorithm!r})
 program = Program(mesh.world_size, (Role("worker", ranks[0], (op,)),))
 planner = lambda request, group: collectives.plan(request, group, "nccl", {channels})
 timeline = simulate(program, topology, mesh, planner=planner, fidelity="chunk")
-print(need.flow(program, topology) + need.replay(int(timeline.stats["transfers"])))
+listed = not isinstance(timeline.links, chunk.LateLinks)
+print(need.flow(program, topology) + listed * need.replay(int(timeline.stats["transfers"])))
 """
 
 
