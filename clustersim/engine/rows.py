@@ -38,6 +38,7 @@ class Rows:
         self._parts: list[Columns] = []
         self._agreed: list[tuple[int, int, float, float, float]] = []
         self._sets: dict[int, int] = {}
+        self._same: dict[int, tuple[Floats, Floats]] = {}
         self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
@@ -64,7 +65,12 @@ class Rows:
     def _kept(self, column: Column, who: Ints | None) -> Floats:
         if isinstance(column, float):
             return np.array([column])
-        return self._pool.keep(column if who is None else column[who])
+        if who is not None:
+            return self._pool.keep(column[who])
+        # Ops share columns: what is ready of one is the end of another. A column is held, so that its id stays its own.
+        if id(column) not in self._same:
+            self._same[id(column)] = column, self._pool.keep(column)
+        return self._same[id(column)][1]
 
     def _whole_role(self, role: int) -> int:
         """Id of the set of all ranks of a role."""
@@ -158,6 +164,13 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
+    known: dict[int, int] = {}
+
+    def islands(groups: Ints) -> int:  # ops share their groups
+        if id(groups) not in known:
+            known[id(groups)] = _islands(topology, mesh, groups[0])
+        return known[id(groups)]
+
     for site in sites:
         plan = site.plans.each[0]
         for side in site.sides:
@@ -174,7 +187,7 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
                     "nbytes": site.plans.request.nbytes,
                     "latency": plan.latency - plan.host,
                     "ceiling": plan.ceiling,
-                    "n_islands": _islands(topology, mesh, site.ranks[0]) if plan.algorithm == "nvls_tree" else 1,
+                    "n_islands": islands(site.ranks) if plan.algorithm == "nvls_tree" else 1,
                 },
             )["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
             groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
