@@ -17,7 +17,6 @@ is ready first is played, for nothing that is still unknown can happen before it
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias, cast
@@ -62,8 +61,7 @@ class Play:
         self.lists, self.standing, self.clock, self.bills, self.finished = lists, standing, clock, bills, finished
         self.begin = begin
         self.queues = Queues(clock, self._served)
-        self.order: list[int] = sorted(standing)
-        self._order = np.array(self.order, dtype=np.int64)
+        self._firsts = np.array(sorted(standing), dtype=np.int64)  # each site's first meeting
         self._work: deque[tuple[Task, Piece]] = deque()
         self._agenda = Agenda()
 
@@ -180,13 +178,9 @@ class Play:
 
     def met(self, meetings: Ints, now: float) -> None:
         """These clocked meetings (sorted ids) end now."""
-        if len(meetings) == 1:
-            first = self.order[bisect_right(self.order, int(meetings[0])) - 1]
-            self._over(self.standing[first], meetings - first, now)
-        else:
-            firsts = self._order[np.searchsorted(self._order, meetings, side="right") - 1]
-            for first in np.unique(firsts).tolist():
-                self._over(self.standing[first], meetings[firsts == first] - first, now)
+        firsts = self._firsts[np.searchsorted(self._firsts, meetings, side="right") - 1]
+        for first in sorted(set(firsts.tolist())):
+            self._over(self.standing[first], meetings[firsts == first] - first, now)
         self._work_off()
 
     def _over(self, standing: Standing, meetings: Ints, end: Column) -> None:
