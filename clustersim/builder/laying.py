@@ -58,7 +58,9 @@ class Here:
     _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
     _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
     _loads: dict[tuple[float, ...], Floats] = field(default_factory=dict, init=False, repr=False)
-    _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces]] = field(default_factory=dict, init=False, repr=False)
+    _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
         """(groups, members): the stage's groups over these dimensions, the same array at every call."""
@@ -88,13 +90,14 @@ class Here:
             self._loads[layer.expert_load] = np.array(layer.expert_load)[positions]
         return self._loads[layer.expert_load]
 
-    def runs(self, layer: LocalLayer, kind: str) -> Pieces:
-        """What an action of this kind plays of a layer: runs of works, and exchanges with their places."""
+    def runs(self, layer: LocalLayer, kind: str) -> tuple[Pieces, tuple[int, ...]]:
+        """What an action of this kind plays of a layer, and the places of exchanges that what follows it waits for."""
         known = self._runs
         if (id(layer), kind) not in known:
             items = layer.forward if kind == "F" else layer.backward
-            known[id(layer), kind] = layer, tuple(_joined(items, PARTS[kind], self))
-        return known[id(layer), kind][1]
+            pieces = tuple(_joined(items, PARTS[kind], self))
+            known[id(layer), kind] = layer, pieces, _unneeded(pieces)
+        return known[id(layer), kind][1:]
 
 
 def _joined(items: Sequence[Item], parts: str, here: Here) -> Iterator[Run | tuple[int, Exchange]]:
@@ -159,7 +162,7 @@ class Laid:
     def pieces(self, here: Here, layer: LocalLayer, action: Action) -> Iterator[None]:
         """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between."""
         index: dict[int, int] = {}
-        pieces = here.runs(layer, action.kind)
+        pieces, unneeded = here.runs(layer, action.kind)
         for piece in pieces:
             if isinstance(piece, Run):
                 after = tuple(index[n] for n in piece.needs if n in index)
@@ -170,7 +173,7 @@ class Laid:
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(here, layer, action, exchange, after)
                 yield
-        self.waits = (*self.waits, *_unneeded(pieces, index))
+        self.waits = (*self.waits, *(index[i] for i in unneeded))
 
     def _compute(self, here: Here, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
         spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
@@ -214,10 +217,10 @@ class Laid:
         )  # fmt: skip
 
 
-def _unneeded(pieces: Pieces, index: dict[int, int]) -> tuple[int, ...]:
-    """Ops of exchanges that nothing in the list waits for: what follows the list does."""
+def _unneeded(pieces: Pieces) -> tuple[int, ...]:
+    """Places of exchanges that nothing in the list waits for: what follows the list does."""
     needed = {n for piece in pieces for n in (piece.needs if isinstance(piece, Run) else piece[1].needs)}
-    return tuple(index[piece[0]] for piece in pieces if not isinstance(piece, Run) and piece[0] not in needed)
+    return tuple(piece[0] for piece in pieces if not isinstance(piece, Run) and piece[0] not in needed)
 
 
 _SHORT = {"F": "fwd", "B": "bwd", "I": "dgrad", "W": "wgrad"}
