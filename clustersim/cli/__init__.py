@@ -23,6 +23,7 @@ from clustersim.cli.compare_runs import compare
 from clustersim.cli.describe import describe
 from clustersim.cli.explain import explain
 from clustersim.cli.lessons import lessons
+from clustersim.cli.listing import list_, schema_
 from clustersim.cli.memory import memory
 from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
@@ -65,7 +66,9 @@ for _command in (
     report,
     plot,
     export,
+    list_,
     describe,
+    schema_,
     compare_strategies,
     sweep,
     plan,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import set_option, working
+from clustersim.cli.keys import KINDS
+from clustersim.cli.listing import show_keys
 
 if TYPE_CHECKING:
     from clustersim.mesh import Mesh
@@ -15,13 +17,22 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Print a scenario's mesh and Program before it runs.")
-@click.argument("scenario")
+@click.argument("scenario", required=False)
+@click.option("--keys", "kind", type=click.Choice(list(KINDS)), help="Instead: every key of a file of this kind.")
+@click.option("--markdown", is_flag=True, help="Print the keys as a Markdown table.")
 @set_option
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose place and op list.")
 @click.option("--mesh", "only_mesh", is_flag=True, help="Only the mesh: degrees, groups, links and the rank's place.")
-def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool) -> None:
+def describe(
+    scenario: str | None, kind: str | None, markdown: bool, changes: tuple[str, ...], rank: int, only_mesh: bool
+) -> None:
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,
     and that rank's streams, buckets, sizes and what waits for what."""
+    if kind is not None:
+        show_keys(kind, markdown)
+        return
+    if scenario is None:
+        raise click.UsageError("name a scenario, or a kind of file with --keys")
     from clustersim import scenario as scenarios
     from clustersim.scenario.parts import placed
 

@@ -21,7 +21,10 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class VerticesSpec(_Strict, frozen=True):
     """One or more vertices of a kind; ``names = "gpu[0-7]"``.
 
-    ``bandwidth`` is the port of a NIC. ``node`` places a vertex of a whole-cluster file.
+    Parameters
+    ----------
+    names : one name, or several: ``gpu[0-7]``, ``nic0, nic2``. kind : what they are. bandwidth : the port of a NIC.
+    node : of a whole-cluster file, where they are. source : where the numbers are from.
     """
 
     names: str
@@ -32,9 +35,13 @@ class VerticesSpec(_Strict, frozen=True):
 
 
 class LinksSpec(_Strict, frozen=True):
-    """Links of every a with every b (``all``) or pairwise (``zip``; of unequal lengths, consecutive runs share).
+    """Links between vertices, in both directions.
 
-    Both directions, unless ``directed``.
+    Parameters
+    ----------
+    a, b : names of both ends. bandwidth : of one direction. latency : of one direction. kind : what they are.
+    source : where the numbers are from. directed : from a to b alone.
+    pattern : ``all``: every a with every b; ``zip``: pairwise; of unequal lengths, consecutive runs share.
     """
 
     a: str
@@ -42,7 +49,7 @@ class LinksSpec(_Strict, frozen=True):
     bandwidth: Bandwidth
     kind: Literal["nvlink", "xgmi", "c2c", "pcie", "cpu", "net"]
     source: str
-    latency: Seconds = Seconds(0.0)
+    latency: Seconds = msgspec.field(default_factory=lambda: Seconds(0.0))
     pattern: Literal["all", "zip"] = "all"
     directed: bool = False
 
@@ -52,6 +59,14 @@ class NodeSpec(_Strict, frozen=True):
 
     In a file that extends another, traits given replace the base's, ``remove`` (globs) takes vertices out, and vertices
     and links are added, or replace those of the same name or ends.
+
+    Parameters
+    ----------
+    device : the GPU, by a name of ``clustersim list devices``. cpu_vendor, cpu_model : as NCCL's cost model tells CPUs
+        apart. net : what the NICs speak. net_share : share of a NIC's line rate that transfers reach.
+    nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe. pcie_gen : of the GPUs.
+    cores : of a node whose ranks are CPU processes. sources : where a trait is from. remove : vertices of the base
+        that are not here; globs. vertices, links : its parts.
     """
 
     device: str | None = None
@@ -74,7 +89,12 @@ TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_shar
 
 
 class DomainSpec(_Strict, frozen=True):
-    """Parts that ``nodes`` consecutive nodes share, such as the switches of an NVLink rack."""
+    """Parts that consecutive nodes share, such as the switches of an NVLink rack.
+
+    Parameters
+    ----------
+    nodes : how many share them. vertices, links : the parts.
+    """
 
     nodes: int
     vertices: list[VerticesSpec]
@@ -82,14 +102,27 @@ class DomainSpec(_Strict, frozen=True):
 
 
 class _Fabric(_Strict, frozen=True, tag_field="kind"):
+    """What joins nodes.
+
+    Parameters
+    ----------
+    source : where its shape and numbers are from. routing : one path to each destination, or by a hash of the flow.
+    port_latency : of a NIC and its cable. switch_latency : of each switch passed.
+    """
+
     source: str
     routing: Literal["destination", "hash"] = "destination"
-    port_latency: Seconds = Seconds(300e-9)
-    switch_latency: Seconds = Seconds(230e-9)
+    port_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(300e-9))
+    switch_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(230e-9))
 
 
 class NoFabric(_Strict, frozen=True, tag_field="kind", tag="none"):
-    """Nodes that nothing joins."""
+    """Nodes that nothing joins.
+
+    Parameters
+    ----------
+    source : where that is from.
+    """
 
     source: str = ""
 
@@ -99,7 +132,13 @@ class OneSwitch(_Fabric, frozen=True, tag="one_switch"):
 
 
 class RailOptimised(_Fabric, frozen=True, tag="rail_optimised"):
-    """NIC i of the nodes of a scalable unit on the unit's leaf i; spines join the leaves."""
+    """NIC i of the nodes of a scalable unit on the unit's leaf i; spines join the leaves.
+
+    Parameters
+    ----------
+    radix : ports of a switch. nodes_per_unit : of a scalable unit; half the radix when absent.
+    oversubscription : bandwidth down from a leaf over bandwidth up.
+    """
 
     radix: int = 64
     nodes_per_unit: int | None = None
@@ -107,7 +146,13 @@ class RailOptimised(_Fabric, frozen=True, tag="rail_optimised"):
 
 
 class FatTree(_Fabric, frozen=True, tag="fat_tree"):
-    """A folded Clos of ``levels`` tiers; ``oversubscription`` is leaf down-links : up-links."""
+    """A folded Clos.
+
+    Parameters
+    ----------
+    radix : ports of a switch. levels : of switches, 2 or 3; as few as suffice when absent.
+    oversubscription : bandwidth down from a leaf over bandwidth up.
+    """
 
     radix: int = 64
     levels: int | None = None
@@ -115,7 +160,12 @@ class FatTree(_Fabric, frozen=True, tag="fat_tree"):
 
 
 class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
-    """Groups of fully joined switches, all groups joined."""
+    """Groups of fully joined switches, all groups joined.
+
+    Parameters
+    ----------
+    switches_per_group, nics_per_switch, global_links_per_switch : its shape. taper : multiplies the global links' rate.
+    """
 
     switches_per_group: int = 32
     nics_per_switch: int = 16
@@ -134,14 +184,25 @@ class OneFabric(_Strict, frozen=True):
 
 
 class NodesSpec(_Strict, frozen=True):
-    """``count`` nodes of the type another file describes."""
+    """Nodes of the type that another file describes.
+
+    Parameters
+    ----------
+    type : the file, by name or path. count : of nodes.
+    """
 
     type: str
     count: int
 
 
 class ChangeSpec(_Strict, frozen=True):
-    """Something degraded or gone, by vertex (``"node3/nic0"``) or link (``"node0/gpu0 -> node0/nvswitch*"``); globs."""
+    """Something degraded or gone, by vertex (``"node3/nic0"``) or link (``"node0/gpu0 -> node0/nvswitch*"``); globs.
+
+    Parameters
+    ----------
+    match : what. factor : its bandwidth is multiplied by it. bandwidth : its new line rate. remove : what is gone.
+    source : where that is from.
+    """
 
     match: str | None = None
     factor: float | None = None
@@ -151,7 +212,12 @@ class ChangeSpec(_Strict, frozen=True):
 
 
 class ConstantSpec(_Strict, frozen=True):
-    """A fitted constant and its 95 % interval, each with its unit where it has one (``"17.2 us"``)."""
+    """A fitted constant and its 95 % interval, each with its unit where it has one (``"17.2 us"``).
+
+    Parameters
+    ----------
+    value : as fitted. low, high : ends of the interval.
+    """
 
     value: str | float
     low: str | float | None = None
@@ -159,7 +225,13 @@ class ConstantSpec(_Strict, frozen=True):
 
 
 class CalibrationSpec(_Strict, frozen=True):
-    """Constants fitted to this machine's own measurements (:class:`clustersim.calibrated.Calibration`)."""
+    """Constants fitted to this machine's own measurements (:class:`clustersim.calibrated.Calibration`).
+
+    Parameters
+    ----------
+    date : of the fit. data : files it is from. versions : of the software measured. rows : how many.
+    nccl, gloo, device : constants by name. refused : constants that the rows cannot tell, and why.
+    """
 
     date: str = ""
     data: list[str] = []
@@ -172,7 +244,15 @@ class CalibrationSpec(_Strict, frozen=True):
 
 
 class TopologyFile(_Strict, frozen=True):
-    """A whole file."""
+    """A whole file.
+
+    Parameters
+    ----------
+    name : in tables. title : one line about it. extends : another file, by name or path, that this one changes.
+    node : one machine. domain : what several share. fabric : what joins them. nodes : types of a mixed cluster.
+    vertices, links : of a file that lists a whole cluster. changes : parts degraded or gone.
+    calibration : what ``clustersim calibrate`` writes.
+    """
 
     name: str
     title: str = ""

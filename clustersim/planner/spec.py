@@ -84,7 +84,12 @@ class Machine(_Strict, frozen=True):
 
 
 class Batch(_Strict, frozen=True):
-    """``[batch]``: samples of one optimizer step over all ranks, one number or at least and at most."""
+    """``[batch]``: samples of one optimizer step over all ranks, one number or at least and at most.
+
+    Parameters
+    ----------
+    samples : ``512``, or ``[512, 1024]``.
+    """
 
     samples: int | tuple[int, int]
 
@@ -120,7 +125,13 @@ class Limits(_Strict, frozen=True):
 
 
 class Try(_Strict, frozen=True):
-    """``[try]``: what is searched. Every knob of a strategy may be a list of values."""
+    """``[try]``: what is searched. Every knob of a strategy may be a list of values.
+
+    Parameters
+    ----------
+    strategies : as a scenario's ``[strategy]``, with lists. micro_batch_size : sizes to try.
+    activation_checkpointing : settings to try.
+    """
 
     strategies: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
     micro_batch_size: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 2, 4, 8)
@@ -128,7 +139,13 @@ class Try(_Strict, frozen=True):
 
 
 class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
-    """A whole file. ``run`` is a scenario's ``[run]``; two steps and no jitter are its defaults here."""
+    """A whole file.
+
+    Parameters
+    ----------
+    model : as in a scenario. title : of tables and pages.
+    run : as in a scenario; two steps and no jitter are its defaults here.
+    """
 
     model: dict[str, Any]
     machines: Annotated[tuple[Machine, ...], Meta(min_length=1)]

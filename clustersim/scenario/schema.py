@@ -121,8 +121,13 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file. ``strategy`` is read a second time by the strategy's own Struct, which ``kind`` names; without
-    ``parallel`` every rank holds the whole model."""
+    """A whole file.
+
+    Parameters
+    ----------
+    strategy : read a second time by the strategy's own Struct, which ``kind`` names.
+    parallel : how the model is split over ranks; without it every rank holds the whole.
+    """
 
     cluster: Cluster
     model: Model

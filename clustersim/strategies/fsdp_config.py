@@ -23,6 +23,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
 
     Parameters
     ----------
+    version : 1 or 2.
     param_dtype : of MixedPrecision(Policy): what is gathered and computed in. reduce_dtype : of the reduce_scatter;
         ``param_dtype`` when absent. orig_dtype : what shards, gradients on shards and optimizer states are kept in.
     blocks_per_unit, min_num_params : see :func:`clustersim.strategies.sharded.units`.
@@ -39,8 +40,9 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     no_sync : gradients of all but the last micro-batch stay unsharded and are not reduced
         (``set_requires_gradient_sync(False)`` in version 2).
     clip_grad_norm : the norm is all-reduced before the optimizer.
-    cpu_offload : shards, gradients and optimizer live on the host, at ``pcie_bandwidth`` (per GPU and direction) and
-        ``dram_bandwidth`` (per node; two sockets of the costs' host when absent).
+    cpu_offload : shards, gradients and optimizer live on the host.
+    pcie_bandwidth : then, of one GPU in one direction. dram_bandwidth : then, of a node; two sockets of the costs' host
+        when absent.
     """
 
     version: Literal[1, 2] = 2

@@ -25,7 +25,13 @@ HF_AUTO = {
 
 
 class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``offload_param`` and ``offload_optimizer``: ``device`` says where they live; the rest is about buffers."""
+    """``offload_param`` and ``offload_optimizer``: where parameters or optimizer states live.
+
+    Parameters
+    ----------
+    device : ``cpu`` or ``none``.
+    others : read as DeepSpeed does, without effect here.
+    """
 
     device: Literal["none", "cpu", "nvme"] | None = "none"
     nvme_path: str | None = None
@@ -63,7 +69,9 @@ class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     stage3_prefetch_bucket_size : parameters gathered ahead. stage3_param_persistence_threshold : smaller tensors stay.
     stage3_max_live_parameters, stage3_max_reuse_distance : bounds on what is gathered, and kept until its next use.
     zero_hpz_partition_size : backward gathers from a second copy, shared by so many ranks (ZeRO++).
+    offload_param, offload_optimizer : what lives on the host.
     zero_quantized_weights, zero_quantized_gradients : int8 all_gather, int4 all_to_all in two hops (ZeRO++).
+    others : read as DeepSpeed does, without effect here. mics_shard_size : refused where above 0.
     """
 
     stage: Literal[0, 1, 2, 3] = 0

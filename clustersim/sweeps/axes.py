@@ -21,7 +21,12 @@ Scalar: TypeAlias = str | int | float | bool
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``range = {start = 1, stop = 8, step = 1}``: evenly spaced, ``stop`` included; or ``num`` of them."""
+    """``range = {start = 1, stop = 8, step = 1}``: evenly spaced, ``stop`` included; or ``num`` of them.
+
+    Parameters
+    ----------
+    start, stop : the first and the last. step : from one to the next. num : how many, instead.
+    """
 
     start: Number
     stop: Number
@@ -45,7 +50,12 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``log = {start = 1, stop = 64, factor = 2}``: each is ``factor`` times the one before; or ``num`` of them."""
+    """``log = {start = 1, stop = 64, factor = 2}``: each is ``factor`` times the one before; or ``num`` of them.
+
+    Parameters
+    ----------
+    start, stop : the first and the last. factor : from one to the next. num : how many, instead.
+    """
 
     start: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
     stop: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
@@ -104,9 +114,9 @@ class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Parameters
     ----------
-    key : the field, with ``values`` (a list, or a table of labels and values), ``range`` or ``log``.
+    key : the field, with one of ``values``, ``range`` and ``log``. values : a list, or a table of labels and values.
     zip : fields and lists of the same length, taken together.
-    random : fields and what they are drawn from, a list or a :class:`Between`; ``num`` draws with ``seed``.
+    random : fields and what they are drawn from, a list or a :class:`Between`. num : of draws. seed : of the draws.
     name : of the column; the field's own path if absent. labels : what the column shows instead of values.
     """
 

@@ -71,7 +71,7 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     base : a scenario, by name or by path; a path starts at the sweep's own folder.
     title : of tables and pictures. set : fields that every scenario of the sweep has.
     axes : see :class:`~clustersim.sweeps.axes.AxisTable`; the grid is every combination, the last axis fastest.
-    question : what its report answers. sample : only so many scenarios of the grid, drawn with ``seed``.
+    question : what its report answers. sample : only so many scenarios of the grid. seed : they are drawn with.
     """
 
     base: str

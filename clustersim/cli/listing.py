@@ -1,0 +1,151 @@
+"""``clustersim list`` and ``clustersim schema``: what there is to name, and what a file may say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, stdout
+from clustersim.cli.keys import KINDS, first_sentence, keys, schema
+from clustersim.paths import data_path, shipped
+
+Row = dict[str, Any]
+
+
+def _topologies() -> list[Row]:
+    folder = data_path("topologies")
+    files = {name: tomllib.loads((folder / f"{name}.toml").read_text("utf-8")) for name in shipped("topologies")}
+    return [{"name": name, "about": file.get("title", "")} for name, file in files.items()]
+
+
+def _models() -> list[Row]:
+    from clustersim.models.catalog import catalog, model
+
+    return [{"name": name, "parameters": model(name).parameters} for name in catalog()]
+
+
+def _devices() -> list[Row]:
+    from clustersim.device import devices
+
+    return [
+        {"name": name, "memory_bytes": one.memory_bytes, "memory_bandwidth_bytes_per_s": one.memory_bandwidth}
+        | {"dense_peak_flops": dict(one.peak), "source": one.source}
+        for name, one in devices().items()
+    ]
+
+
+def _scenarios() -> list[Row]:
+    folder = data_path("scenarios")
+    return [{"name": name, "about": _comment(folder / f"{name}.toml")} for name in shipped("scenarios")]
+
+
+def _comment(path: Path) -> str:
+    """The first sentence of the comment that a file begins with."""
+    lines = takewhile(lambda line: line.startswith("# "), path.read_text("utf-8").splitlines())
+    return re.split(r"(?<=[.?]) ", " ".join(line[2:] for line in lines))[0].rstrip(".")
+
+
+def _strategies() -> list[Row]:
+    from clustersim.strategies import STRATEGIES
+
+    return [
+        {"name": name, "about": first_sentence(one.config).removeprefix("Knobs of ").rstrip(".")}
+        for name, one in STRATEGIES.items()
+    ]
+
+
+def _schedules() -> list[Row]:
+    from clustersim.schedules import SCHEDULES
+
+    return [{"name": one.name, "also_called": list(one.aliases)} for one in SCHEDULES.values()]
+
+
+LISTS: Mapping[str, Callable[[], list[Row]]] = {
+    "topologies": _topologies,
+    "models": _models,
+    "devices": _devices,
+    "scenarios": _scenarios,
+    "strategies": _strategies,
+    "schedules": _schedules,
+}
+"""What can be listed."""
+
+
+@click.command("list", short_help="List what is shipped: topologies, models, devices, scenarios ...")
+@click.argument("what", type=click.Choice(list(LISTS)))
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@json_option
+def list_(what: str, markdown: bool, as_json: bool) -> None:
+    """List what files and options may name."""
+    rows = LISTS[what]()
+    if as_json:
+        print_json(rows)
+        return
+    _show([{key: _words(key, value) for key, value in row.items()} for row in rows], what, markdown)
+
+
+def _words(key: str, value: Any) -> str:
+    if key == "parameters":
+        return f"{value / 1e6:,.1f} million"
+    if key == "memory_bytes":
+        return f"{value / 2**30:.4g} GiB"
+    if key == "memory_bandwidth_bytes_per_s":
+        return f"{value / 1e9:,.0f} GB/s"
+    if key == "dense_peak_flops":
+        return ", ".join(f"{dtype} {rate / 1e12:.4g}" for dtype, rate in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+_HEADINGS = {
+    "memory_bytes": "memory",
+    "memory_bandwidth_bytes_per_s": "its rate",
+    "dense_peak_flops": "dense peak [TFLOP/s]",
+    "also_called": "also called",
+}
+
+
+def _show(rows: list[dict[str, str]], title: str, markdown: bool) -> None:
+    """A table of texts, for a terminal or in Markdown."""
+    headings = [_HEADINGS.get(key, key) for key in rows[0]]
+    if markdown:
+        click.echo("\n".join(_markdown(headings, [list(row.values()) for row in rows])))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    stdout().print(table)
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield "|---" * len(headings) + "|"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def show_keys(kind: str, markdown: bool) -> None:
+    """Every key of a file kind as a table."""
+    rows = [
+        {"key": f"`{key.path}`" if markdown else key.path, "holds": key.type, "default": key.default}
+        | {"meaning": key.meaning}
+        for key in keys(kind)
+    ]
+    _show(rows, f"keys of a {kind} file", markdown)
+
+
+@click.command("schema", short_help="Print the JSON Schema of a file kind, for editors.")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+def schema_(kind: str) -> None:
+    """Print the JSON Schema of a scenario, topology, plan or sweep file; editors that know TOML check files by it."""
+    print_json(schema(kind))
