@@ -1,8 +1,8 @@
-"""Figures in the README are what a command prints, and nothing else.
+"""Figures in the README and in the pages of the folders are what a command prints, and nothing else.
 
 A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``, where
 TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew, draws the
-pictures that ``--plot`` names, and dates the README; ``tests/test_readme.py`` says when a part is stale.
+pictures that ``--plot`` names, and dates the pages; ``tests/test_readme.py`` says when a part is stale.
 
 A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
 ``python tests/readme.py --measured`` writes those alone, and the test looks at their rows only.
@@ -18,11 +18,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+PAGES = (
+    README,
+    *(ROOT / name / "README.md" for name in ("scenarios", "topologies", "tests", "notebooks", "clustersim")),
+)
+EVIDENCE = ROOT / "tests" / "README.md"
 TABLES = ROOT.parent / "shared" / "measurements"
 ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
 DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
@@ -30,12 +36,13 @@ PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end
 MEASURED = re.compile(r"(<!-- measured: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
-def parts(text: str | None = None) -> Iterator[tuple[str, str]]:
-    """(arguments, what the README has) of every generated part."""
-    for found in PART.finditer(README.read_text() if text is None else text):
+def parts(text: str) -> Iterator[tuple[str, str]]:
+    """(arguments, what stands there) of every generated part of a page."""
+    for found in PART.finditer(text):
         yield found["arguments"], found["body"]
 
 
+@cache
 def printed(arguments: str, *, draw: bool = False) -> str:
     """What ``clustersim ARGUMENTS`` prints now; text that is no Markdown table is put into a code block.
 
@@ -56,7 +63,7 @@ def printed(arguments: str, *, draw: bool = False) -> str:
 
 
 def accuracy(text: str) -> str:
-    """What the README's table of training steps says of each kind of strategy, as ``data/accuracy.toml`` holds it."""
+    """What the table of training steps says of each kind of strategy, as ``data/accuracy.toml`` holds it."""
     tables = (body for arguments, body in parts(text) if arguments.startswith("validate steps") and "kind" in arguments)
     part = next(tables)
     row = r"^\| (?:kind)? *\| (\w+) \| \d+ \| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) %"
@@ -77,16 +84,17 @@ def measured(arguments: str) -> str:
 
 
 def main() -> None:
-    """Rewrite every generated part of the README, or the measured ones."""
-    if sys.argv[1:] == ["--measured"]:
-        README.write_text(
-            MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], README.read_text())
-        )
-        return
-    text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], README.read_text())
-    text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
-    README.write_text(text)
-    ACCURACY.write_text(accuracy(text))
+    """Rewrite every generated part of every page, or the measured ones."""
+    for page in PAGES:
+        text = page.read_text()
+        if sys.argv[1:] == ["--measured"]:
+            text = MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], text)
+        else:
+            text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], text)
+            text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
+        page.write_text(text)
+    if sys.argv[1:] != ["--measured"]:
+        ACCURACY.write_text(accuracy(EVIDENCE.read_text()))
 
 
 if __name__ == "__main__":

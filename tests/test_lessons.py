@@ -83,22 +83,24 @@ def test_a_measured_figure_in_prose_comes_from_a_cell(path):
 
 def test_the_glossary_sends_every_word_to_a_lesson_that_uses_it():
     rows = re.findall(
-        r"^\| ([^|]+) \| [^|]+ \| \[(\d)\]\((notebooks/[^)]+)\) \|$", (ROOT / "README.md").read_text(), re.M
+        r"^\| ([^|]+) \| [^|]+ \| \[(\d)\]\(([^)]+)\) \|$", (ROOT / "notebooks" / "README.md").read_text(), re.M
     )
     assert len(rows) > 30
     for words, number, target in rows:
-        assert target.startswith(f"notebooks/{int(number):02d}_")
-        text = " ".join(cells(ROOT / target, "markdown") + cells(ROOT / target, "code")).lower()
+        assert target.startswith(f"{int(number):02d}_")
+        text = " ".join(
+            cells(ROOT / "notebooks" / target, "markdown") + cells(ROOT / "notebooks" / target, "code")
+        ).lower()
         text = re.sub(r"[\s*_-]+", " ", text)
         for word in words.split(", "):
             assert re.sub(r"[\s*_-]+", " ", word.lower()) in text, f"{word!r} is not in lesson {number}"
 
 
 def test_the_readme_lists_every_lesson_by_its_title():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "notebooks" / "README.md").read_text()
     for path in LESSONS:
         title = cells(path, "markdown")[0].splitlines()[0].removeprefix("# ")
-        assert f"| [{title}](notebooks/{path.name}) |" in text
+        assert f"| [{title}]({path.name}) |" in text
 
 
 @each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,15 +13,27 @@ from clustersim import bench
 from clustersim.parallel import FIELDS
 from clustersim.schedules import SCHEDULES
 
+PARTS = [(page, arguments) for page in readme.PAGES for arguments, _ in readme.parts(page.read_text())]
 
-@pytest.mark.parametrize("arguments", [arguments for arguments, _ in readme.parts()])
-def test_a_generated_part_is_what_its_command_prints(arguments: str, shared: Path) -> None:
+
+@pytest.mark.parametrize(("page", "arguments"), PARTS, ids=lambda one: one if isinstance(one, str) else one.parent.name)
+def test_a_generated_part_is_what_its_command_prints(page: Path, arguments: str, shared: Path) -> None:
     assert shared.is_dir()
-    assert dict(readme.parts())[arguments] == readme.printed(arguments), "run: python tests/readme.py"
+    assert dict(readme.parts(page.read_text()))[arguments] == readme.printed(arguments), "run: python tests/readme.py"
+
+
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.parent.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [to for to in targets if not to.startswith("https://") and not (page.parent / to).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(readme.README.read_text().splitlines()) <= 200
 
 
 def test_the_table_of_costs_has_every_row_and_target_whatever_the_times() -> None:
-    (found,) = readme.MEASURED.finditer(readme.README.read_text())
+    (found,) = readme.MEASURED.finditer(readme.EVIDENCE.read_text())
     assert found["arguments"].startswith("bench")
     lines = found["body"].splitlines()
     table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
@@ -36,8 +49,8 @@ def test_the_table_of_costs_has_every_row_and_target_whatever_the_times() -> Non
     assert "One machine with" in lines[-1]
 
 
-def test_every_shipped_scenario_and_command_the_readme_names_exists() -> None:
-    text = readme.README.read_text()
+def test_every_shipped_scenario_that_a_page_names_exists() -> None:
+    text = "".join(page.read_text() for page in readme.PAGES)
     named = {
         Path(word).stem for word in text.replace("`", " ").split() if word.startswith("scenarios/") and "*" not in word
     }
@@ -58,9 +71,9 @@ def test_asking_for_a_part_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_error_that_plans_carry_is_the_readmes() -> None:
-    assert readme.accuracy(readme.README.read_text()) == readme.ACCURACY.read_text(), "run: python tests/readme.py"
+    assert readme.accuracy(readme.EVIDENCE.read_text()) == readme.ACCURACY.read_text(), "run: python tests/readme.py"
 
 
 def test_every_schedule_and_every_field_of_parallel_is_listed() -> None:
-    text = readme.README.read_text()
+    text = (readme.ROOT / "scenarios" / "README.md").read_text()
     assert [name for name in (*SCHEDULES, *FIELDS) if f"`{name}`" not in text] == []
