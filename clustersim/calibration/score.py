@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.errors import ClusterSimError, TraceError, nearest
+from clustersim.ranges import Range
 
 Row = dict[str, Any]
 
@@ -82,9 +83,21 @@ def _evaluated(row: dict[str, str], predict: Predict) -> Row:
     return {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}
 
 
+def with_ranges(rows: Iterable[Row], known: Callable[[Row], Range]) -> list[Row]:
+    """Predicted rows with ``p50`` and ``p90``, relative half-widths of the ranges around them; see
+    :mod:`clustersim.ranges`."""
+    found = []
+    for row in rows:
+        if "skipped" not in row:
+            around = known(row)
+            row = {**row, "p50": around.p50, "p90": around.p90}
+        found.append(row)
+    return found
+
+
 def statistics(rows: Iterable[Row]) -> dict[str, Any]:
     """``n_rows, n_cases, n_skipped`` and, over cases, the median and 90th percentile of |relative error| and the
-    median of the signed one; None where no row was predicted."""
+    median of the signed one; None where no row was predicted. Of rows with ranges, what :func:`covered` says too."""
     rows = list(rows)
     errors: dict[str, list[float]] = {}
     for row in rows:
@@ -103,7 +116,16 @@ def statistics(rows: Iterable[Row]) -> dict[str, Any]:
         stats["median_abs_rel_error"] = float(np.median(absolute))
         stats["p90_abs_rel_error"] = float(np.percentile(absolute, 90))
         stats["median_rel_error"] = float(np.median([np.median(e) for e in errors.values()]))
-    return stats
+    return stats | covered(rows)
+
+
+def covered(rows: Iterable[Row]) -> dict[str, float]:
+    """``held_p50``, ``held_p90``: of rows with ranges, the share of measurements that lie within; empty without."""
+    judged = [row for row in rows if "p50" in row]
+    off = np.array([abs(row["measured"] / row["predicted"] - 1.0) for row in judged])
+    if not judged:
+        return {}
+    return {f"held_{name}": float(np.mean(off <= [row[name] for row in judged])) for name in ("p50", "p90")}
 
 
 def score(rows: Sequence[Row], by: Mapping[str, Callable[[Row], str]]) -> dict[str, Any]:

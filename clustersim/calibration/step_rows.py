@@ -53,6 +53,11 @@ _DTYPES = (
 )
 
 
+def publisher(row: Row) -> str:
+    """Whose table a row is from: what its ``case_id`` begins with."""
+    return row["case_id"].split("-")[0]
+
+
 @dataclass(frozen=True)
 class StepRun:
     """One measured training step.

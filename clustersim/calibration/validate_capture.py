@@ -16,9 +16,10 @@ from typing import Any
 from clustersim import collectives, fabrics
 from clustersim.calibration.captured import Capture, fastest, least, machine_for, read_capture
 from clustersim.calibration.score import Row, evaluate, score
-from clustersim.calibration.validate_nccl import nccl_version, size_class
+from clustersim.calibration.validate_nccl import nccl_version
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import ScenarioError
+from clustersim.ranges import size_class
 from clustersim.scenario import Scenario, from_table
 from clustersim.topology import Topology
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clustersim.calibration.score import evaluate, number, read_table, score
+from clustersim.calibration.score import evaluate, number, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, peak_memory, read_sharded
-from clustersim.calibration.step_rows import COLUMNS, Row
+from clustersim.calibration.step_rows import COLUMNS, Row, publisher
+from clustersim.ranges import of_memory
 
 GIB = 2.0**30
 
@@ -20,10 +21,10 @@ def validate_memory(path: str | Path) -> dict[str, Any]:
     """Predict ``peak_mem_GiB`` of every row. See :func:`clustersim.calibration.score.score` for the result."""
     table = [row for row in read_table(path, (*COLUMNS, "peak_mem_GiB")) if row["peak_mem_GiB"].strip()]
     return score(
-        evaluate(table, _predict),
+        with_ranges(evaluate(table, _predict), lambda row: of_memory(publisher(row))),
         {
             "case": lambda row: row["case_id"],
-            "source": lambda row: row["case_id"].split("-")[0],
+            "source": publisher,
             "strategy": lambda row: row["strategy"],
             "model": lambda row: row["model"],
         },

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from clustersim import collectives, fabrics
-from clustersim.calibration.score import Row, evaluate, number, read_table, score
+from clustersim.calibration.score import Row, evaluate, number, read_table, score, with_ranges
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import nearest
+from clustersim.ranges import Range, of_collective, size_class
 from clustersim.traces.samples import launch_mode
 
 COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us")
@@ -33,12 +34,11 @@ DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16",
 
 def validate_nccl(path: str | Path) -> dict[str, Any]:
     """Predict the out-of-place time of every row. See :func:`clustersim.calibration.score.score` for the result."""
-    return score(evaluate(read_table(path, COLUMNS), _predict), DIMENSIONS)
+    return score(with_ranges(evaluate(read_table(path, COLUMNS), _predict), _range), DIMENSIONS)
 
 
-def size_class(nbytes: float) -> str:
-    """The three ranges in which different physics rule: latency, the pipeline, bandwidth."""
-    return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
+def _range(row: Row) -> Range:
+    return of_collective(row["topology"], float(row["size_bytes"]))
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {

@@ -28,11 +28,12 @@ from typing import Any
 from clustersim.calibration import hybrid_play, sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
-from clustersim.calibration.score import evaluate, read_table, score
+from clustersim.calibration.score import evaluate, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
 from clustersim.calibration.step_play import costs_of, scaled, step_time, step_time_as_priced
-from clustersim.calibration.step_rows import COLUMNS, Row, read
+from clustersim.calibration.step_rows import COLUMNS, Row, publisher, read
 from clustersim.errors import ClusterSimError
+from clustersim.ranges import Range, of_step
 
 
 def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any]:
@@ -48,10 +49,14 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
             raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
         # Runs of hundreds of ranks take seconds to a minute each.
         workers = min(os.cpu_count() or 1, 1 + len(table) // ROWS_A_WORKER)
-        return score(evaluate(table, _predict_hybrid, workers), DIMENSIONS)
+        return score(with_ranges(evaluate(table, _predict_hybrid, workers), _range), DIMENSIONS)
     anchors = _anchors(table) if anchor == "single" else None
     rows = evaluate(table, lambda row: _predict(row, anchors))
-    return score(rows, DIMENSIONS)
+    return score(rows if anchor else with_ranges(rows, _range), DIMENSIONS)
+
+
+def _range(row: Row) -> Range:
+    return of_step(strategy_kind(row), publisher(row))
 
 
 ROWS_A_WORKER = 16
@@ -65,7 +70,7 @@ def _predict_hybrid(row: Row) -> tuple[float, float]:
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {
     "case": lambda row: row["case_id"],
-    "source": lambda row: row["case_id"].split("-")[0],
+    "source": publisher,
     "platform": lambda row: row.get("topology", ""),
     "strategy": lambda row: row["strategy"],
     "kind": lambda row: degrees_of(row) if is_hybrid(row) else kind_of(row["strategy"]),
@@ -74,6 +79,11 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
     "size_class": lambda row: f"{row['gpus']} GPUs",
 }
 """What the error is split by."""
+
+
+def strategy_kind(row: Row) -> str:
+    """A row's strategy as the ``kind`` of a scenario's ``[strategy]``; ``"split"`` where the model is split."""
+    return "split" if is_hybrid(row) else kind_of(row["strategy"])
 
 
 def kind_of(strategy: str) -> str:

@@ -74,8 +74,8 @@ def _draw(found: Calibrated, folder: Path) -> None:
     import numpy as np
 
     from clustersim import plots
-    from clustersim.calibration.validate_nccl import size_class
     from clustersim.paths import output_folder
+    from clustersim.ranges import size_class
 
     with output_folder(folder):
         for fit in found.fits:
@@ -111,7 +111,7 @@ def _by_size(found: Calibrated) -> dict[str, dict[str, float]]:
     """Of NCCL's rows: how many, and the median error before and after, by size."""
     import numpy as np
 
-    from clustersim.calibration.validate_nccl import size_class
+    from clustersim.ranges import size_class
 
     out: dict[str, dict[str, float]] = {}
     for fit in found.fits:

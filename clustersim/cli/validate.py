@@ -134,6 +134,9 @@ def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, 
         return
     console = stdout()
     console.print(_table(title, groups))
+    if "held_p50" in result["overall"]:
+        within = (_percent(result["overall"][f"held_{name}"]) for name in ("p50", "p90"))
+        console.print("measured within the stated p50 range: {}, within p90: {} of rows".format(*within))
     for reason, count in _reasons(result["rows"]):
         console.print(f"skipped {count}: {reason}", markup=False, soft_wrap=True)
 

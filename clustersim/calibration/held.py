@@ -1,0 +1,74 @@
+"""Ranges from errors of validation: how wide they must be, and how often they hold of somebody left out.
+
+Rows of one publisher are wrong together, so quantiles are over publishers of equal weight, and coverage is that of
+publishers whose rows the range was not made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.calibration.score import Row
+
+Floats = npt.NDArray[np.float64]
+Groups = Mapping[str, Floats]
+SHARES = (0.5, 0.9)
+"""Shares of measurements that ``p50`` and ``p90`` are to hold."""
+
+
+def distances(rows: Iterable[Row], group: Callable[[Row], str]) -> dict[str, Floats]:
+    """Of each group, how far its measurements are from their predictions, relative to the prediction."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if "skipped" not in row:
+            found.setdefault(group(row), []).append(abs(1.0 / (1.0 + row["rel_error"]) - 1.0))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def quantile(groups: Iterable[Floats], share: float) -> float:
+    """The distance below which a share of measurements lies, every group weighing the same."""
+    groups = list(groups)
+    distance = np.concatenate(groups)
+    weight = np.concatenate([np.full(len(group), 1.0 / len(group)) for group in groups])
+    order = np.argsort(distance, kind="stable")
+    below = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
+    return float(np.interp(share, below, distance[order]))
+
+
+def coverage(groups: Groups) -> tuple[float, ...]:
+    """Of each of :data:`SHARES`, the mean share of a group's measurements that a range made of the others holds."""
+    names = list(groups)
+    if len(names) < 2:
+        return tuple(float("nan") for _ in SHARES)
+    held = []
+    for name in names:
+        others = [groups[other] for other in names if other != name]
+        held.append([float(np.mean(groups[name] <= quantile(others, share))) for share in SHARES])
+    return tuple(np.mean(held, axis=0).tolist())
+
+
+@dataclass(frozen=True)
+class Held:
+    """A range, and how often it holds of a group left out (NaN where there is one group only)."""
+
+    p50: float
+    p90: float
+    rows: int
+    groups: int
+    held_p50: float
+    held_p90: float
+
+
+def held(groups: Groups) -> Held:
+    """The range of some groups of measurements."""
+    p50, p90 = (quantile(groups.values(), share) for share in SHARES)
+    return Held(p50, p90, sum(map(len, groups.values())), len(groups), *coverage(groups))
+
+
+def of_each(groups: Groups, fewest: int) -> dict[str, Held]:
+    """The range of each group alone that has at least so many measurements."""
+    return {name: held({name: values}) for name, values in groups.items() if len(values) >= fewest}

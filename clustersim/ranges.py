@@ -1,0 +1,89 @@
+"""How far a prediction may be off, by what is known of what it is about.
+
+``data/ranges.toml`` has half-widths of ranges around a prediction that held half, and nine in ten, of published
+measurements; ``python tests/ranges.py`` writes it from the errors of validation. Each publisher (each machine, for
+collectives) counts once however many rows it has, so a range is what may be expected of one more of them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from clustersim.paths import data_path
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "replicated": ("single", "ddp", "data_parallel", "parameter_server", "sgd_steps"),
+    "sharded": ("fsdp", "zero"),
+    "split": ("split",),
+}
+"""Kinds of strategies whose steps go wrong alike: each has too few publishers to have a range of its own."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range around a prediction.
+
+    Parameters
+    ----------
+    p50, p90 : relative half-widths: half of the measurements lay within ``prediction * (1 +- p50)``, nine in ten within
+        ``p90``. rows : measurements. groups : publishers or machines they are from.
+    known : what is known of this prediction's subject: ``"published"`` (this machine, or this publisher's software, has
+        published rows), ``"similar"`` (others of its kind have).
+    """
+
+    p50: float
+    p90: float
+    rows: int
+    groups: int
+    known: str
+
+
+def size_class(nbytes: float) -> str:
+    """The three ranges of sizes in which different physics rule: latency, the pipeline, bandwidth."""
+    return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
+
+
+def family(kind: str) -> str:
+    """The family of a strategy's kind; ``"all"`` of one that is in none."""
+    return next((name for name, kinds in FAMILIES.items() if kind in kinds), "all")
+
+
+def of_collective(platform: str, nbytes: float) -> Range:
+    """Of the time of a collective of ``nbytes`` on a topology."""
+    known = "published" if platform in _data()["collectives"]["platforms"] else "similar"
+    return _range(_data()["collectives"][known][size_class(nbytes)], known)
+
+
+def of_step(kind: str, source: str = "") -> Range:
+    """Of the time of a training step of a strategy's ``kind``. ``source`` : whose software it is, where it is one of
+    those whose steps are published."""
+    steps = _data()["steps"]
+    if source in steps["published"]:
+        return _range(steps["published"][source], "published")
+    return _range(steps["similar"].get(family(kind), steps["similar"]["all"]), "similar")
+
+
+def of_memory(source: str = "") -> Range:
+    """Of the memory that a framework has allocated at its peak."""
+    memory = _data()["memory"]
+    if source in memory["published"]:
+        return _range(memory["published"][source], "published")
+    return _range(memory["similar"]["all"], "similar")
+
+
+def as_of() -> str:
+    """The day of the validation."""
+    return str(_data()["date"])
+
+
+def _range(found: Mapping[str, Any], known: str) -> Range:
+    return Range(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return tomllib.loads((data_path("data") / "ranges.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,93 @@
+"""Writes ``clustersim/data/ranges.toml``: the ranges that predictions carry, from the errors of validation.
+
+    python tests/ranges.py
+
+Reads the tables in ../shared/measurements; takes minutes, since each machine is predicted by constants fitted to the
+others. Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+from clustersim.calibration.cross_validate import cross_validate
+from clustersim.calibration.held import Held, distances, held, of_each
+from clustersim.calibration.score import Row
+from clustersim.calibration.validate_memory import validate_memory
+from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_steps
+from clustersim.ranges import FAMILIES, family, size_class
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = ROOT.parent / "shared" / "measurements"
+DATA = ROOT / "clustersim" / "data" / "ranges.toml"
+FEWEST = 8
+"""Measurements that a publisher must have for a range of its own."""
+SIZES = (2.0**16, 2.0**25, 2.0**26)
+"""One of each class."""
+
+
+def collectives(known: str, rows: Sequence[Row]) -> dict[str, Held]:
+    """Ranges by size class, every machine weighing the same."""
+    return {
+        f'collectives.{known}."{name}"': held(
+            distances((r for r in rows if size_class(float(r["size_bytes"])) == name), lambda r: str(r["topology"]))
+        )
+        for name in map(size_class, SIZES)
+    }
+
+
+def steps(rows: Sequence[Row]) -> dict[str, Held]:
+    """Ranges by family of strategies, and of each publisher."""
+    found = {}
+    for name in (*FAMILIES, "all"):
+        mine = [row for row in rows if name in ("all", family(strategy_kind(row)))]
+        found[f"steps.similar.{name}"] = held(distances(mine, publisher))
+    return found | {f"steps.published.{name}": one for name, one in of_each(distances(rows, publisher), FEWEST).items()}
+
+
+def memory(rows: Sequence[Row]) -> dict[str, Held]:
+    """One range, and of each publisher."""
+    groups = distances(rows, publisher)
+    own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
+    return {"memory.similar.all": held(groups)} | own
+
+
+def written(ranges: Mapping[str, Held], platforms: Sequence[str]) -> Iterator[str]:
+    """The lines of the file."""
+    yield "# Half-widths of ranges around predictions: written by `python tests/ranges.py`."
+    yield f'date = "{date.today().isoformat()}"'
+    names = ", ".join(f'"{name}"' for name in platforms)
+    yield from ("", "[collectives]", f"platforms = [{names}]")
+    for name, one in ranges.items():
+        yield from ("", f"[{name}]", f"p50 = {one.p50:.3g}", f"p90 = {one.p90:.3g}")
+        yield from (f"rows = {one.rows}", f"groups = {one.groups}")
+
+
+def main() -> None:
+    """Measure, write and print."""
+    nccl = TABLES / "nccl_tests.csv"
+    shipped = validate_nccl(nccl)["rows"]
+    stepped = [
+        *validate_steps(TABLES / "training_steps.csv")["rows"],
+        *validate_steps(TABLES / "training_steps_hybrid.csv")["rows"],
+    ]
+    ranges = {
+        **collectives("published", shipped),
+        **collectives("similar", cross_validate(nccl, "platform")["rows"]),
+        **steps(stepped),
+        **memory(validate_memory(TABLES / "training_steps.csv")["rows"]),
+    }
+    platforms = sorted({row["topology"] for row in shipped if "skipped" not in row})
+    DATA.write_text("\n".join(written(ranges, platforms)) + "\n")
+    print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
+    for name, one in ranges.items():
+        shares = "" if one.groups < 2 else f"  {one.held_p50:.0%} {one.held_p90:.0%}"
+        print(f"{name:40s} {one.p50:7.1%} {one.p90:7.1%} {one.rows:6d} {one.groups:6d}{shares}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

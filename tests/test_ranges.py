@@ -1,0 +1,86 @@
+"""Ranges around predictions: how they are made, that they hold of machines left out, and that every row carries one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranges as command
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim import ranges
+from clustersim.calibration.held import coverage, distances, held, of_each, quantile
+from clustersim.calibration.score import covered, with_ranges
+from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.strategies import STRATEGIES
+
+GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.array), min_size=1, max_size=6)
+
+
+def test_a_distance_is_relative_to_the_prediction():
+    rows = [{"group": "a", "rel_error": -0.5}, {"group": "a", "rel_error": 0.25}, {"group": "b", "skipped": "why"}]
+    ((name, found),) = distances(rows, lambda row: row["group"]).items()
+    assert (name, found.tolist()) == ("a", pytest.approx([1.0, 0.2]))  # measured: twice, and 0.8 of the prediction
+
+
+@given(GROUPS, st.floats(0, 1))
+def test_a_quantile_lies_within_its_groups_and_grows_with_the_share(groups, share):
+    low, high = min(map(np.min, groups)), max(map(np.max, groups))
+    assert low <= quantile(groups, share) <= quantile(groups, 1.0) <= high
+
+
+def test_a_group_weighs_the_same_however_many_rows_it_has():
+    few, many = np.array([1.0, 1.0]), np.full(1000, 3.0)
+    assert quantile([few, many], 0.35) == pytest.approx(1.0, abs=0.01)
+    assert quantile([few, many], 0.55) == pytest.approx(3.0, abs=0.01)
+
+
+def test_coverage_is_that_of_the_group_left_out():
+    # Whoever of three is left out, the others' range holds all, one half, or none of it.
+    groups = {"small": np.array([1.0, 1.0]), "large": np.array([9.0, 9.0])}
+    assert coverage(groups) == pytest.approx((0.5, 0.5))
+    assert all(math.isnan(share) for share in coverage({"alone": np.ones(3)}))
+    assert of_each({"few": np.ones(2), "many": np.ones(9)}, 3).keys() == {"many"}
+
+
+@given(st.integers(2, 30), st.integers(0, 2**16))
+def test_ranges_of_groups_that_are_alike_hold_what_they_say(n, seed):
+    draws = np.random.default_rng(seed).exponential(size=(n, 400))
+    found = held({str(i): row for i, row in enumerate(draws)})
+    assert (found.held_p50, found.held_p90) == pytest.approx((0.5, 0.9), abs=0.06)
+    assert found.p50 == pytest.approx(math.log(2), rel=0.25)
+
+
+def test_rows_carry_their_range_and_the_share_within_is_counted():
+    rows = [{"case_id": "x", "measured": 1.0, "predicted": 1.0 + d, "rel_error": d} for d in (0.0, 0.1, 0.3)]
+    rows.append({"case_id": "x", "skipped": "why"})
+    ranged = with_ranges(rows, lambda row: ranges.Range(0.05, 0.15, 9, 3, "similar"))
+    assert covered(ranged) == {"held_p50": pytest.approx(1 / 3), "held_p90": pytest.approx(2 / 3)}
+    assert covered(rows) == {}
+    assert "p50" not in ranged[-1]
+
+
+@pytest.mark.parametrize("kind", [*STRATEGIES, "split", "never heard of"])
+def test_every_kind_of_strategy_has_a_range(kind):
+    for one in (ranges.of_step(kind), ranges.of_step(kind, "mosaic"), ranges.of_memory()):
+        assert 0 < one.p50 < one.p90
+    assert ranges.of_step(kind).known == "similar"
+
+
+@pytest.mark.parametrize("nbytes", [8.0, 2.0**20, 2.0**30])
+def test_a_machine_without_published_rows_is_known_less_well(nbytes):
+    known, new = ranges.of_collective("hgx-h100", nbytes), ranges.of_collective("my-cluster", nbytes)
+    assert (known.known, new.known) == ("published", "similar")
+    assert known.p50 <= new.p50
+
+
+@pytest.mark.shared
+def test_ranges_of_collectives_hold_of_machines_left_out(shared: Path):
+    rows = validate_nccl(shared / "measurements" / "nccl_tests.csv")["rows"]
+    for one in command.collectives("published", rows).values():
+        assert 0.45 <= one.held_p50 <= 0.55
+        assert 0.85 <= one.held_p90 <= 0.95
+    assert all(row["p50"] < row["p90"] for row in rows)
