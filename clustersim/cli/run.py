@@ -95,6 +95,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
 
     from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.cli.strategy_lines import lines
+    from clustersim.scenario.ran import ran, trust_words
 
     values = result.to_dict()
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
@@ -104,7 +105,10 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
         if values.get(key) is not None:
             table.add_row(label, _text(values[key], unit))
     console = stdout()
+    for what, words in ran(result.prepared):
+        console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
     console.print(table)
+    console.print(f"trust: {trust_words(values['trust'])}", soft_wrap=True)
     print_where(console, result.where)
     if result.where:
         print_dimensions(console, result.where[0], values["volume_by_dimension"])

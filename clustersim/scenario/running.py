@@ -15,6 +15,7 @@ from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import cores_of, cost_of
+from clustersim.scenario.ran import ran, trust
 from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
 from clustersim.scenario.split_step import Split, program_of
@@ -84,11 +85,9 @@ class Prepared:
 
     def describe(self, rank: int = 0) -> str:
         """The Program of one rank as text, under the facts it follows from."""
-        layers, mesh = len(self.model.layers), self.mesh
         head = [
             f"scenario  {self.scenario.title}",
-            f"cluster   {self.topology.name}: {mesh.n_nodes} node(s) x {mesh.nproc_per_node} {self.device.name}",
-            f"model     {self.model.name}: {self.model.parameters:,} parameters in {layers} layers",
+            *(f"{what:9s} {words}" for what, words in ran(self)),
             *self._parts(),
             *(f"note      {note}" for note in self.notes),
             "",
@@ -207,6 +206,7 @@ class Result:
             "parameters": p.model.parameters,
             "strategy": self.scenario.file.strategy["kind"],
             **self.summary,
+            "trust": trust(p),
             "hottest_links": [
                 {"link": name, "utilisation": used, "bytes": nbytes}
                 for name, used, nbytes in self.summary["hottest_links"]

@@ -1,0 +1,56 @@
+"""What was run, in words: machine, model, batch, strategy and what was changed of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from clustersim import ranges
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Prepared
+
+
+def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """(what, in words), for the head of a run's answer."""
+    p, file = prepared, prepared.scenario.file
+    between = f"{p.mesh.nproc_per_node} {p.device.name}"
+    yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
+    tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
+    yield "model", f"{p.model.name}: {p.model.parameters:,} parameters in {len(p.model.layers)} layers, {file.model.dtype}{tokens}"
+    yield "strategy", f"{_strategy(p)}; {_batch(p)}"
+    if p.scenario.changes:
+        yield "changed", ", ".join(f"{key} = {value}" for key, value in p.scenario.changes.items())
+
+
+def _strategy(p: Prepared) -> str:
+    kind = str(p.scenario.file.strategy["kind"])
+    if p.split is None:
+        return kind
+    degrees = (f"{name} {p.mesh.size(name)}" for name in ("tp", "cp", "pp", "ep", "dp") if p.mesh.size(name) > 1)
+    return f"{kind} beside {', '.join(degrees)}"
+
+
+def _batch(p: Prepared) -> str:
+    config = p.scenario.config
+    passes, replicas = config.gradient_accumulation_steps, p.mesh.size("dp")
+    each = f"{config.micro_batch_size:,} sample(s) a micro-batch"
+    several = f", {passes:,} micro-batches a step" if passes > 1 else ""
+    return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
+
+
+def trust(prepared: Prepared) -> dict[str, Any]:
+    """The range around the step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from,
+    and ``as_of``, the day of the validation."""
+    split = prepared.split is not None
+    found = ranges.of_step("split" if split else str(prepared.scenario.file.strategy["kind"]))
+    counted = {"rows": found.rows, "publishers": found.groups}
+    return {"p50": found.p50, "p90": found.p90, **counted, "as_of": ranges.as_of()}
+
+
+def trust_words(found: dict[str, Any]) -> str:
+    """:func:`trust` in a sentence."""
+    return (
+        f"half of {found['rows']:,} published steps of this kind lay within {found['p50']:.0%} of their prediction, "
+        f"nine in ten within {found['p90']:.0%} ({found['publishers']} publishers, each weighing the same)"
+    )
