@@ -25,6 +25,7 @@ from clustersim.cli.explain import explain
 from clustersim.cli.lessons import lessons
 from clustersim.cli.listing import list_, schema_
 from clustersim.cli.memory import memory
+from clustersim.cli.new import new
 from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
 from clustersim.cli.replay import replay
@@ -67,6 +68,7 @@ for _command in (
     plot,
     export,
     list_,
+    new,
     describe,
     schema_,
     compare_strategies,

@@ -17,7 +17,8 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     between = f"{p.mesh.nproc_per_node} {p.device.name}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
     tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
-    yield "model", f"{p.model.name}: {p.model.parameters:,} parameters in {len(p.model.layers)} layers, {file.model.dtype}{tokens}"
+    size = f"{p.model.parameters:,} parameters in {len(p.model.layers)} layers"
+    yield "model", f"{p.model.name}: {size}, {file.model.dtype}{tokens}"
     yield "strategy", f"{_strategy(p)}; {_batch(p)}"
     if p.scenario.changes:
         yield "changed", ", ".join(f"{key} = {value}" for key, value in p.scenario.changes.items())

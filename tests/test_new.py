@@ -1,0 +1,56 @@
+"""``clustersim new``: what it writes can be used at once, and nothing that is there is written over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+COMMANDS = {
+    "scenario": ("--gpu", "H100", "--nodes", "2", "--model", "gpt2"),
+    "topology": ("--gpu", "H100", "--nics", "4x200Gb/s", "--oversubscription", "2"),
+    "plan": ("--gpu", "A100", "--model", "gpt2"),
+    "sweep": ("--base", "ddp_resnet50_1x8_v100"),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_new_file_is_ready_and_never_replaces_one(clustersim, tmp_path, kind):
+    file = tmp_path / "mine.toml"
+    assert clustersim("new", kind, file, *COMMANDS[kind]).returncode == 0
+    text = file.read_text()
+    again = clustersim("new", kind, file, *COMMANDS[kind])
+    assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
+    assert file.read_text() == text
+
+
+def test_a_new_scenario_runs_on_a_new_machine(clustersim, tmp_path):
+    clustersim("new", "topology", tmp_path / "t.toml", *COMMANDS["topology"])
+    clustersim("new", "scenario", tmp_path / "s.toml", "--topology", tmp_path / "t.toml", "--model", "gpt2")
+    done = clustersim("run", tmp_path / "s.toml", "--json")
+    values = json.loads(done.stdout)
+    assert (values["device"], values["gpus"], values["fits"]) == ("H100-SXM5-80GB", 8, True)
+
+
+@pytest.mark.parametrize(("gpu", "machine"), [("H100", "hgx-h100"), ("V100", "dgx-1v"), ("B200", "hgx-b200")])
+def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_path, gpu, machine):
+    assert clustersim("new", "scenario", tmp_path / "s.toml", "--gpu", gpu).returncode == 0
+    assert f'topology = "{machine}"' in (tmp_path / "s.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topology", "t.toml", "--nics", "16x200Gb/s"),
+        ("topology", "t.toml", "--nics", "eight"),
+        ("topology", "t.toml", "--nics", "4x200"),
+        ("scenario", "s.toml", "--gpu", "abacus"),
+        ("scenario", "s.toml", "--model", "nope"),
+        ("scenario", "s.txt"),
+        ("sweep", "s.toml", "--base", "nope"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line_and_no_file(clustersim, tmp_path, words):
+    done = clustersim("new", words[0], tmp_path / words[1], *words[2:])
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert list(tmp_path.iterdir()) == []
