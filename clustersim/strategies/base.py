@@ -19,7 +19,7 @@ from clustersim.errors import ProgramError
 from clustersim.holding import Holding
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
-from clustersim.program import COMPUTE_STREAM, Compute, Op, Program, Role
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -50,6 +50,10 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.param_dtype
 
 
+Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]
+"""``(model, cost, mesh, config, steps, seed) -> Program``."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A way to train: one file, one row in ``STRATEGIES``.
@@ -58,7 +62,7 @@ class Strategy:
     ----------
     name : the ``kind`` of a scenario's ``[strategy]``.
     config : the Struct of its knobs.
-    build : ``(model, cost, mesh, config, steps, seed) -> Program``.
+    build : of its whole step; mostly :func:`clustersim.strategies.walk.walked`.
     world_size : the only world size it runs on, None for any.
     place : ``(topology, mesh, config) -> Mesh`` gives it ranks beyond one per GPU, such as servers on CPUs.
     launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
@@ -69,7 +73,7 @@ class Strategy:
 
     name: str
     config: type[StrategyConfig]
-    build: Callable[[Model, StepCost, Mesh, Any, int, int], Program]
+    build: Build
     world_size: int | None = None
     place: Callable[[Topology, Mesh, Any], Mesh] | None = None
     launch: str | None = None
@@ -80,10 +84,17 @@ class Strategy:
 
 @dataclass
 class OpList:
-    """An op list in the making: keeps the step number, and hands out op indices."""
+    """An op list in the making: keeps the step number, and hands out op indices.
+
+    Parameters
+    ----------
+    kernel : the last op of a layer's pass (or what stands for it), -1 for none. waits : what the next one waits for.
+    """
 
     step: int = 0
     ops: list[Op] = field(default_factory=list)
+    kernel: int = -1
+    waits: tuple[int, ...] = ()
 
     def add(self, op: Op) -> int:
         """Append an op; returns its index, for others to wait on."""
@@ -175,6 +186,35 @@ def backward(ops: OpList, model: Model, cost: StepCost) -> None:
     """One span per layer in reverse order, with nothing to send."""
     for i in reversed(range(len(model.layers))):
         backward_layer(ops, model, cost, i)
+
+
+def layer_pass(
+    ops: OpList,
+    model: Model,
+    cost: StepCost,
+    i: int,
+    kind: str,
+    share: float = 1.0,
+    name: str = "",
+    after: tuple[int, ...] = (),
+) -> int:
+    """A share of one layer's forward (``kind`` F) or backward, under its own name or a sub-module's; the op's index."""
+    forward, name = kind == "F", name or model.layers[i].name
+    seconds, flops, bound = (
+        (cost.forward[i], cost.forward_flops[i], cost.forward_bound[i])
+        if forward
+        else (cost.backward[i], cost.backward_flops[i], cost.backward_bound[i])
+    )
+    verb, phase = ("fwd", "forward") if forward else ("bwd", "backward")
+    return ops.compute(
+        f"{verb} {name}", float(seconds) * share, phase, bound, flops=float(flops) * share, after=after
+    )
+
+
+def accumulate(ops: OpList, model: Model, cost: StepCost, dtype: str) -> int:
+    """Gradients of a micro-batch are added to those already there: two reads and a write."""
+    seconds = gradient_pass(3.0 * model.parameters * DTYPE_BYTES[dtype], cost)
+    return ops.compute("accumulate gradients", seconds, "gradient")
 
 
 def gradient_pass(traffic: float, cost: StepCost) -> float:

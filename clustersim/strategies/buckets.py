@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clustersim.memo import kept_with_first
 from clustersim.model import Model, Tensor
+from clustersim.strategies.walk import Part
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,21 @@ def assign(tensors: Iterable[Tensor], element: int, first: int, cap: int) -> lis
     if names:
         filled.append(Bucket(tuple(names), numel, numel * element))
     return filled
+
+
+def cut(tensors: Sequence[Tensor], closes: Callable[[Tensor], bool], ready: Callable[[Tensor], None]) -> Iterator[Part]:
+    """A layer's backward, cut where a gradient ``closes`` a bucket; ``ready`` is told of each of its gradients.
+
+    Inside a layer a gradient is taken to be there when as large a share of the layer's time has passed as of its
+    parameters (a GEMM's work grows with its weight), so that a block of several buckets sends its first ones early.
+    """
+    total = sum(tensor.numel for tensor in tensors)
+    begun = done = 0
+    for tensor in tensors:
+        done += tensor.numel
+        if closes(tensor):
+            yield Part((done - begun) / total)
+            begun = done
+        ready(tensor)
+    if begun < total or not total:
+        yield Part((total - begun) / total if total else 1.0)

@@ -17,17 +17,18 @@ parameters at construction is not part of a step and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from clustersim.memo import kept_with_first
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost, Tensor
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
+from clustersim.model import Model, Tensor
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective
+from clustersim.schedules import Action
 from clustersim.strategies import base
-from clustersim.strategies.buckets import Bucket, assign, ready_order
+from clustersim.strategies.buckets import Bucket, assign, cut, ready_order
+from clustersim.strategies.walk import Part, Place, Rank, walked
 from clustersim.units import format_bytes
 
 MIB = 2**20
@@ -96,82 +97,52 @@ def _buckets(model: Model, element: int, limits: tuple[int, int], rebuilds: bool
     return tuple(reversed(assign(registered, element, *limits)))
 
 
-def build(model: Model, cost: StepCost, mesh: Mesh, config: DDPConfig, steps: int, seed: int) -> Program:
-    """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
-    base.check(model, cost, steps)
-    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
-    final = ready_order(model)
-    layouts = [buckets(model, config, iteration) for iteration in (1, 2)]
-    group = mesh.world_group()  # one array for all ops: the engine recognises it
-    accumulate = base.gradient_pass(3.0 * model.parameters * DTYPE_BYTES[config.param_dtype], cost)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        after = _broadcast_buffers(ops, model, group, config)
-        for micro_step in range(config.gradient_accumulation_steps - 1):  # under no_sync
-            base.forward(ops, model, cost, () if micro_step else after)
-            base.backward(ops, model, cost)
-            if micro_step:
-                ops.compute("accumulate gradients", accumulate, "gradient")
-        base.forward(ops, model, cost, after if config.gradient_accumulation_steps == 1 else ())
-        reducer = _Reducer(ops, cost, group, config, layouts[min(step, 1)])
-        _synced_backward(reducer, model, final)
-        ops.compute("optimizer", cost.optimizer, "optimizer", after=reducer.finish())
-    return base.program(ops, mesh, cost, (*_notes(mesh, config, layouts), *cost.notes), paces)
+class DDP(Rank[DDPConfig]):
+    """The hooks of one rank, with the state c10d's Reducer keeps: what each bucket still lacks, what is launched."""
 
+    def __post_init__(self) -> None:
+        self.group = self.mesh.world_group()  # one array for all ops: the engine recognises it
+        self.final = ready_order(self.model)
+        self.layouts = [buckets(self.model, self.config, iteration) for iteration in (1, 2)]
 
-def _broadcast_buffers(ops: base.OpList, model: Model, group: Ints, config: DDPConfig) -> tuple[int, ...]:
-    """Rank 0's buffers to everybody, before a step's first forward. The later forwards of a no_sync step skip it:
-    only a synced forward sets require_forward_param_sync again."""
-    elements = sum(layer.buffers for layer in model.layers)
-    if not (config.broadcast_buffers and elements and group.size > 1):
-        return ()
-    after = (len(ops.ops) - 1,) if ops.ops else ()
-    dtype = config.param_dtype
-    nbytes = float(elements * DTYPE_BYTES[dtype])
-    return (
-        ops.add(Collective("broadcast buffers", "broadcast", nbytes, group, after=after, dtype=dtype, step=ops.step)),
-    )
-
-
-def _synced_backward(reducer: _Reducer, model: Model, final: Sequence[Sequence[Tensor]]) -> None:
-    """Backward, with each layer cut where a gradient completes a bucket.
-
-    Inside a layer a gradient is taken to be ready when as large a share of the layer's time has passed as of its
-    parameters (a GEMM's work grows with its weight), so that a block of several buckets sends its first ones early.
-    """
-    for i in reversed(range(len(model.layers))):
-        total = sum(tensor.numel for tensor in final[i])
-        cut = done = 0
-        for tensor in final[i]:
-            done += tensor.numel
-            if reducer.completes_bucket(tensor):
-                base.backward_layer(reducer.ops, model, reducer.cost, i, (done - cut) / total)
-                cut = done
-                reducer.mark_bucket_ready(tensor)
-        if cut < total or not total:
-            base.backward_layer(reducer.ops, model, reducer.cost, i, (total - cut) / total if total else 1.0)
-
-
-class _Reducer:
-    """The state of one synced backward, as c10d's Reducer keeps it: what each bucket still lacks, what is launched."""
-
-    def __init__(
-        self, ops: base.OpList, cost: StepCost, group: Ints, config: DDPConfig, layout: Sequence[Bucket]
-    ) -> None:
-        self.ops, self.cost, self.group, self.config, self.layout = ops, cost, group, config, layout
-        self.bucket_of = {name: b for b, bucket in enumerate(layout) for name in bucket.names}
-        self.missing = [len(bucket.names) for bucket in layout]
-        self.filled = [False] * len(layout)
+    def begin_step(self) -> None:
+        """Buckets are awaited anew; the first forward waits for rank 0's buffers."""
+        self.layout = self.layouts[min(self.ops.step, 1)]
+        self.bucket_of = {name: b for b, bucket in enumerate(self.layout) for name in bucket.names}
+        self.missing = [len(bucket.names) for bucket in self.layout]
+        self.filled = [False] * len(self.layout)
         self.launched: list[int] = []
+        self.ops.waits = self._broadcast_buffers()
 
-    def completes_bucket(self, tensor: Tensor) -> bool:
+    def _broadcast_buffers(self) -> tuple[int, ...]:
+        """Rank 0's buffers to everybody, before a step's first forward. The later forwards of a no_sync step skip it:
+        only a synced forward sets require_forward_param_sync again."""
+        elements = sum(layer.buffers for layer in self.model.layers)
+        if not (self.config.broadcast_buffers and elements and self.group.size > 1):
+            return ()
+        after = (len(self.ops.ops) - 1,) if self.ops.ops else ()
+        dtype = self.config.param_dtype
+        nbytes = float(elements * DTYPE_BYTES[dtype])
+        op = Collective("broadcast buffers", "broadcast", nbytes, self.group, after=after, dtype=dtype,
+                        step=self.ops.step)  # fmt: skip
+        return (self.ops.add(op),)
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """All but a step's last backward are under no_sync."""
+        if action.kind == "B" and last:
+            return cut(self.final[place[1]], self._completes_bucket, self._mark_ready)
+        return super().around(place, action, last=last)
+
+    def _completes_bucket(self, tensor: Tensor) -> bool:
         """Count a gradient as ready; whether its bucket lacks nothing now."""
         self.missing[self.bucket_of[tensor.name]] -= 1
         return not self.missing[self.bucket_of[tensor.name]]
 
-    def mark_bucket_ready(self, tensor: Tensor) -> None:
-        """Fill a complete bucket, and launch every bucket whose turn has come: strictly in order."""
+    def _mark_ready(self, tensor: Tensor) -> None:
+        """Fill the gradient's bucket if it is complete, and launch every bucket whose turn has come: in order."""
         bucket = self.bucket_of[tensor.name]
+        if self.missing[bucket]:
+            return
         self._fill(bucket)
         self.filled[bucket] = True
         while len(self.launched) < len(self.layout) and self.filled[len(self.launched)]:
@@ -202,13 +173,11 @@ class _Reducer:
 
     def _launch(self, b: int) -> int:
         """all_reduce on NCCL's stream, behind what the compute stream has been given so far."""
-        here = len(self.ops.ops) - 1
-        return self._all_reduce(
-            f"all_reduce bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(here),)
-        )
+        return self._all_reduce(f"all_reduce bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(),))
 
-    def _last_kernel(self, index: int) -> int:
-        """The last op on the compute stream at or before an index."""
+    def _last_kernel(self) -> int:
+        """The last op on the compute stream."""
+        index = len(self.ops.ops) - 1
         while self.ops.ops[index].stream != COMPUTE_STREAM:
             index -= 1
         return index
@@ -230,11 +199,9 @@ class _Reducer:
             )
         )
 
-    def finish(self) -> tuple[int, ...]:
-        """The end of backward (finalize_backward): wait for each bucket in turn and copy it back. Returns what the
-        optimizer waits for."""
-        config, waits = self.config, []
-        end = self._last_kernel(len(self.ops.ops) - 1)
+    def finish(self) -> None:
+        """The end of backward (finalize_backward): wait for each bucket in turn and copy it back; then update."""
+        config, waits, end = self.config, [], self._last_kernel()
         if config.find_unused_parameters and not config.static_graph:
             n_tensors = sum(len(bucket.names) for bucket in self.layout)
             waits.append(self._all_reduce("all_reduce unused-parameter bitmap", 4.0 * n_tensors, "int32", (end,)))
@@ -251,16 +218,15 @@ class _Reducer:
                 )
             elif b == len(self.layout) - 1:  # streams run in order: the last one is the last to end
                 waits.append(reduced)
-        return tuple(waits)
+        self.ops.compute("optimizer", self.cost.optimizer, "optimizer", after=tuple(waits))
 
-
-def _notes(mesh: Mesh, config: DDPConfig, layouts: Sequence[Sequence[Bucket]]) -> tuple[str, ...]:
-    """The bucket layout in words."""
-    first, rebuilt = (_sizes(layout) for layout in layouts)
-    how = f"ddp: {mesh.world_size} ranks, gradients all-reduced in {config.wire_dtype}"
-    if not config.rebuilds:
-        return (how, f"ddp: {rebuilt}, in reverse registration order, never rebuilt (find_unused_parameters)")
-    return (how, f"ddp: iteration 1 has {first} and overlaps nothing", f"ddp: from iteration 2: {rebuilt}")
+    def notes(self) -> tuple[str, ...]:
+        """The bucket layout in words."""
+        first, rebuilt = (_sizes(layout) for layout in self.layouts)
+        how = f"ddp: {self.group.size} ranks, gradients all-reduced in {self.config.wire_dtype}"
+        if not self.config.rebuilds:
+            return (how, f"ddp: {rebuilt}, in reverse registration order, never rebuilt (find_unused_parameters)")
+        return (how, f"ddp: iteration 1 has {first} and overlaps nothing", f"ddp: from iteration 2: {rebuilt}")
 
 
 def _sizes(layout: Sequence[Bucket]) -> str:
@@ -269,4 +235,5 @@ def _sizes(layout: Sequence[Bucket]) -> str:
     return f"{len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})"
 
 
+build = walked(DDP)
 STRATEGY = base.Strategy("ddp", DDPConfig, build)

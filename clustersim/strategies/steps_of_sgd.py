@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.holding import Holding, always, piling_up
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
+from clustersim.mesh import Mesh
+from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
 from clustersim.strategies import base
 from clustersim.strategies.primitives import collective
+from clustersim.strategies.walk import Rank, walked
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -67,66 +68,68 @@ class StepsOfSGDConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="
             raise ValueError("a gather is plain sends; algorithm and protocol need exchange = 'reduce' or 'all_reduce'")
 
 
-def build(model: Model, cost: StepCost, mesh: Mesh, config: StepsOfSGDConfig, steps: int, seed: int) -> Program:
-    """The Program of ``steps`` steps on all ranks; see the module's docstring."""
-    base.check(model, cost, steps)
-    n, group = mesh.world_size, mesh.world_group()
-    ops, paces = base.OpList(), base.pace(cost.jitter, steps, n, seed)
-    parameters = float(model.parameters * DTYPE_BYTES[config.param_dtype])
-    batch = n * config.gradient_accumulation_steps * config.micro_batch_size * base.sample_bytes(model)
-    last: tuple[int, ...] = ()
-    if n > 1:
-        last = (collective(ops, "broadcast", "model", parameters, group, dtype=config.param_dtype),)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        before = tuple(dict.fromkeys((*last, *_here(ops))))
-        parts = (collective(ops, "scatter", "batch", batch, group, before, dtype="uint8"),) if n > 1 else before
-        for micro_step in range(config.gradient_accumulation_steps):
-            base.forward(ops, model, cost, () if micro_step else parts)
-            base.backward(ops, model, cost)
-            if micro_step:
-                ops.compute("accumulate gradients", base.gradient_pass(3.0 * parameters, cost), "gradient")
-        last = _exchange_and_update(ops, cost, config, group, parameters)
-    notes = f"sgd_steps: {n} ranks, gradients by {config.exchange}, nothing overlaps"
-    return base.program(ops, mesh, cost, (notes, *cost.notes), paces)
+class SGD(Rank[StepsOfSGDConfig]):
+    """The hooks of one rank. ``last`` : what the next scatter waits for."""
 
+    def __post_init__(self) -> None:
+        dtype, self.group = self.config.param_dtype, self.mesh.world_group()
+        self.n, self.parameters = self.mesh.world_size, float(self.model.parameters * DTYPE_BYTES[dtype])
+        self.last: tuple[int, ...] = ()
+        if self.n > 1:
+            self.last = (collective(self.ops, "broadcast", "model", self.parameters, self.group, dtype=dtype),)
 
-def _here(ops: base.OpList) -> tuple[int, ...]:
-    return (len(ops.ops) - 1,) if ops.ops else ()
-
-
-def _exchange_and_update(
-    ops: base.OpList, cost: StepCost, config: StepsOfSGDConfig, group: Ints, parameters: float
-) -> tuple[int, ...]:
-    """Phases 5 to 7; returns what the next step waits for."""
-    n, dtype = group.shape[1], config.param_dtype
-    if n == 1:
-        return (ops.compute("update", cost.optimizer, "optimizer"),)
-
-    def exchange(kind: str, nbytes: float) -> int:
-        pins = config.algorithm, config.protocol
-        return collective(
-            ops, kind, "gradients", nbytes, group, _here(ops), dtype=dtype, algorithm=pins[0], protocol=pins[1]
+    def begin_step(self) -> None:
+        """Scatter the batch."""
+        before = tuple(dict.fromkeys((*self.last, *self._here())))
+        samples = self.n * self.config.gradient_accumulation_steps * self.config.micro_batch_size
+        batch = samples * base.sample_bytes(self.model)
+        self.ops.waits = (
+            (collective(self.ops, "scatter", "batch", batch, self.group, before, dtype="uint8"),)
+            if self.n > 1
+            else before
         )
 
-    if config.exchange == "all_reduce":
-        done = exchange("all_reduce", parameters)
-        return (ops.compute("update", cost.optimizer, "optimizer", after=(done,)),)
-    if config.exchange == "reduce":
-        done = exchange("reduce", parameters)
-    else:
-        done = exchange("gather", n * parameters)
-        summing = base.gradient_pass((n + 1) * parameters, cost)
-        done = _at_root(ops, "sum gradients", summing, "gradient", n, done, (n + 1) * parameters)
-    updated = _at_root(ops, "update", cost.optimizer, "optimizer", n, done)
-    return (collective(ops, "broadcast", "parameters", parameters, group, (updated,), dtype=dtype),)
+    def finish(self) -> None:
+        """Phases 5 to 7."""
+        ops, cost, parameters = self.ops, self.cost, self.parameters
+        if self.n == 1:
+            self.last = (ops.compute("update", cost.optimizer, "optimizer"),)
+            return
+        if self.config.exchange == "all_reduce":
+            done = self._exchange("all_reduce", parameters)
+            self.last = (ops.compute("update", cost.optimizer, "optimizer", after=(done,)),)
+            return
+        if self.config.exchange == "reduce":
+            done = self._exchange("reduce", parameters)
+        else:
+            done = self._exchange("gather", self.n * parameters)
+            traffic = (self.n + 1) * parameters
+            done = self._at_root("sum gradients", base.gradient_pass(traffic, cost), "gradient", done, traffic)
+        updated = self._at_root("update", cost.optimizer, "optimizer", done)
+        dtype = self.config.param_dtype
+        self.last = (collective(ops, "broadcast", "parameters", parameters, self.group, (updated,), dtype=dtype),)
 
+    def _here(self) -> tuple[int, ...]:
+        return (len(self.ops.ops) - 1,) if self.ops.ops else ()
 
-def _at_root(ops: base.OpList, name: str, seconds: float, phase: str, n: int, after: int, nbytes: float = 0.0) -> int:
-    """Work that rank 0 does while the others have none."""
-    spent = np.zeros(n)
-    spent[0] = seconds
-    return ops.add(Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, ops.step))
+    def _exchange(self, kind: str, nbytes: float) -> int:
+        config = self.config
+        return collective(
+            self.ops, kind, "gradients", nbytes, self.group, self._here(), dtype=config.param_dtype,
+            algorithm=config.algorithm, protocol=config.protocol,
+        )  # fmt: skip
+
+    def _at_root(self, name: str, seconds: float, phase: str, after: int, nbytes: float = 0.0) -> int:
+        """Work that rank 0 does while the others have none."""
+        spent = np.zeros(self.n)
+        spent[0] = seconds
+        return self.ops.add(
+            Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, self.ops.step)
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """How gradients become one."""
+        return (f"sgd_steps: {self.n} ranks, gradients by {self.config.exchange}, nothing overlaps",)
 
 
 def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
@@ -191,4 +194,5 @@ def phase_of(name: str) -> str | None:
     return next((phase for start, phase in PHASES.items() if name.startswith(start)), None)
 
 
+build = walked(SGD)
 STRATEGY = base.Strategy("sgd_steps", StepsOfSGDConfig, build, report=report, holding=holding)
