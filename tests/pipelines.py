@@ -16,6 +16,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Kernel, Model, StepCost
 from clustersim.partition.base import Chunk, LocalLayer, Partition, Stage, Work
 from clustersim.schedules.base import stage_count, stage_of
+from clustersim.strategies.walk import WHOLE
 
 KERNEL = Kernel("work", "gemm")
 
@@ -41,11 +42,8 @@ class Nothing:
     def begin_step(self):
         pass
 
-    def before(self, chunk, layer, action):
-        return ()
-
-    def after(self, chunk, layer, action, *, last):
-        pass
+    def around(self, place, action, *, last):
+        yield WHOLE
 
     def finish(self):
         pass

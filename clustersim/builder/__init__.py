@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from clustersim.builder.laying import Here, Laid
-from clustersim.builder.walk import Replicas, Route, StageWalk
+from clustersim.builder.mail import Mail, Route
 from clustersim.compute.local import LocalCost
 from clustersim.mesh import Mesh
 from clustersim.model import StepCost
@@ -14,9 +14,10 @@ from clustersim.partition.base import Partition, Stage
 from clustersim.program import Program, Role
 from clustersim.schedules.base import Orders
 from clustersim.strategies import base
+from clustersim.strategies.walk import Hooks, Walk
 
-MakeReplicas = Callable[[Here, Laid, Stage, int], Replicas]
-"""``(here, laid, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
+MakeReplicas = Callable[[Here, base.OpList, Stage, int], Hooks]
+"""``(here, ops, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class Recipe:
     partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks.
     messages : how stages wait for each other, one of :data:`clustersim.builder.messages.MODES`.
     dtype : of activations and messages. replicas : the data-parallel hooks.
-    microbatches, accumulates : as in :class:`~clustersim.builder.walk.StageWalk`; 0 where each step ends in a flush.
+    microbatches, accumulates : as in :class:`~clustersim.strategies.walk.Walk`.
     """
 
     partition: Partition
@@ -63,19 +64,15 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
 
 def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
     """The op list of one pipeline rank."""
-    ops = base.OpList()
+    ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
-    laid = Laid(ops)
-    stage = recipe.partition.stages[rank]
-    walk = StageWalk(
-        here,
-        laid,
-        stage,
-        recipe.orders[rank],
-        _route(recipe, mesh, rank),
-        recipe.replicas(here, laid, stage, rank),
-        recipe.messages,
-        recipe.dtype,
+    walk = Walk(
+        ops,
+        order,
+        [len(chunk.layers) for chunk in stage.chunks],
+        Laid(here, ops, stage),
+        recipe.replicas(here, ops, stage, rank),
+        Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype),
         recipe.microbatches,
         recipe.accumulates,
     )
@@ -84,7 +81,6 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
         return ops
     for step in range(steps):
         base.begin_step(ops, cost, step)
-        laid.kernel = len(ops.ops) - 1 if cost.step_overhead else laid.kernel
         walk.step()
     return ops
 

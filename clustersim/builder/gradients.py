@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from clustersim.builder.laying import Here, Laid
+from clustersim.builder.laying import Here
 from clustersim.builder.tail import clip, collective, shared_gradients
 from clustersim.partition.base import LocalLayer, Stage
 from clustersim.program import DTYPE_BYTES
-from clustersim.schedules.base import Action
+from clustersim.schedules import Action
+from clustersim.strategies.base import OpList
+from clustersim.strategies.walk import WHOLE, Part, Place
 
 DENSE, EXPERT = ("dp", "cp"), ("edp",)
 SHARD, INSTANCES = ("dp_shard", "cp"), ("dp_replicate",)
@@ -83,7 +85,7 @@ class Replicated:
     """
 
     here: Here
-    laid: Laid
+    ops: OpList
     stage: Stage
     stage_index: int
     config: ReplicaConfig
@@ -114,18 +116,17 @@ class Replicated:
         for bucket in self.buckets:
             bucket.missing, bucket.reduced = set(bucket.layers), -1
 
-    def before(self, chunk: int, layer: int, action: Action) -> tuple[int, ...]:
-        """The first kernel of a chunk after an update waits for its parameters."""
-        return self._gathered.pop(chunk, ()) if action.kind == "F" else ()
-
-    def after(self, chunk: int, layer: int, action: Action, *, last: bool) -> None:
-        """Gradients join the kept ones; a bucket of complete ones is reduced at once, where that is overlapped."""
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """The first kernel of a chunk after an update waits for its parameters. Gradients join the kept ones; a bucket
+        of complete ones is reduced at once, where that is overlapped."""
+        chunk, layer = place
+        if action.kind == "F":
+            self.ops.waits = (*self.ops.waits, *self._gathered.pop(chunk, ()))
+        yield WHOLE
         if self.config.accumulated and layer == 0 and action.kind in "BW":
             self._accumulate(chunk)
-        if not last:
-            return
-        for bucket in self._of.get((chunk, layer), ()):
-            bucket.missing.discard((chunk, layer))
+        for bucket in self._of.get(place, ()) if last else ():
+            bucket.missing.discard(place)
             if not bucket.missing and self.config.overlap_grad_reduce:
                 self._reduce(bucket)
 
@@ -133,31 +134,29 @@ class Replicated:
         """One pass over the chunk's gradients: layers' own would be as long, and many more ops."""
         nbytes = self._sizes[chunk] * self.config.accumulated
         seconds = nbytes / self.here.cost.where.device.stream_rate()
-        after = (self.laid.kernel,) if self.laid.kernel >= 0 else ()
-        self.laid.kernel = self.laid.ops.compute(
-            "accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes
-        )
+        after = (self.ops.kernel,) if self.ops.kernel >= 0 else ()
+        self.ops.kernel = self.ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
 
     def finish(self) -> None:
         """The end of the step; see the module's docstring."""
         for bucket in self.buckets:
             if bucket.reduced < 0:
                 self._reduce(bucket)
-        after = tuple(bucket.reduced for bucket in self.buckets) or (self.laid.kernel,)
+        after = tuple(bucket.reduced for bucket in self.buckets) or (self.ops.kernel,)
         dtype = self.config.grad_dtype
-        after = shared_gradients(self.here, self.laid, self.stage, self.tied, dtype, after)
+        after = shared_gradients(self.here, self.ops, self.stage, self.tied, dtype, after)
         if self.config.clip:
-            after = clip(self.here, self.laid, float(self._updated() * DTYPE_BYTES[dtype]), after)
+            after = clip(self.here, self.ops, float(self._updated() * DTYPE_BYTES[dtype]), after)
         self._update(after)
 
     def _reduce(self, bucket: Bucket) -> None:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
         nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
         dims = self._sharing(bucket)
-        after = collective(self.here, self.laid, kind, bucket.name, nbytes, dims, (self.laid.kernel,), dtype)
+        after = collective(self.here, self.ops, kind, bucket.name, nbytes, dims, (self.ops.kernel,), dtype)
         if dims != bucket.dims:  # each instance's shards are summed over instances
             share = nbytes / self.here.mesh.size(*dims)
-            after = collective(self.here, self.laid, "all_reduce", bucket.name, share, INSTANCES, after, dtype)
+            after = collective(self.here, self.ops, "all_reduce", bucket.name, share, INSTANCES, after, dtype)
         bucket.reduced = after[0]
 
     def _sharing(self, bucket: Bucket) -> tuple[str, ...]:
@@ -178,7 +177,7 @@ class Replicated:
         tensors = 1 if self.config.distributed else sum(len(layer.tensors) for layer in self.stage.layers)
         rate = self.here.cost.where.device.stream_rate()
         seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / rate
-        self.laid.kernel = self.laid.ops.compute("optimizer", seconds, "optimizer", after=after)
+        self.ops.kernel = self.ops.compute("optimizer", seconds, "optimizer", after=after)
         if self.config.distributed:
             self._gather()
 
@@ -186,12 +185,12 @@ class Replicated:
         """Updated parameters to everybody: awaited at once, or by the chunk that uses them."""
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
-            name, kernel, dtype = f"parameters {bucket.name}", (self.laid.kernel,), self.config.param_dtype
-            done = collective(self.here, self.laid, "all_gather", name, nbytes, self._sharing(bucket), kernel, dtype)
+            name, kernel, dtype = f"parameters {bucket.name}", (self.ops.kernel,), self.config.param_dtype
+            done = collective(self.here, self.ops, "all_gather", name, nbytes, self._sharing(bucket), kernel, dtype)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
         if not self.config.overlap_param_gather:
-            self.laid.waits = (*self.laid.waits, *(op for waits in self._gathered.values() for op in waits))
+            self.ops.waits = (*self.ops.waits, *(op for waits in self._gathered.values() for op in waits))
             self._gathered.clear()
 
 

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from clustersim.compute.local import LocalCost, Runs
 from clustersim.label import Label
 from clustersim.mesh import Mesh
-from clustersim.partition.base import Exchange, Item, LocalLayer, Work
+from clustersim.partition.base import Exchange, Item, LocalLayer, Stage, Work
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Compute, Recv, Send
 from clustersim.schedules.base import Action
 from clustersim.strategies.base import OpList
+from clustersim.strategies.walk import Part, Place
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -139,77 +140,70 @@ def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Laid:
-    """What has been laid of a stage so far.
+    """Local layers of one stage as ops: :data:`clustersim.strategies.walk.Lay`."""
 
-    Parameters
-    ----------
-    ops : the op list. kernel : the last op of the compute stream, -1 for none. waits : what the next kernel waits for
-        besides its own needs.
-    """
-
+    here: Here
     ops: OpList
-    kernel: int = -1
-    waits: tuple[int, ...] = ()
+    stage: Stage
 
-    def lay(self, here: Here, layer: LocalLayer, action: Action) -> int:
-        """Lay one layer's part in an action; returns its last kernel."""
-        for _ in self.pieces(here, layer, action):
-            pass
-        return self.kernel
+    def __call__(self, place: Place, action: Action, part: Part) -> Iterator[None]:
+        """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between.
 
-    def pieces(self, here: Here, layer: LocalLayer, action: Action) -> Iterator[None]:
-        """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between."""
+        A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
+        """
+        chunk, i = place
+        here, ops, layer = self.here, self.ops, self.stage.chunks[chunk].layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
         for piece in pieces:
             if isinstance(piece, Run):
                 after = tuple(index[n] for n in piece.needs if n in index)
-                done = self._compute(here, layer, action, piece, after)
+                done = self._compute(layer, action, piece, after)
                 index |= dict.fromkeys(piece.items, done)
             else:
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
-                index[i] = self._exchange(here, layer, action, exchange, after)
+                index[i] = self._exchange(layer, action, exchange, after)
                 yield
-        self.waits = (*self.waits, *(index[i] for i in unneeded))
+        ops.waits = (*ops.waits, *(index[i] for i in unneeded))
 
-    def _compute(self, here: Here, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
+    def _compute(self, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
+        here, ops = self.here, self.ops
         spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
         name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
         seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
         op = Compute(
-            name, seconds, COMPUTE_STREAM, (*self.waits, *after), phase, spent.bound, spent.flops,
-            step=self.ops.step, label=label,
+            name, seconds, COMPUTE_STREAM, (*ops.waits, *after), phase, spent.bound, spent.flops,
+            step=ops.step, label=label,
         )  # fmt: skip
-        self.waits, self.kernel = (), self.ops.add(op)
-        return self.kernel
+        ops.waits, ops.kernel = (), ops.add(op)
+        return ops.kernel
 
-    def _exchange(
-        self, here: Here, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]
-    ) -> int:
+    def _exchange(self, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]) -> int:
         """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
+        here, ops = self.here, self.ops
         dtype = exchange.dtype or here.dtype
         nbytes = float(exchange.elements * DTYPE_BYTES[dtype] * (here.batch if exchange.per_sample else 1))
         dim = exchange.communicator or "-".join(exchange.dims)
         label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
-        after = (*self.waits, *after, *((self.kernel,) if self.kernel >= 0 else ()))
-        step, name = self.ops.step, f"{exchange.kind} {exchange.name} {layer.name}"
+        after = (*ops.waits, *after, *((ops.kernel,) if ops.kernel >= 0 else ()))
+        step, name = ops.step, f"{exchange.kind} {exchange.name} {layer.name}"
         if exchange.kind == "ring":
             tag = f"{dim} ring"
             # Two streams, since a rank sends and receives at once; whoever waits needs what has come, and the buffer
             # free.
             sent = Send(name, nbytes, here.ring(exchange.dims, True), f"{dim} send", after, tag, step=step, label=label)
-            self.ops.add(sent)
+            ops.add(sent)
             came = Recv(
                 name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
             )
-            return self.ops.add(came)
+            return ops.add(came)
         groups = here.groups(exchange.dims)
-        return self.ops.add(
+        return ops.add(
             Collective(
                 name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label,
                 matrix=exchange.matrix,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from clustersim.builder.laying import Here, Laid
+from clustersim.builder.laying import Here
 from clustersim.label import Label
 from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES, Collective
+from clustersim.strategies.base import OpList
 
 EVERYBODY = ("tp", "cp", "dp", "pp")
 
 
 def collective(
     here: Here,
-    laid: Laid,
+    ops: OpList,
     kind: str,
     name: str,
     nbytes: float,
@@ -24,13 +25,13 @@ def collective(
     groups = here.groups(dims)
     if groups.shape[1] == 1:
         return after
-    dim, step, label = "-".join(dims), laid.ops.step, Label(name, dim="-".join(dims))
+    dim, step, label = "-".join(dims), ops.step, Label(name, dim="-".join(dims))
     op = Collective(f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label)
-    return (laid.ops.add(op),)
+    return (ops.add(op),)
 
 
 def shared_gradients(
-    here: Here, laid: Laid, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]
+    here: Here, ops: OpList, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Gradients that several model-parallel ranks hold parts of, summed when their own reduction is done.
 
@@ -41,19 +42,19 @@ def shared_gradients(
     replicated = sum(layer.replicated for layer in stage.layers)
     if replicated:
         nbytes = float(replicated * size)
-        after = collective(here, laid, "all_reduce", "replicated gradients", nbytes, ("tp",), after, dtype)
+        after = collective(here, ops, "all_reduce", "replicated gradients", nbytes, ("tp",), after, dtype)
     if tied:
-        after = collective(here, laid, "all_reduce", "tied embeddings", float(tied * size), ("embd",), after, dtype)
+        after = collective(here, ops, "all_reduce", "tied embeddings", float(tied * size), ("embd",), after, dtype)
     return after
 
 
-def clip(here: Here, laid: Laid, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
+def clip(here: Here, ops: OpList, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
     """clip_grad_norm_: the norm of this rank's gradients, one number over *all* ranks, and the factor applied.
 
     The all_reduce is a barrier: no stage updates before the slowest has its gradients. ``nbytes`` : of the gradients.
     """
-    rate, ops = here.cost.where.device.stream_rate(), laid.ops
+    rate = here.cost.where.device.stream_rate()
     normed = ops.compute("gradient norm", nbytes / rate, "gradient", after=after, nbytes=nbytes)
-    met = collective(here, laid, "all_reduce", "gradient norm", 4.0, EVERYBODY, (normed,), "fp32")
-    laid.kernel = ops.compute("clip gradients", 2 * nbytes / rate, "gradient", after=met, nbytes=2 * nbytes)
-    return (laid.kernel,)
+    met = collective(here, ops, "all_reduce", "gradient norm", 4.0, EVERYBODY, (normed,), "fp32")
+    ops.kernel = ops.compute("clip gradients", 2 * nbytes / rate, "gradient", after=met, nbytes=2 * nbytes)
+    return (ops.kernel,)

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 from clustersim.builder import MakeReplicas
 from clustersim.builder.gradients import ReplicaConfig, Replicated
-from clustersim.builder.laying import Here, Laid
+from clustersim.builder.laying import Here
 from clustersim.builder.shards import Sharded
-from clustersim.builder.walk import Replicas
 from clustersim.errors import ScenarioError
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Partition, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Schedule
+from clustersim.strategies.base import OpList
 from clustersim.strategies.fsdp_config import FSDPConfig
+from clustersim.strategies.walk import Hooks
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -55,16 +56,16 @@ def replicas(
 
     if isinstance(config, FSDPConfig):
 
-        def shard(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
-            return Sharded(here, laid, stage, cost, config, tied(rank))
+        def shard(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
+            return Sharded(here, ops, stage, cost, config, tied(rank))
 
         return shard
     replicated = replica_config(scenario, parallel)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
 
-    def replicate(here: Here, laid: Laid, stage: Stage, rank: int) -> Replicas:
-        return Replicated(here, laid, stage, rank, replicated, tied(rank))
+    def replicate(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
+        return Replicated(here, ops, stage, rank, replicated, tied(rank))
 
     return replicate
 

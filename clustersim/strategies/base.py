@@ -156,7 +156,7 @@ def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
     """Open a step: what the host does outside the layers (loader hand-over, zero_grad, reading the loss)."""
     ops.step = step
     if cost.step_overhead:
-        ops.compute("input", cost.step_overhead, "input", "host")
+        ops.kernel = ops.compute("input", cost.step_overhead, "input", "host")
 
 
 def forward(ops: OpList, model: Model, cost: StepCost, after: tuple[int, ...] = ()) -> None:
@@ -206,9 +206,7 @@ def layer_pass(
         else (cost.backward[i], cost.backward_flops[i], cost.backward_bound[i])
     )
     verb, phase = ("fwd", "forward") if forward else ("bwd", "backward")
-    return ops.compute(
-        f"{verb} {name}", float(seconds) * share, phase, bound, flops=float(flops) * share, after=after
-    )
+    return ops.compute(f"{verb} {name}", float(seconds) * share, phase, bound, flops=float(flops) * share, after=after)
 
 
 def accumulate(ops: OpList, model: Model, cost: StepCost, dtype: str) -> int:

@@ -12,16 +12,20 @@ Sources: torch/nn/parallel/{data_parallel,replicate,parallel_apply,scatter_gathe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from clustersim.errors import ProgramError
 from clustersim.holding import Holding, always, piling_up
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
+from clustersim.mesh import Mesh
+from clustersim.model import Model
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
+from clustersim.schedules import Action
 from clustersim.strategies import base
 from clustersim.strategies.buckets import assign
 from clustersim.strategies.primitives import collective
+from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
 
 CHUNK = 10 * 2**20
 """``buffer_size=10485760`` of replicate's broadcast_coalesced and of Broadcast.backward's reduce_add_coalesced."""
@@ -44,36 +48,17 @@ class DataParallelConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag
     gather_outputs: bool = True
 
 
-def build(model: Model, cost: StepCost, mesh: Mesh, config: DataParallelConfig, steps: int, seed: int) -> Program:
-    """The Program of ``steps`` iterations; device i is rank i.
+class DataParallel(Rank[DataParallelConfig]):
+    """The hooks of every device; one of them is rank i of the program."""
 
-    Raises :class:`ProgramError` for several nodes: it is one process.
-    """
-    base.check(model, cost, steps)
-    if mesh.n_nodes > 1:
-        raise ProgramError(
-            f"torch.nn.DataParallel is one process on one node, but the mesh has {mesh.n_nodes} nodes; use 'ddp', or "
-            "cluster.nodes = 1 (at $.strategy.kind)"
-        )
-    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
-    run = _Run(ops, model, cost, mesh.world_group(), config)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        for micro_step in range(config.gradient_accumulation_steps):
-            run.forward()
-            run.backward()
-            if micro_step:
-                run.at_zero("accumulate gradients", base.gradient_pass(3.0 * run.parameters, cost), "gradient")
-        run.at_zero("optimizer", cost.optimizer, "optimizer")
-    return base.program(ops, mesh, cost, (*_notes(run), *cost.notes), paces)
-
-
-class _Run:
-    """The state of the op list: where every device stands."""
-
-    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, group: Ints, config: DataParallelConfig) -> None:
-        self.ops, self.model, self.cost, self.group, self.config = ops, model, cost, group, config
-        self.n = group.shape[1]
+    def __post_init__(self) -> None:
+        model, config, mesh = self.model, self.config, self.mesh
+        if mesh.n_nodes > 1:
+            raise ProgramError(
+                f"torch.nn.DataParallel is one process on one node, but the mesh has {mesh.n_nodes} nodes; use 'ddp', "
+                "or cluster.nodes = 1 (at $.strategy.kind)"
+            )
+        self.group, self.n = mesh.world_group(), mesh.world_size
         element = DTYPE_BYTES[config.param_dtype]
         tensors = [t for layer in model.layers for t in layer.tensors if not t.tied_to]
         self.parameters = float(model.parameters * element)
@@ -84,67 +69,71 @@ class _Run:
         self.outputs = self.n * config.micro_batch_size * base.output_elements(model) * element
         self.losses = [i for i, layer in enumerate(model.layers) if layer.kind == "loss"]
 
-    def forward(self) -> None:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """One device: DataParallel calls the module itself. Several: all of a pass's steps, one after another."""
+        i = place[1]
+        if self.n == 1:
+            yield WHOLE
+        else:
+            yield from self._forward(i) if action.kind == "F" else self._backward(i)
+        if action.kind == "B" and action.microbatch and not i:
+            self._at_zero("accumulate gradients", base.gradient_pass(3.0 * self.parameters, self.cost), "gradient")
+
+    def _forward(self, i: int) -> Iterator[Part]:
         """Scatter, replicate, parallel_apply, gather, and the loss where the module does not compute it itself."""
-        if self.n == 1:  # DataParallel calls the module itself
-            return base.forward(self.ops, self.model, self.cost)
-        start = self._here()
-        scattered = self._talk("scatter", "inputs", self.inputs, start)
-        replicated = self._replicate((scattered,))
-        self._parallel_apply(replicated)
-        if self.config.gather_outputs:
-            self._talk("gather", "outputs", self.outputs, self._here())
-        for i in self.losses:
+        if i == 0:
+            self.ops.waits = self._replicate((self._talk("scatter", "inputs", self.inputs, self._here()),))
+        if i in self.losses:
             self._loss(i, "fwd", float(self.cost.forward[i]), float(self.cost.forward_flops[i]), "forward")
-        return None
+            return
+        yield from self._launched(i)
+        if i == len(self.model.layers) - len(self.losses) - 1 and self.config.gather_outputs:
+            self._talk("gather", "outputs", self.outputs, self._here())
 
     def _replicate(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """Python builds a tree of modules per device (as long as touching every tensor once), and device 0 sends."""
         host = self._host("replicate modules", self.n * self.n_tensors * self.cost.per_tensor, after)
         copy = base.gradient_pass(2.0 * self.parameters, self.cost)
-        flat = self.at_zero("flatten parameters", copy, "gradient", host)
+        flat = self._at_zero("flatten parameters", copy, "gradient", host)
         sent = 0
         for c, nbytes in enumerate([*self.chunks, *([self.buffers] if self.buffers else [])]):
             what = f"parameters chunk {c}" if c < len(self.chunks) else "buffers"
             sent = self._talk("broadcast", what, nbytes, (*flat, *host))
         return (sent, *host)
 
-    def _parallel_apply(self, after: tuple[int, ...]) -> None:
+    def _launched(self, i: int) -> Iterator[Part]:
         """All replicas' kernels, each launched by the one thread that holds the lock."""
-        launches = self.cost.forward_launch
-        for i, layer in enumerate(self.model.layers):
-            if i in self.losses:
-                continue
-            waits = after if not i else ()
-            if launches is not None and launches[i]:
-                waits += self._host(f"launch {layer.name} on {self.n} devices", self.n * float(launches[i]), ())
-            base.forward_layer(self.ops, self.model, self.cost, i, waits)
+        launches, name = self.cost.forward_launch, self.model.layers[i].name
+        if launches is not None and launches[i]:
+            host = self._host(f"launch {name} on {self.n} devices", self.n * float(launches[i]), ())
+            self.ops.waits = (*self.ops.waits, *host)
+        yield WHOLE
 
     def _loss(self, i: int, verb: str, seconds: float, flops: float, phase: str) -> None:
         """On device 0, for everybody's outputs."""
-        self.at_zero(f"{verb} {self.model.layers[i].name}", self.n * seconds, phase, self._here(), self.n * flops)
+        self._at_zero(f"{verb} {self.model.layers[i].name}", self.n * seconds, phase, self._here(), self.n * flops)
 
-    def backward(self) -> None:
+    def _backward(self, i: int) -> Iterator[Part]:
         """Backward on every device, then all gradients to device 0."""
-        if self.n == 1:
-            return base.backward(self.ops, self.model, self.cost)
-        for i in reversed(self.losses):
+        if i in self.losses:
             self._loss(i, "bwd", float(self.cost.backward[i]), float(self.cost.backward_flops[i]), "backward")
-        after = (
-            (self._talk("scatter", "output gradients", self.outputs, self._here()),) if self.losses else self._here()
-        )
-        for i in reversed(range(len(self.model.layers))):
-            if i not in self.losses:
-                base.backward_layer(self.ops, self.model, self.cost, i, after=after)
-                after = ()
-        copy = base.gradient_pass(2.0 * self.parameters, self.cost)
-        flat = (self.ops.compute("flatten gradients", copy, "gradient", after=self._here()),)
-        for c, nbytes in enumerate(self.chunks):
-            self._talk("reduce", f"gradients chunk {c}", nbytes, flat)
-        self.at_zero("unflatten gradients", copy, "gradient", self._here())
-        return None
+            return
+        if i == len(self.model.layers) - len(self.losses) - 1:
+            here = self._here()
+            self.ops.waits = (self._talk("scatter", "output gradients", self.outputs, here),) if self.losses else here
+        yield WHOLE
+        if i == 0:
+            copy = base.gradient_pass(2.0 * self.parameters, self.cost)
+            flat = (self.ops.compute("flatten gradients", copy, "gradient", after=self._here()),)
+            for c, nbytes in enumerate(self.chunks):
+                self._talk("reduce", f"gradients chunk {c}", nbytes, flat)
+            self._at_zero("unflatten gradients", copy, "gradient", self._here())
 
-    def at_zero(
+    def finish(self) -> None:
+        """Only device 0 has an optimizer."""
+        self._at_zero("optimizer", self.cost.optimizer, "optimizer")
+
+    def _at_zero(
         self, name: str, seconds: float, phase: str, after: tuple[int, ...] = (), flops: float = 0.0
     ) -> tuple[int, ...]:
         """Work of device 0 alone, on the same stream as its kernels."""
@@ -170,6 +159,15 @@ class _Run:
     def _here(self) -> tuple[int, ...]:
         return (len(self.ops.ops) - 1,) if self.ops.ops else ()
 
+    def notes(self) -> tuple[str, ...]:
+        """Chunks, and who waits for whom."""
+        how, count = "NCCL" if self.config.nccl else "copies", len(self.chunks)
+        return (
+            f"data_parallel: 1 process, {self.n} device(s); {count} chunk(s) of about 10 MiB broadcast by {how} every "
+            "forward",
+            "data_parallel: launches of all replicas in forward share one interpreter lock; device 0 alone updates",
+        )
+
 
 def holding(model: Model, mesh: Mesh, config: DataParallelConfig) -> Holding:
     """What device 0 keeps: everything, and around the loss the outputs of all devices."""
@@ -182,13 +180,5 @@ def holding(model: Model, mesh: Mesh, config: DataParallelConfig) -> Holding:
     return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), outputs)
 
 
-def _notes(run: _Run) -> tuple[str, ...]:
-    n, chunks = run.n, len(run.chunks)
-    how = "NCCL" if run.config.nccl else "copies"
-    return (
-        f"data_parallel: 1 process, {n} device(s); {chunks} chunk(s) of about 10 MiB broadcast by {how} every forward",
-        "data_parallel: launches of all replicas in forward share one interpreter lock; device 0 alone updates",
-    )
-
-
+build = walked(DataParallel)
 STRATEGY = base.Strategy("data_parallel", DataParallelConfig, build, launch="single_process", holding=holding)

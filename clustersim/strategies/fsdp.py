@@ -21,13 +21,16 @@ What is imitated (torch/distributed/fsdp/_runtime_utils.py, _limiter_utils.py, _
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
 
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
-from clustersim.program import Collective, Program
+from clustersim.mesh import Ints
+from clustersim.model import StepCost
+from clustersim.program import Collective
+from clustersim.schedules import Action
 from clustersim.strategies import base, fsdp_memory, sharded
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, plan
+from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
 from clustersim.units import format_bytes
 
 MAX_INFLIGHT_ALL_GATHERS = 2
@@ -35,52 +38,14 @@ REPLICATE = "replicate"
 """Communicator and stream of hybrid sharding's all_reduce."""
 
 
-def build(model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig, steps: int, seed: int) -> Program:
-    """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
-    base.check(model, cost, steps)
-    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
-    host = sharded.host(mesh, cost, config.pcie_bandwidth, config.dram_bandwidth) if config.cpu_offload else None
-    rank = FSDPRank(ops, cost, config, plan(model, mesh, config), host)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        rank.begin()
-        for micro_step in range(config.gradient_accumulation_steps):
-            last = micro_step == config.gradient_accumulation_steps - 1
-            _forward(rank, model)
-            _backward(rank, model, first=not micro_step, sync=last or not config.no_sync)
-        _optimize(rank, mesh)
-    return base.program(ops, mesh, cost, (*_notes(mesh, config, rank.plan), *cost.notes), paces)
-
-
-def _forward(rank: FSDPRank, model: Model) -> None:
-    """Unit after unit: gather, compute, free."""
-    rank.begin_forward()
-    for s, (_, layers) in enumerate(rank.plan.segments):
-        after = rank.enter_forward(s)
-        for i in layers:
-            rank.kernel, after = base.forward_layer(rank.ops, model, rank.cost, i, after), ()
-        rank.leave_forward(s)
-
-
-def _backward(rank: FSDPRank, model: Model, *, first: bool, sync: bool) -> None:
-    """The same in reverse; gradients of a unit are reduced as soon as its first layer has been through."""
-    for s, (_, layers) in reversed(list(enumerate(rank.plan.segments))):
-        after = rank.enter_backward(s)
-        for i in reversed(layers):
-            rank.kernel, after = base.backward_layer(rank.ops, model, rank.cost, i, after=after), ()
-        rank.leave_backward(s, first=first, sync=sync)
-
-
 @dataclass
-class FSDPRank:
-    """What FSDP keeps on one rank while a Program is written: what is gathered, and who waits for what.
-
-    Its hooks are called around each segment of :attr:`Plan.segments`; whoever writes the kernels sets ``kernel``, the
-    last of them.
+class Shards:
+    """What FSDP keeps on one rank while its op list is written: what is gathered, and who waits for what.
 
     Parameters
     ----------
-    gathered : unit -> ops its first kernel waits for, while it is unsharded.
+    places : of the layers, in the order in which :attr:`Plan.segments` counts them.
+    gathered : unit -> ops its first kernel waits for, while it is unsharded. begun : segments with gradients.
     freed : the limiter's queue of free events. buffer_free : version 2: what the next all_gather waits for.
     copied_out : version 2: the last copy-out. reducing : version 2: the reduce_scatter whose input is still held.
     issue : what the host had to wait for before this step's first all_gather. reduced : this step's gradients.
@@ -90,9 +55,11 @@ class FSDPRank:
     cost: StepCost
     config: FSDPConfig
     plan: Plan
-    host: sharded.Host | None
+    places: InitVar[Sequence[Place]]
+    host: sharded.Host | None = None
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
+    begun: set[int] = field(default_factory=set)
     buffer_free: tuple[int, ...] = ()
     copied_out: tuple[int, ...] = ()
     reducing: tuple[int, ...] = ()
@@ -100,52 +67,64 @@ class FSDPRank:
     reduced: list[int] = field(default_factory=list)
     kernel: int = -1
 
-    def begin(self) -> None:
-        """A step begins: all_gathers read parameters, so they wait for the optimizer (_wait_for_computation_stream)."""
+    def __post_init__(self, places: Sequence[Place]) -> None:
+        self._first = {places[layers[0]]: s for s, (_, layers) in enumerate(self.plan.segments)}
+        self._last = {places[layers[-1]]: s for s, (_, layers) in enumerate(self.plan.segments)}
+
+    def begin_step(self) -> None:
+        """All_gathers read parameters, so they wait for the optimizer (_wait_for_computation_stream)."""
         last = len(self.ops.ops) - 1
         self.issue, self.kernel, self.reduced = tuple(i for i in {*self.reduced, last} if i >= 0), -1, []
+        self.begun.clear()
 
-    def begin_forward(self) -> None:
-        """A forward begins. Events of the last backward are long past, so they do not count."""
-        self.freed.clear()
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """The hooks around a unit's passes; with a split backward, gradients are there after W."""
+        forward, first, end = action.kind == "F", self._first.get(place), self._last.get(place)
+        if forward and place == (0, 0):
+            self.freed.clear()  # events of the last backward are long past, so they do not count
+        enters, leaves = (first, end) if forward else (end, first)
+        if enters is not None and action.kind != "W":
+            self.ops.waits = (*self.ops.waits, *self._enter(enters, forward=forward))
+        yield WHOLE
+        self.kernel = self.ops.kernel
+        if leaves is not None and forward:
+            self._leave_forward(leaves)
+        elif leaves is not None and action.kind != "I":
+            self._leave_backward(leaves, sync=last or not self.config.no_sync)
 
-    def enter_forward(self, s: int) -> tuple[int, ...]:
-        """Before a segment's forward: gather its unit; what its first kernel waits for."""
-        order = self.plan.segments
-        after = self._unshard(order[s][0], self.plan.shard, forward=True)
-        if self.config.forward_prefetch and s + 1 < len(order):
-            self._gather(order[s + 1][0], self.plan.shard)
+    def _enter(self, s: int, *, forward: bool) -> tuple[int, ...]:
+        """Before a segment's pass: gather its unit, and the next one ahead of time; what its first kernel waits for."""
+        order, groups = self.plan.segments, self.plan.shard if forward else self.plan.backward
+        ahead = self.config.forward_prefetch if forward else self.config.prefetch == "BACKWARD_PRE"
+        after = self._unshard(order[s][0], groups, forward=forward)
+        following = s + 1 if forward else s - 1
+        if ahead and 0 <= following < len(order):
+            self._gather(order[following][0], groups)
         return after
 
-    def leave_forward(self, s: int) -> None:
+    def _leave_forward(self, s: int) -> None:
         """After a segment's forward: free its unit behind its last segment, unless it is kept for backward."""
         unit = self.plan.segments[s][0]
         keeps = self.config.keeps_root if unit == 0 else self.config.keeps
         if self.plan.last_of(unit) == s and not keeps:
             self._free(unit)
 
-    def enter_backward(self, s: int) -> tuple[int, ...]:
-        """Before a segment's backward: gather its unit again, and the next one ahead of time."""
-        following = self.plan.segments[s - 1][0] if s else None
-        after = self._unshard(self.plan.segments[s][0], self.plan.backward, forward=False)
-        if following is not None and self.config.prefetch == "BACKWARD_PRE":
-            self._gather(following, self.plan.backward)
-        return after
-
-    def leave_backward(self, s: int, *, first: bool, sync: bool) -> None:
-        """After a segment's backward: behind its unit's first segment free it, and reduce its gradients if ``sync``.
-
-        ``first`` : nothing has piled up from earlier micro-batches.
-        """
-        unit = self.plan.segments[s][0]
-        following = self.plan.segments[s - 1][0] if s else None
+    def _leave_backward(self, s: int, *, sync: bool) -> None:
+        """After a segment's backward: behind its unit's first segment free it, and reduce its gradients if ``sync``."""
+        unit, first = self.plan.segments[s][0], s not in self.begun
+        self.begun.add(s)
         if self.plan.first_of(unit) != s:
             return
         if sync or not self.config.keeps:
             self._free(unit)
-        if following is not None and self.config.prefetch == "BACKWARD_POST":
-            self._gather(following, self.plan.backward, after=(self.kernel,))
+        if s and self.config.prefetch == "BACKWARD_POST":
+            self._gather(self.plan.segments[s - 1][0], self.plan.backward, after=(self.kernel,))
         self._gradient(unit, first, sync)
+
+    @property
+    def numel(self) -> float:
+        """Elements of this rank's shard."""
+        return sum(unit.padded(self.plan.degree) for unit in self.plan.units) / self.plan.degree
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -256,31 +235,51 @@ class FSDPRank:
         self.reduced.append(done)
 
 
-def _optimize(rank: FSDPRank, mesh: Mesh) -> None:
-    """Clip and update this rank's shard, when all of its gradients are reduced."""
-    ops, config, degree = rank.ops, rank.config, rank.plan.degree
-    numel = sum(unit.padded(degree) for unit in rank.plan.units) / degree
-    after = tuple(rank.reduced)
-    if config.clip_grad_norm:
-        after = sharded.clip(ops, rank.cost, rank.plan.shard, numel * element_bytes(config)[2], after)
-    if rank.host is not None:
-        rank.reduced = [rank.host.adam(ops, numel, after)]
-        return
-    ops.compute("optimizer", sharded.optimizer(rank.cost, 1.0 / degree), "optimizer", after=after)
-    rank.reduced = []
+class FSDP(Rank[FSDPConfig]):
+    """The hooks of ranks that have a whole model each."""
+
+    def __post_init__(self) -> None:
+        mesh, config = self.mesh, self.config
+        self.host = (
+            sharded.host(mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth) if config.cpu_offload else None
+        )
+        places = [(0, i) for i in range(len(self.model.layers))]
+        self.shards = Shards(self.ops, self.cost, config, plan(self.model, mesh, config), places, self.host)
+
+    def begin_step(self) -> None:
+        """All_gathers read parameters."""
+        self.shards.begin_step()
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """Gather before, free and reduce after."""
+        return self.shards.around(place, action, last=last)
+
+    def finish(self) -> None:
+        """Clip and update this rank's shard, when all of its gradients are reduced."""
+        ops, shards = self.ops, self.shards
+        after = tuple(shards.reduced)
+        if self.config.clip_grad_norm:
+            nbytes = shards.numel * element_bytes(self.config)[2]
+            after = sharded.clip(ops, self.cost, shards.plan.shard, nbytes, after)
+        shards.reduced = []
+        if self.host is not None:
+            shards.reduced = [self.host.adam(ops, shards.numel, after)]
+            return
+        ops.compute("optimizer", sharded.optimizer(self.cost, 1.0 / shards.plan.degree), "optimizer", after=after)
+
+    def notes(self) -> tuple[str, ...]:
+        """Units, groups and element types in words."""
+        config, plan = self.config, self.shards.plan
+        largest = max(plan.units, key=lambda unit: unit.numel)
+        size = format_bytes(float(largest.numel * element_bytes(config)[0]))
+        name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
+        shape = f"{plan.degree} shards x {plan.replicate.shape[1]} replicas"
+        return (
+            f"fsdp{config.version}: {self.mesh.world_size} ranks = {shape}, {name}, prefetch {config.prefetch}",
+            f"fsdp{config.version}: {len(plan.units)} units, the largest {largest.name} ({size} gathered); "
+            f"gathered in {config.param_dtype}, reduced in {config.wire_dtype}, kept in {config.orig_dtype}",
+        )
 
 
-def _notes(mesh: Mesh, config: FSDPConfig, plan: Plan) -> tuple[str, ...]:
-    """Units, groups and element types in words."""
-    largest = max(plan.units, key=lambda unit: unit.numel)
-    size = format_bytes(float(largest.numel * element_bytes(config)[0]))
-    name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
-    shape = f"{plan.degree} shards x {plan.replicate.shape[1]} replicas"
-    return (
-        f"fsdp{config.version}: {mesh.world_size} ranks = {shape}, {name}, prefetch {config.prefetch}",
-        f"fsdp{config.version}: {len(plan.units)} units, the largest {largest.name} ({size} gathered); "
-        f"gathered in {config.param_dtype}, reduced in {config.wire_dtype}, kept in {config.orig_dtype}",
-    )
-
-
+build = walked(FSDP)
 STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding)

@@ -123,9 +123,7 @@ class SGD(Rank[StepsOfSGDConfig]):
         """Work that rank 0 does while the others have none."""
         spent = np.zeros(self.n)
         spent[0] = seconds
-        return self.ops.add(
-            Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, self.ops.step)
-        )
+        return self.ops.add(Compute(name, spent, COMPUTE_STREAM, (after,), phase, "memory", 0.0, nbytes, self.ops.step))
 
     def notes(self) -> tuple[str, ...]:
         """How gradients become one."""

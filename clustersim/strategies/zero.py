@@ -22,79 +22,58 @@ Stage 3 is in :mod:`clustersim.strategies.zero3`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from itertools import chain
 
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Program
-from clustersim.strategies import base, sharded, zero3, zero_memory
-from clustersim.strategies.buckets import ready_order
+from clustersim.mesh import Mesh
+from clustersim.model import Model, StepCost, Tensor
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective
+from clustersim.schedules import Action
+from clustersim.strategies import base, sharded, zero_memory
+from clustersim.strategies.buckets import cut, ready_order
+from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
+from clustersim.strategies.zero3 import Zero3
 from clustersim.strategies.zero_config import ZeroConfig, elements, overflows
 from clustersim.strategies.zero_step import finite_norm, update
 from clustersim.units import format_bytes
 
 
-def build(model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig, steps: int, seed: int) -> Program:
-    """The Program of ``steps`` iterations on all ranks of the mesh; see the module's docstring."""
-    base.check(model, cost, steps)
-    ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
-    host = sharded.host(mesh, cost, config.pcie_bandwidth, config.dram_bandwidth)
-    if config.zero_optimization.stage == 3:
-        zero3.play(ops, model, cost, mesh, config, steps, host)
-        return base.program(ops, mesh, cost, (*zero3.notes(model, mesh, config), *cost.notes), paces)
-    rank = _Rank(ops, model, cost, config, mesh.world_group(), host)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        for micro_step in range(config.gradient_accumulation_steps):
-            boundary = micro_step == config.gradient_accumulation_steps - 1
-            base.forward(ops, model, cost, rank.wait)
-            rank.wait = ()
-            rank.backward(micro_step, boundary)
-        rank.step()
-    return base.program(ops, mesh, cost, (*_notes(model, mesh, config), *cost.notes), paces)
+class Zero12(Rank[ZeroConfig]):
+    """The hooks of stages 1 and 2.
 
-
-@dataclass
-class _Rank:
-    """One rank's ZeRO optimizer while a Program is written.
-
-    Parameters
-    ----------
-    wait : what the next kernel waits for. filled : elements in the bucket. reduced : this step's reductions, in order.
-    home : copies of reduced buckets to the host. sent : elements of each bucket of this step, for who owns what.
+    ``filled`` : elements in the bucket. ``reduced`` : this step's reductions, in order. ``home`` : copies of reduced
+    buckets to the host. ``sent`` : elements of each bucket of this step, for who owns what.
     """
 
-    ops: base.OpList
-    model: Model
-    cost: StepCost
-    config: ZeroConfig
-    group: Ints
-    host: sharded.Host
-    wait: tuple[int, ...] = ()
-    filled: int = 0
-    reduced: list[int] = field(default_factory=list)
-    home: list[int] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
+    def __post_init__(self) -> None:
+        config = self.config
+        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
+        self.group, self.final = self.mesh.world_group(), ready_order(self.model)
+        self.ranks, self.filled = self.group.shape[1], 0
+        self.reduced: list[int] = []
+        self.home: list[int] = []
+        self.sent: list[int] = []
 
-    @property
-    def ranks(self) -> int:
-        """Ranks that share."""
-        return int(self.group.shape[1])
-
-    def backward(self, micro_step: int, boundary: bool) -> None:
-        """Backward with its reductions; stage 1 accumulates until the boundary."""
-        block = self.config.zero_optimization
-        hooks = block.stage == 2 or (boundary and block.overlaps)
-        if hooks and block.stage == 1 and micro_step:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """Backward with its reductions, cut where a gradient finds the bucket full; stage 1 piles gradients up until
+        the last backward of a step."""
+        block, i = self.config.zero_optimization, place[1]
+        if action.kind == "F":
+            yield WHOLE
+            return
+        hooks = block.stage == 2 or (last and block.overlaps)
+        piled = block.stage == 1 and action.microbatch > 0
+        if hooks and piled and i == len(self.final) - 1:
             self._accumulate()
-        self._layers(hooks)
-        if block.stage == 1 and micro_step and not hooks:
+        yield from cut(self.final[i] if hooks else (), self._overflows, self._add)
+        if i:
+            return
+        if piled and not hooks:
             self._accumulate()
-        if boundary and not hooks:
-            for tensors in reversed(ready_order(self.model)):
-                for tensor in tensors:
-                    self._add(tensor.numel)
-        if hooks or boundary:
+        if last and not hooks:
+            for tensor in chain.from_iterable(reversed(self.final)):
+                self._add(tensor)
+        if hooks or last:
             self._reduce()
 
     def _accumulate(self) -> None:
@@ -102,32 +81,13 @@ class _Rank:
         traffic = 3.0 * sharded.nbytes(self.model.parameters, self.config.param_dtype)
         self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient", nbytes=traffic)
 
-    def _layers(self, hooks: bool) -> None:
-        """Backward of every layer, cut where a gradient finds the bucket full."""
-        final = ready_order(self.model)
-        for i in reversed(range(len(self.model.layers))):
-            total = sum(tensor.numel for tensor in final[i]) if hooks else 0
-            cut = done = 0
-            for tensor in final[i] if hooks else ():
-                done += tensor.numel
-                if self._overflows(tensor.numel):
-                    self._kernel(i, (done - cut) / total)
-                    cut = done
-                self._add(tensor.numel)
-            if cut < total or not total:
-                self._kernel(i, (total - cut) / total if total else 1.0)
+    def _overflows(self, tensor: Tensor) -> bool:
+        return overflows(self.filled, tensor.numel, self.config.zero_optimization)
 
-    def _kernel(self, i: int, share: float) -> None:
-        base.backward_layer(self.ops, self.model, self.cost, i, share, after=self.wait)
-        self.wait = ()
-
-    def _overflows(self, numel: int) -> bool:
-        return overflows(self.filled, numel, self.config.zero_optimization)
-
-    def _add(self, numel: int) -> None:
-        if self._overflows(numel):
+    def _add(self, tensor: Tensor) -> None:
+        if self._overflows(tensor):
             self._reduce()
-        self.filled += numel
+        self.filled += tensor.numel
 
     def _reduce(self) -> None:
         """reduce_ipg_grads: copy, average, and send the bucket off."""
@@ -137,15 +97,15 @@ class _Rank:
         self.filled, k = 0, len(self.reduced)
         nbytes = sharded.nbytes(numel, self.config.param_dtype)
         traffic = (2.0 if block.contiguous_gradients else 0.0) * nbytes + (2.0 * nbytes if self.ranks > 1 else 0.0)
-        after = (*self.wait, *self.reduced[k - 2 : k - 1]) if block.overlaps and k >= 2 else self.wait
+        after = (*self.ops.waits, *self.reduced[k - 2 : k - 1]) if block.overlaps and k >= 2 else self.ops.waits
         seconds = base.gradient_pass(traffic, self.cost)
         sent = self.ops.compute(f"fill bucket {k}", seconds, "gradient", after=after, nbytes=traffic)
-        self.wait = ()
+        self.ops.waits = ()
         for op in self._collectives(k, numel, nbytes, sent):
             sent = self.ops.add(op)
         self.reduced.append(sent)
         if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
-            self.wait = (sent,)
+            self.ops.waits = (sent,)
         if self.config.offloads_optimizer:
             share = nbytes / self.ranks
             self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", share, sharded.D2H_STREAM, (sent,)))
@@ -175,7 +135,7 @@ class _Rank:
             position = upto
         return found
 
-    def step(self) -> None:
+    def finish(self) -> None:
         """Overflow and norm, Adam on this rank's part, and parameters to everybody."""
         cost, config, numel = self.cost, self.config, self.model.parameters / self.ranks
         after = tuple(self.home[-1:] or self.reduced[-1:])
@@ -184,25 +144,30 @@ class _Rank:
         updated = update(self.ops, cost, config, self.host, numel, self.ranks, after)
         size = float(self.model.parameters)
         calls = max(1, int(size // max(1, elements(config.zero_optimization.allgather_bucket_size))))
-        self.wait = (updated,)
+        self.ops.waits = (updated,)
         for call in range(calls if self.ranks > 1 else 0):
             nbytes = sharded.nbytes(size / calls, config.param_dtype)
             name = f"all_gather parameters {call}"
             op = Collective(name, "all_gather", nbytes, self.group, after=(updated,), dtype=config.param_dtype,
                             step=self.ops.step)  # fmt: skip
-            self.wait = (self.ops.add(op),)
+            self.ops.waits = (self.ops.add(op),)
+
+    def notes(self) -> tuple[str, ...]:
+        """Buckets in words."""
+        block, parameters = self.config.zero_optimization, self.model.parameters
+        size = elements(block.reduce_bucket_size)
+        how = "beside backward" if block.overlaps else "on the compute stream"
+        nbytes = format_bytes(float(min(size, parameters) * DTYPE_BYTES[self.config.param_dtype]))
+        count = -(-parameters // size)
+        return (
+            f"zero{block.stage}: {self.ranks} ranks, about {count} bucket(s) of {nbytes}, reduced {how}",
+            *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.config.offloads_optimizer else ()),
+        )
 
 
-def _notes(model: Model, mesh: Mesh, config: ZeroConfig) -> tuple[str, ...]:
-    block = config.zero_optimization
-    size = elements(block.reduce_bucket_size)
-    count = -(-model.parameters // size)
-    how = "beside backward" if block.overlaps else "on the compute stream"
-    nbytes = format_bytes(float(min(size, model.parameters) * DTYPE_BYTES[config.param_dtype]))
-    return (
-        f"zero{block.stage}: {mesh.world_size} ranks, about {count} bucket(s) of {nbytes}, reduced {how}",
-        *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if config.offloads_optimizer else ()),
-    )
+def _stage(ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig) -> Rank[ZeroConfig]:
+    return (Zero3 if config.zero_optimization.stage == 3 else Zero12)(ops, model, cost, mesh, config)
 
 
+build = walked(_stage)
 STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=zero_memory.holding)

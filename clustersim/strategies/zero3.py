@@ -17,15 +17,16 @@ What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinato
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from clustersim.mesh import Ints, Mesh
-from clustersim.model import Model, StepCost
+from clustersim.mesh import Ints
 from clustersim.program import COMPUTE_STREAM, Collective
+from clustersim.schedules import Action
 from clustersim.strategies import base, sharded
+from clustersim.strategies.walk import Part, Place, Rank
 from clustersim.strategies.zero_config import ZeroConfig, overflows
 from clustersim.strategies.zero_step import finite_norm, update
-from clustersim.strategies.zero_trace import Module, Visit, modules, persistent, visits
+from clustersim.strategies.zero_trace import Visit, modules, persistent, visits
 from clustersim.units import format_bytes
 
 OUTSTANDING = 3
@@ -33,98 +34,64 @@ OUTSTANDING = 3
 INT4, INT8 = 0.5, 1.0
 
 
-def play(
-    ops: base.OpList,
-    model: Model,
-    cost: StepCost,
-    mesh: Mesh,
-    config: ZeroConfig,
-    steps: int,
-    host: sharded.Host,
-) -> None:
-    """Write the op list of ``steps`` iterations; see the module's docstring."""
-    block = config.zero_optimization
-    found = modules(model, block)
-    recording, recorded = visits(found, block, recorded=False), visits(found, block)
-    world = mesh.world_group()
-    near = sharded.shard_groups(
-        mesh, block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size"
-    )
-    rank = _Rank(ops, model, cost, config, found, world, near if near.shape[1] > 1 else world, mesh, host)
-    for step in range(steps):
-        base.begin_step(ops, cost, step)
-        for micro_step in range(config.gradient_accumulation_steps):
-            rank.micro_step(recorded if step or micro_step else recording)
-        rank.step()
+class Zero3(Rank[ZeroConfig]):
+    """The hooks of stage 3.
 
-
-@dataclass
-class _Rank:
-    """One rank's ZeRO-3 engine while a Program is written.
-
-    Parameters
-    ----------
-    gathered : module -> op its kernel waits for. kernels : the last ones, which bound how far the host is ahead.
-    filled : elements in the gradient bucket. reduced, home : reductions and copies to the host of this step.
-    after_step : what gathers wait for at a step's begin.
+    ``gathered`` : module -> ops its kernel waits for. ``kernels`` : the last ones, which bound how far the host is
+    ahead. ``filled`` : elements in the gradient bucket. ``reduced``, ``home`` : reductions and copies to the host of
+    this step. ``after_step`` : what gathers wait for at a step's begin.
     """
 
-    ops: base.OpList
-    model: Model
-    cost: StepCost
-    config: ZeroConfig
-    modules: tuple[Module, ...]
-    world: Ints
-    near: Ints
-    mesh: Mesh
-    host: sharded.Host
-    gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    kernels: list[int] = field(default_factory=list)
-    filled: int = 0
-    wait: tuple[int, ...] = ()
-    reduced: list[int] = field(default_factory=list)
-    home: list[int] = field(default_factory=list)
-    after_step: tuple[int, ...] = ()
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that share."""
-        return self.mesh.world_size
-
-    def micro_step(self, plan: tuple[Visit, ...]) -> None:
-        """Forward and backward as the coordinator lets them run."""
-        if not self.kernels and self.ops.ops:
-            self.after_step = (*self.after_step, len(self.ops.ops) - 1)
-        for k, visit in enumerate(plan):
-            forward = k < len(self.modules)
-            groups = self.world if forward else self.near
-            if visit.fetch:
-                self._gather((visit.module,), groups)
-            after = (*self.gathered.pop(visit.module, ()), *self.wait)
-            if visit.prefetch:
-                # What is gathered across the turn from forward to backward is gathered for backward.
-                turning = k + 1 >= len(self.modules)
-                self._gather(visit.prefetch, self.near if turning else groups)
-            self.wait = ()
-            self._run(self.modules[visit.module], forward, after)
-        self._reduce()
-        self.gathered.clear()
-
-    def _run(self, module: Module, forward: bool, after: tuple[int, ...]) -> None:
-        cost, i, name = self.cost, module.layer, module.name
-        if self.config.zero_optimization.zero_quantized_weights and after and module.numel:
-            traffic = module.numel * (INT8 + 2.0)
-            self.ops.compute(f"dequantise {name}", base.gradient_pass(traffic, cost), "gradient", after=after)
-        seconds, flops = (
-            (cost.forward[i], cost.forward_flops[i]) if forward else (cost.backward[i], cost.backward_flops[i])
+    def __post_init__(self) -> None:
+        config, block = self.config, self.config.zero_optimization
+        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
+        self.modules = modules(self.model, block)
+        self.recording, self.recorded = visits(self.modules, block, recorded=False), visits(self.modules, block)
+        self.of_layer = [[m for m, module in enumerate(self.modules) if module.layer == i]
+                         for i in range(len(self.model.layers))]  # fmt: skip
+        self.world, self.ranks = self.mesh.world_group(), self.mesh.world_size
+        near = sharded.shard_groups(
+            self.mesh, block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size"
         )
-        bound, phase = (cost.forward_bound[i], "forward") if forward else (cost.backward_bound[i], "backward")
-        label = f"{'fwd' if forward else 'bwd'} {name}"
-        seconds, flops = float(seconds) * module.share, float(flops) * module.share
-        self.kernels.append(self.ops.compute(label, seconds, phase, bound, flops=flops, after=after))
-        if not forward:
-            for tensor in reversed(module.gradients):
+        self.near = near if near.shape[1] > 1 else self.world
+        self.gathered: dict[int, tuple[int, ...]] = {}
+        self.kernels: list[int] = []
+        self.reduced: list[int] = []
+        self.home: list[int] = []
+        self.filled, self.after_step = 0, tuple[int, ...]()
+
+    def begin_step(self) -> None:
+        """Gathers read parameters, so they wait for the optimizer."""
+        if self.ops.ops:
+            self.after_step = (*self.after_step, len(self.ops.ops) - 1)
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """Sub-module after sub-module, as the coordinator lets them run; the first pass only records their order."""
+        forward, i, n = action.kind == "F", place[1], len(self.modules)
+        plan = self.recorded if self.ops.step or action.microbatch else self.recording
+        for m in self.of_layer[i] if forward else reversed(self.of_layer[i]):
+            self._fetch(plan[m if forward else 2 * n - 1 - m], m == n - 1, forward)
+            module = self.modules[m]
+            if self.config.zero_optimization.zero_quantized_weights and self.ops.waits and module.numel:
+                traffic, name = module.numel * (INT8 + 2.0), f"dequantise {module.name}"
+                self.ops.compute(name, base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits)
+            yield Part(module.share, module.name)
+            self.kernels.append(self.ops.kernel)
+            for tensor in () if forward else reversed(module.gradients):
                 self._add(tensor.numel)
+        if not forward and not i:
+            self._reduce()
+            self.gathered.clear()
+
+    def _fetch(self, visit: Visit, turns: bool, forward: bool) -> None:
+        """Gather what is missing, and what comes next ahead of time. ``turns`` : forward ends here, so that what is
+        gathered ahead is for backward."""
+        groups = self.world if forward else self.near
+        if visit.fetch:
+            self._gather((visit.module,), groups)
+        self.ops.waits = (*self.gathered.pop(visit.module, ()), *self.ops.waits)
+        if visit.prefetch:
+            self._gather(visit.prefetch, self.near if turns else groups)
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -169,9 +136,9 @@ class _Rank:
         nbytes = sharded.nbytes(numel, self.config.param_dtype)
         traffic = (4.0 if self.ranks > 1 else 2.0) * nbytes
         sent = self.ops.compute(
-            f"fill bucket {k}", base.gradient_pass(traffic, self.cost), "gradient", after=self.wait, nbytes=traffic
+            f"fill bucket {k}", base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits, nbytes=traffic
         )
-        self.wait = ()
+        self.ops.waits = ()
         for kind, size, groups, dtype, communicator in self._reduction(numel, nbytes):
             op = Collective(
                 f"{kind} bucket {k}", kind, size, groups, after=(sent,), dtype=dtype, communicator=communicator,
@@ -180,7 +147,7 @@ class _Rank:
             sent = self.ops.add(op)
         self.reduced.append(sent)
         if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
-            self.wait = (sent,)
+            self.ops.waits = (sent,)
         if self.config.offloads_optimizer:
             copied = self.host.copy(self.ops, f"d2h bucket {k}", nbytes / self.ranks, sharded.D2H_STREAM, (sent,))
             self.home.append(copied)
@@ -197,7 +164,7 @@ class _Rank:
             hops.append(("all_to_all", numel * INT4 / self.mesh.nproc_per_node, inside.T.copy(), "uint8", "rail"))
         return hops
 
-    def step(self) -> None:
+    def finish(self) -> None:
         """Norm, Adam on this rank's part, and persistent parameters to everybody."""
         config, numel = self.config, self.model.parameters / self.ranks
         after = tuple(self.home[-1:] or self.reduced[-1:])
@@ -211,16 +178,13 @@ class _Rank:
                 "all_gather persistent", "all_gather", nbytes, self.world, after=(updated,), dtype=config.param_dtype,
                 step=self.ops.step,
             )  # fmt: skip
-            self.wait = (self.ops.add(op),)
+            self.ops.waits = (self.ops.add(op),)
 
-
-def notes(model: Model, mesh: Mesh, config: ZeroConfig) -> tuple[str, ...]:
-    """What the coordinator does, in words."""
-    block = config.zero_optimization
-    plan = visits(modules(model, block), block)
-    live = format_bytes(sharded.nbytes(max(visit.live for visit in plan), config.param_dtype))
-    calls = sum(visit.fetch + bool(visit.prefetch) for visit in plan)
-    return (
-        f"zero3: {mesh.world_size} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
-        *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if config.offloads_optimizer else ()),
-    )
+    def notes(self) -> tuple[str, ...]:
+        """What the coordinator does, in words."""
+        live = format_bytes(sharded.nbytes(max(visit.live for visit in self.recorded), self.config.param_dtype))
+        calls = sum(visit.fetch + bool(visit.prefetch) for visit in self.recorded)
+        return (
+            f"zero3: {self.ranks} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
+            *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.config.offloads_optimizer else ()),
+        )
