@@ -159,35 +159,6 @@ def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
         ops.kernel = ops.compute("input", cost.step_overhead, "input", "host")
 
 
-def forward(ops: OpList, model: Model, cost: StepCost, after: tuple[int, ...] = ()) -> None:
-    """One span per layer in forward order; ``after`` holds back the first."""
-    for i in range(len(model.layers)):
-        forward_layer(ops, model, cost, i, after if not i else ())
-
-
-def forward_layer(ops: OpList, model: Model, cost: StepCost, i: int, after: tuple[int, ...] = ()) -> int:
-    """One layer's forward; returns the op's index."""
-    bound, flops = cost.forward_bound[i], float(cost.forward_flops[i])
-    return ops.compute(
-        f"fwd {model.layers[i].name}", float(cost.forward[i]), "forward", bound, flops=flops, after=after
-    )
-
-
-def backward_layer(
-    ops: OpList, model: Model, cost: StepCost, i: int, share: float = 1.0, part: str = "", after: tuple[int, ...] = ()
-) -> int:
-    """A share of one layer's backward; returns the op's index."""
-    seconds, flops = float(cost.backward[i]) * share, float(cost.backward_flops[i]) * share
-    name = f"bwd {model.layers[i].name}{part}"
-    return ops.compute(name, seconds, "backward", cost.backward_bound[i], flops=flops, after=after)
-
-
-def backward(ops: OpList, model: Model, cost: StepCost) -> None:
-    """One span per layer in reverse order, with nothing to send."""
-    for i in reversed(range(len(model.layers))):
-        backward_layer(ops, model, cost, i)
-
-
 def layer_pass(
     ops: OpList,
     model: Model,

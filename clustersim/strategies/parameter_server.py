@@ -20,6 +20,8 @@ Read :mod:`~clustersim.strategies.ps_worker`, then :mod:`~clustersim.strategies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,10 +31,12 @@ from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Program, Role
+from clustersim.schedules import Action
 from clustersim.strategies import base, ps_report, server_layout
 from clustersim.strategies.ps_server import AsyncServer, Server
 from clustersim.strategies.ps_worker import Worker
 from clustersim.strategies.server_layout import Layout
+from clustersim.strategies.walk import Part, Place, Walk, accumulation, whole
 from clustersim.topology import Topology
 from clustersim.units import format_bytes
 
@@ -106,8 +110,12 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
         ops = base.OpList()
         server = _server(ops, model, cost, who, serves, config) if serves >= 0 else None
         worker = Worker(ops, model, cost, who, ranks, element, config.by_layer, serves) if works else None
-        for step in range(steps):
-            _step(ops, cost, config, step, worker, server)
+        order = accumulation(config.gradient_accumulation_steps) if works else ()
+        walk = Walk(ops, order, (len(model.layers),), whole(ops, model, cost), _Rank(config, worker, server))
+        for ops.step in range(steps):
+            if works:
+                base.begin_step(ops, cost, ops.step)
+            walk.step()
         pace = paces[:, ranks] if paces is not None and works else None
         roles.append(Role(name, ranks, tuple(ops.ops), pace, serves=bool(serves >= 0)))
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, (*_notes(model, who, config), *cost.notes))
@@ -136,33 +144,35 @@ def _server(
     return AsyncServer(ops, model, cost, who, s, element, by_layer=config.by_layer, own=own, staleness=staleness)
 
 
-def _step(
-    ops: base.OpList,
-    cost: StepCost,
-    config: ParameterServerConfig,
-    step: int,
-    worker: Worker | None,
-    server: Server | None,
-) -> None:
-    """One step of a rank that works, serves, or does both. Parameters are fetched before forward; a sum of gradients,
+@dataclass
+class _Rank:
+    """The hooks of a rank that works, serves, or does both. Parameters are fetched before forward; a sum of gradients,
     where workers update by themselves, after backward."""
-    ops.step = step
-    if worker:
-        base.begin_step(ops, cost, step)
-    if config.server_updates:
-        local = server.answer() if server else {}
-        if worker:
-            worker.compute(worker.fetch(local), config.gradient_accumulation_steps)
-        if server:
-            server.collect(worker.at_home if worker else {})
-        return
-    if worker:
-        worker.compute({}, config.gradient_accumulation_steps)
-    if server:
-        server.collect(worker.at_home if worker else {})
-    local = server.answer() if server else {}
-    if worker:
-        worker.update(worker.fetch(local))
+
+    config: ParameterServerConfig
+    worker: Worker | None
+    server: Server | None
+
+    def begin_step(self) -> None:
+        """Parameters to the workers."""
+        updates = self.config.server_updates
+        local = self.server.answer() if self.server and updates else {}
+        if self.worker:
+            self.worker.begin_step(self.worker.fetch(local) if updates else {})
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """What a worker does around a layer."""
+        return self.worker.around(place, action, last=last) if self.worker else iter(())
+
+    def finish(self) -> None:
+        """Gradients to the servers."""
+        if self.server:
+            self.server.collect(self.worker.at_home if self.worker else {})
+        if self.config.server_updates:
+            return
+        local = self.server.answer() if self.server else {}
+        if self.worker:
+            self.worker.update(self.worker.fetch(local))
 
 
 def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:

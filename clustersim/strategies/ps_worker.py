@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from clustersim.mesh import Ints
 from clustersim.model import Model, StepCost
+from clustersim.schedules import Action
 from clustersim.strategies import base
 from clustersim.strategies.primitives import Link, collective, pull, push, request, wait
 from clustersim.strategies.server_layout import Layout
+from clustersim.strategies.walk import WHOLE, Part, Place
 
 
 def pull_order(layers: Sequence[int], as_pushed: bool) -> Sequence[int]:
@@ -43,6 +45,8 @@ class Worker:
         self.by_layer, self.serves = by_layer, serves
         self.talks = np.isin(ranks, layout.leaders)
         self.links = [self._link(s) for s in range(len(layout.servers))]
+        self.ends_with = {piece.layers[0]: i for i, piece in enumerate(layout.pieces)}
+        self.ready: dict[int, tuple[int, ...]] = {}
         self.pushed: dict[int, tuple[int, ...]] = {}
         self.at_home: dict[int, tuple[int, ...]] = {}
 
@@ -80,27 +84,29 @@ class Worker:
     def _ask(self, what: str, s: int, after: tuple[int, ...]) -> int:
         return request(self.ops, f"{what} -> {self.layout.server_name(s)}", self.links[s][1], after)
 
-    def compute(self, ready: dict[int, tuple[int, ...]], passes: int) -> None:
+    def begin_step(self, ready: dict[int, tuple[int, ...]]) -> None:
+        """Nothing is pushed yet; ``ready`` : what the first layer of each piece waits for."""
+        self.ready, self.pushed, self.at_home = ready, {}, {}
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
         """Forward, each layer once its parameters are there; backward, and a push of each piece's gradients once they
         are final.
 
         All passes but the last only add up gradients in the worker's own memory.
         """
-        for number in range(passes):
-            for i in range(len(self.model.layers)):
-                base.forward_layer(self.ops, self.model, self.cost, i, () if number else ready.get(i, ()))
-            if number < passes - 1:
-                base.backward(self.ops, self.model, self.cost)
-        self.pushed, self.at_home = {}, {}
-        ends_with = {piece.layers[0]: i for i, piece in enumerate(self.layout.pieces)}
-        for i in reversed(range(len(self.model.layers))):
-            done = base.backward_layer(self.ops, self.model, self.cost, i)
-            if passes > 1:
-                traffic = 3.0 * (passes - 1) * float(self.layout.by_layer[i]) * self.element
-                seconds, name = base.gradient_pass(traffic, self.cost), f"accumulate {self.model.layers[i].name}"
-                done = self.ops.compute(name, seconds, "gradient", nbytes=traffic)
-            if i in ends_with:
-                self._push(ends_with[i], done)
+        i, passes = place[1], action.microbatch
+        if action.kind == "F":
+            self.ops.waits = self.ready.pop(i, ())
+        yield WHOLE
+        if action.kind == "F" or not last:
+            return
+        done = self.ops.kernel
+        if passes:
+            traffic = 3.0 * passes * float(self.layout.by_layer[i]) * self.element
+            seconds, name = base.gradient_pass(traffic, self.cost), f"accumulate {self.model.layers[i].name}"
+            done = self.ops.compute(name, seconds, "gradient", nbytes=traffic)
+        if i in self.ends_with:
+            self._push(self.ends_with[i], done)
 
     def _push(self, i: int, done: int) -> None:
         after = self._spread(i, "reduce", (done,))
