@@ -26,32 +26,25 @@ from collections.abc import Iterator
 from itertools import chain
 
 from clustersim.mesh import Mesh
-from clustersim.model import Model, StepCost, Tensor
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective
+from clustersim.model import Model, StepCost
+from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
 from clustersim.strategies import base, sharded, zero_memory
 from clustersim.strategies.buckets import cut, ready_order
-from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
+from clustersim.strategies.primitives import collective
+from clustersim.strategies.walk import WHOLE, Part, Place, walked
 from clustersim.strategies.zero3 import Zero3
-from clustersim.strategies.zero_config import ZeroConfig, elements, overflows
-from clustersim.strategies.zero_step import finite_norm, update
+from clustersim.strategies.zero_config import ZeroConfig, elements
+from clustersim.strategies.zero_step import Zero
 from clustersim.units import format_bytes
 
 
-class Zero12(Rank[ZeroConfig]):
-    """The hooks of stages 1 and 2.
-
-    ``filled`` : elements in the bucket. ``reduced`` : this step's reductions, in order. ``home`` : copies of reduced
-    buckets to the host. ``sent`` : elements of each bucket of this step, for who owns what.
-    """
+class Zero12(Zero):
+    """The hooks of stages 1 and 2. ``sent`` : elements of each bucket of this step, for who owns what."""
 
     def __post_init__(self) -> None:
-        config = self.config
-        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
-        self.group, self.final = self.mesh.world_group(), ready_order(self.model)
-        self.ranks, self.filled = self.group.shape[1], 0
-        self.reduced: list[int] = []
-        self.home: list[int] = []
+        super().__post_init__()
+        self.final = ready_order(self.model)
         self.sent: list[int] = []
 
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
@@ -65,92 +58,48 @@ class Zero12(Rank[ZeroConfig]):
         piled = block.stage == 1 and action.microbatch > 0
         if hooks and piled and i == len(self.final) - 1:
             self._accumulate()
-        yield from cut(self.final[i] if hooks else (), self._overflows, self._add)
+        yield from cut(self.final[i] if hooks else (), self.overflows, self.add)
         if i:
             return
         if piled and not hooks:
             self._accumulate()
         if last and not hooks:
             for tensor in chain.from_iterable(reversed(self.final)):
-                self._add(tensor)
+                self.add(tensor)
         if hooks or last:
-            self._reduce()
+            self.reduce()
 
     def _accumulate(self) -> None:
         """Gradients of this micro-batch are added to those already there."""
         traffic = 3.0 * sharded.nbytes(self.model.parameters, self.config.param_dtype)
         self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient", nbytes=traffic)
 
-    def _overflows(self, tensor: Tensor) -> bool:
-        return overflows(self.filled, tensor.numel, self.config.zero_optimization)
-
-    def _add(self, tensor: Tensor) -> None:
-        if self._overflows(tensor):
-            self._reduce()
-        self.filled += tensor.numel
-
-    def _reduce(self) -> None:
-        """reduce_ipg_grads: copy, average, and send the bucket off."""
-        block, numel = self.config.zero_optimization, self.filled
-        if not numel:
-            return
-        self.filled, k = 0, len(self.reduced)
-        nbytes = sharded.nbytes(numel, self.config.param_dtype)
-        traffic = (2.0 if block.contiguous_gradients else 0.0) * nbytes + (2.0 * nbytes if self.ranks > 1 else 0.0)
-        after = (*self.ops.waits, *self.reduced[k - 2 : k - 1]) if block.overlaps and k >= 2 else self.ops.waits
-        seconds = base.gradient_pass(traffic, self.cost)
-        sent = self.ops.compute(f"fill bucket {k}", seconds, "gradient", after=after, nbytes=traffic)
-        self.ops.waits = ()
-        for op in self._collectives(k, numel, nbytes, sent):
-            sent = self.ops.add(op)
-        self.reduced.append(sent)
-        if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
-            self.ops.waits = (sent,)
-        if self.config.offloads_optimizer:
-            share = nbytes / self.ranks
-            self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", share, sharded.D2H_STREAM, (sent,)))
-
-    def _collectives(self, k: int, numel: int, nbytes: float, after: int) -> list[Collective]:
+    def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
         """One all_reduce, or a reduce to each owner of a part of the bucket."""
-        block, dtype, step = self.config.zero_optimization, self.config.param_dtype, self.ops.step
-        if self.ranks == 1:
-            return []
+        block, dtype = self.config.zero_optimization, self.config.param_dtype
         if block.use_multi_rank_bucket_allreduce or not block.reduce_scatter:
-            name = f"all_reduce bucket {k}"
-            return [Collective(name, "all_reduce", nbytes, self.group, after=(after,), dtype=dtype, step=step)]
+            return collective(self.ops, "all_reduce", f"bucket {k}", nbytes, self.group, (after,), dtype=dtype)
         # Parts are contiguous, and buckets fill from the end: the last rank's part comes first.
-        part = -(-self.model.parameters // self.ranks)
-        begin = sum(self.sent)
-        end = begin + numel
+        part, done = -(-self.model.parameters // self.ranks), after
+        position = sum(self.sent)
+        end = position + numel
         self.sent.append(numel)
-        found, position = [], begin
         while position < end:
             owner = self.ranks - 1 - min(position // part, self.ranks - 1)
             upto = min(end, (position // part + 1) * part) if owner else end
-            size = sharded.nbytes(upto - position, dtype)
-            name = f"reduce bucket {k} to {owner}"
-            found.append(
-                Collective(name, "reduce", size, self.group, after=(after,), dtype=dtype, root=owner, step=step)
-            )
+            size, what = sharded.nbytes(upto - position, dtype), f"bucket {k} to {owner}"
+            done = collective(self.ops, "reduce", what, size, self.group, (after,), root=owner, dtype=dtype)
             position = upto
-        return found
+        return done
 
-    def finish(self) -> None:
-        """Overflow and norm, Adam on this rank's part, and parameters to everybody."""
-        cost, config, numel = self.cost, self.config, self.model.parameters / self.ranks
-        after = tuple(self.home[-1:] or self.reduced[-1:])
-        after = finite_norm(self.ops, cost, config, self.group, numel, after)
-        self.reduced, self.home, self.sent = [], [], []
-        updated = update(self.ops, cost, config, self.host, numel, self.ranks, after)
-        size = float(self.model.parameters)
-        calls = max(1, int(size // max(1, elements(config.zero_optimization.allgather_bucket_size))))
-        self.ops.waits = (updated,)
+    def publish(self, updated: int) -> tuple[int, ...]:
+        """All parameters, in calls of a bucket each."""
+        self.sent, size = [], float(self.model.parameters)
+        calls = max(1, int(size // max(1, elements(self.config.zero_optimization.allgather_bucket_size))))
+        nbytes, done = sharded.nbytes(size / calls, self.config.param_dtype), updated
         for call in range(calls if self.ranks > 1 else 0):
-            nbytes = sharded.nbytes(size / calls, config.param_dtype)
-            name = f"all_gather parameters {call}"
-            op = Collective(name, "all_gather", nbytes, self.group, after=(updated,), dtype=config.param_dtype,
-                            step=self.ops.step)  # fmt: skip
-            self.ops.waits = (self.ops.add(op),)
+            done = self.gather(f"parameters {call}", nbytes, updated)
+        return (done,)
 
     def notes(self) -> tuple[str, ...]:
         """Buckets in words."""
@@ -165,9 +114,10 @@ class Zero12(Rank[ZeroConfig]):
         )
 
 
-def _stage(ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig) -> Rank[ZeroConfig]:
+def hooks(ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig) -> Zero:
+    """The hooks of whatever stage is asked for."""
     return (Zero3 if config.zero_optimization.stage == 3 else Zero12)(ops, model, cost, mesh, config)
 
 
-build = walked(_stage)
+build = walked(hooks)
 STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=zero_memory.holding)

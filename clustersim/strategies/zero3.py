@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from clustersim.errors import ProgramError
 from clustersim.mesh import Ints
-from clustersim.program import COMPUTE_STREAM, Collective
 from clustersim.schedules import Action
 from clustersim.strategies import base, sharded
-from clustersim.strategies.walk import Part, Place, Rank
-from clustersim.strategies.zero_config import ZeroConfig, overflows
-from clustersim.strategies.zero_step import finite_norm, update
+from clustersim.strategies.primitives import collective
+from clustersim.strategies.walk import Part, Place
+from clustersim.strategies.zero_step import Zero
 from clustersim.strategies.zero_trace import Visit, modules, persistent, visits
 from clustersim.units import format_bytes
 
@@ -34,31 +36,25 @@ OUTSTANDING = 3
 INT4, INT8 = 0.5, 1.0
 
 
-class Zero3(Rank[ZeroConfig]):
+class Zero3(Zero):
     """The hooks of stage 3.
 
     ``gathered`` : module -> ops its kernel waits for. ``kernels`` : the last ones, which bound how far the host is
-    ahead. ``filled`` : elements in the gradient bucket. ``reduced``, ``home`` : reductions and copies to the host of
-    this step. ``after_step`` : what gathers wait for at a step's begin.
+    ahead. ``after_step`` : what gathers wait for at a step's begin.
     """
 
     def __post_init__(self) -> None:
-        config, block = self.config, self.config.zero_optimization
-        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
+        super().__post_init__()
+        block = self.config.zero_optimization
         self.modules = modules(self.model, block)
         self.recording, self.recorded = visits(self.modules, block, recorded=False), visits(self.modules, block)
         self.of_layer = [[m for m, module in enumerate(self.modules) if module.layer == i]
                          for i in range(len(self.model.layers))]  # fmt: skip
-        self.world, self.ranks = self.mesh.world_group(), self.mesh.world_size
-        near = sharded.shard_groups(
-            self.mesh, block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size"
-        )
-        self.near = near if near.shape[1] > 1 else self.world
+        near = self._within(block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size")
+        self.near = near if near.shape[1] > 1 else self.group
         self.gathered: dict[int, tuple[int, ...]] = {}
         self.kernels: list[int] = []
-        self.reduced: list[int] = []
-        self.home: list[int] = []
-        self.filled, self.after_step = 0, tuple[int, ...]()
+        self.after_step: tuple[int, ...] = ()
 
     def begin_step(self) -> None:
         """Gathers read parameters, so they wait for the optimizer."""
@@ -78,15 +74,15 @@ class Zero3(Rank[ZeroConfig]):
             yield Part(module.share, module.name)
             self.kernels.append(self.ops.kernel)
             for tensor in () if forward else reversed(module.gradients):
-                self._add(tensor.numel)
+                self.add(tensor)
         if not forward and not i:
-            self._reduce()
+            self.reduce()
             self.gathered.clear()
 
     def _fetch(self, visit: Visit, turns: bool, forward: bool) -> None:
         """Gather what is missing, and what comes next ahead of time. ``turns`` : forward ends here, so that what is
         gathered ahead is for backward."""
-        groups = self.world if forward else self.near
+        groups = self.group if forward else self.near
         if visit.fetch:
             self._gather((visit.module,), groups)
         self.ops.waits = (*self.gathered.pop(visit.module, ()), *self.ops.waits)
@@ -111,74 +107,44 @@ class Zero3(Rank[ZeroConfig]):
             size, dtype = (
                 (numel * INT8, "uint8") if block.zero_quantized_weights else (sharded.nbytes(numel, dtype), dtype)
             )
-            communicator = "world" if groups is self.world else "hpz"
-            op = Collective(
-                f"all_gather {name}", "all_gather", float(size), groups, after=after, dtype=dtype,
-                communicator=communicator, step=self.ops.step,
-            )  # fmt: skip
-            after = (self.ops.add(op),)
+            communicator = "world" if groups is self.group else "hpz"
+            done = collective(
+                self.ops, "all_gather", name, float(size), groups, after, dtype=dtype, communicator=communicator
+            )
+            after = (done,)
         for m in which:
             self.gathered[m] = after
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def _add(self, numel: int) -> None:
-        if overflows(self.filled, numel, self.config.zero_optimization):
-            self._reduce()
-        self.filled += numel
-
-    def _reduce(self) -> None:
-        """Copy, average and reduce-scatter the bucket."""
-        block, numel = self.config.zero_optimization, self.filled
-        if not numel:
-            return
-        self.filled, k = 0, len(self.reduced)
-        nbytes = sharded.nbytes(numel, self.config.param_dtype)
-        traffic = (4.0 if self.ranks > 1 else 2.0) * nbytes
-        sent = self.ops.compute(
-            f"fill bucket {k}", base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits, nbytes=traffic
-        )
-        self.ops.waits = ()
-        for kind, size, groups, dtype, communicator in self._reduction(numel, nbytes):
-            op = Collective(
-                f"{kind} bucket {k}", kind, size, groups, after=(sent,), dtype=dtype, communicator=communicator,
-                step=self.ops.step,
-            )  # fmt: skip
-            sent = self.ops.add(op)
-        self.reduced.append(sent)
-        if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
-            self.ops.waits = (sent,)
-        if self.config.offloads_optimizer:
-            copied = self.host.copy(self.ops, f"d2h bucket {k}", nbytes / self.ranks, sharded.D2H_STREAM, (sent,))
-            self.home.append(copied)
-
-    def _reduction(self, numel: int, nbytes: float) -> list[tuple[str, float, Ints, str, str]]:
-        """(kind, bytes, groups, element type, communicator) of what reduces a bucket, in order."""
-        if self.ranks == 1:
-            return []
+    def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
+        """A reduce_scatter; or its hops in 4 bits, inside nodes and then between them."""
+        what, done = f"bucket {k}", after
         if not self.config.zero_optimization.zero_quantized_gradients:
-            return [("reduce_scatter", nbytes, self.world, self.config.param_dtype, "world")]
-        inside = sharded.shard_groups(self.mesh, self.mesh.nproc_per_node, "$.cluster.gpus_per_node")
-        hops = [("all_to_all", numel * INT4, inside, "uint8", "node")]
+            dtype = self.config.param_dtype
+            return collective(self.ops, "reduce_scatter", what, nbytes, self.group, (after,), dtype=dtype)
+        each = max(1, self.mesh.nproc_per_node // self.mesh.size("tp"))
+        inside = self._within(each, "$.cluster.gpus_per_node")
+        hops = [("node", inside, numel * INT4)]
         if self.mesh.n_nodes > 1:
-            hops.append(("all_to_all", numel * INT4 / self.mesh.nproc_per_node, inside.T.copy(), "uint8", "rail"))
-        return hops
+            hops.append(("rail", _across(inside, self.group), numel * INT4 / each))
+        for name, groups, size in hops:
+            done = collective(self.ops, "all_to_all", what, size, groups, (done,), dtype="uint8", communicator=name)
+        return done
 
-    def finish(self) -> None:
-        """Norm, Adam on this rank's part, and persistent parameters to everybody."""
-        config, numel = self.config, self.model.parameters / self.ranks
-        after = tuple(self.home[-1:] or self.reduced[-1:])
-        after = finite_norm(self.ops, self.cost, config, self.world, numel, after)
-        updated = update(self.ops, self.cost, config, self.host, numel, self.ranks, after)
-        self.reduced, self.home, self.kernels, self.after_step = [], [], [], (updated,)
-        small = persistent(self.model, config.zero_optimization)
-        if small and self.ranks > 1:
-            nbytes = sharded.nbytes(small, config.param_dtype)
-            op = Collective(
-                "all_gather persistent", "all_gather", nbytes, self.world, after=(updated,), dtype=config.param_dtype,
-                step=self.ops.step,
-            )  # fmt: skip
-            self.ops.waits = (self.ops.add(op),)
+    def _within(self, size: int, where: str) -> Ints:
+        """Groups of ``size`` neighbours among the ranks that share."""
+        if self.ranks % size:
+            raise ProgramError(f"{self.ranks} ranks do not divide into groups of {size} (at {where})")
+        return self.group.reshape(-1, size)
+
+    def publish(self, updated: int) -> tuple[int, ...]:
+        """Persistent parameters, once for all; the others are gathered when they are used."""
+        self.kernels, self.after_step = [], (updated,)
+        small = persistent(self.model, self.config.zero_optimization)
+        if not small or self.ranks == 1:
+            return self.ops.waits
+        return (self.gather("persistent", sharded.nbytes(small, self.config.param_dtype), updated),)
 
     def notes(self) -> tuple[str, ...]:
         """What the coordinator does, in words."""
@@ -188,3 +154,9 @@ class Zero3(Rank[ZeroConfig]):
             f"zero3: {self.ranks} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
             *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.config.offloads_optimizer else ()),
         )
+
+
+def _across(inside: Ints, group: Ints) -> Ints:
+    """Who is at the same place of the groups ``inside`` that one group was cut into."""
+    cut = inside.reshape(len(group), -1, inside.shape[1])
+    return np.ascontiguousarray(cut.transpose(0, 2, 1)).reshape(-1, cut.shape[1])
