@@ -41,7 +41,7 @@ WRONG = [
     (PIPELINE, {"micro_batchs": 3}, "unknown field 'micro_batchs' = 3; did you mean 'microbatches'?"),
     (PIPELINE, {"strategy.kind": "parameter_server", "pp": 2}, "has a whole model on every worker, which"),
     (PIPELINE, {"strategy.kind": "sgd_steps"}, "strategy 'sgd_steps' has a whole model on every worker"),
-    (PIPELINE, {"strategy.kind": "zero", "strategy.zero_optimization.stage": 3}, "use stage 0 or 1 (at $.strategy."),
+    (PIPELINE, {"strategy.kind": "zero", "strategy.zero_optimization.stage": 3}, "use stage 0 or 1, or pp = 1 (at"),
     (PIPELINE, {"strategy.kind": "fsdp", "strategy.version": 1}, "write version = 2 (at $.strategy.version)"),
     (CONV, {"tp": 2, "pp": 1}, "tp = 2 cuts attention and MLPs; the model has none; use 1 (at $.parallel.tp)"),
     (CONV, {"cp": 2, "pp": 1}, "cp = 2 splits a sequence; the model has none; use 1 (at $.parallel.cp)"),

@@ -150,7 +150,8 @@ WRONG = {
     "servers": ('"ddp"', '"parameter_server"', ["has a whole model on every worker", "$.strategy.kind"]),
     "ZeRO": (
         'kind = "ddp"', 'kind = "zero"\nzero_optimization = {stage = 2}',
-        ["ZeRO stage 2 with pp = 2", "use stage 0 or 1", "$.strategy.zero_optimization.stage"]),
+        ["ZeRO stage 2 with pp = 2", "after every micro-batch", "use stage 0 or 1",
+         "$.strategy.zero_optimization.stage"]),
     "checkpointing": (
         "pp = 2\n", 'pp = 2\nrecompute_granularity = "selective"\nactivation_checkpoint.mode = "full"\n',
         ["both say what backward recomputes", "$.parallel.recompute_granularity"]),

@@ -29,6 +29,7 @@ class StateBytes:
     ----------
     parameters, gradients : as the module holds them. masters, states : of the optimizer, shared out as they are: a
         pair (dense, expert) of bytes per element on this rank. gathered : borrowed while all units are unsharded.
+    buckets : bytes of gradients on their way to a reduction.
     """
 
     parameters: tuple[float, float]
@@ -36,6 +37,7 @@ class StateBytes:
     masters: tuple[float, float]
     states: tuple[float, float]
     gathered: tuple[float, float] = (0.0, 0.0)
+    buckets: float = 0.0
 
 
 def stages(
@@ -80,7 +82,7 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: 
         "master_weights": always(states.masters),
         "gradients": always(states.gradients),
         "optimizer_states": always(states.states),
-        "buckets": np.zeros(n),
+        "buckets": np.full(n, states.buckets),
         "activations": np.array(activations),
         "logits": np.array(logits),
         "optimizer_workspace": np.zeros(n),

@@ -1,4 +1,4 @@
-"""What the data-parallel ranks of a split model do: Megatron's DDP, DeepSpeed's ZeRO-1, or FSDP2."""
+"""What the data-parallel ranks of a split model do: Megatron's DDP, DeepSpeed's ZeRO, or FSDP2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from clustersim.builder import MakeReplicas
 from clustersim.builder.gradients import ReplicaConfig, Replicated
 from clustersim.builder.laying import Here
 from clustersim.builder.shards import Sharded
+from clustersim.builder.zero import zero_hooks
 from clustersim.errors import ScenarioError
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
@@ -18,6 +19,7 @@ from clustersim.schedules import Schedule
 from clustersim.strategies.base import OpList
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.strategies.walk import Hooks
+from clustersim.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -35,12 +37,17 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
             f"ep = {parallel.ep}: FSDP2 over experts that are spread is not played; use strategy 'ddp' with "
             "use_distributed_optimizer = true, or ep = 1 (at $.parallel.ep)"
         )
-    zero = getattr(config, "zero_optimization", None)
-    if zero is not None and zero.stage > 1:
+    if parallel.ep > 1 and sharding_zero(scenario):
         raise ScenarioError(
-            f"ZeRO stage {zero.stage} beside [parallel] is not played; use stage 0 or 1, or strategy 'fsdp' "
-            "(at $.strategy.zero_optimization.stage)"
+            f"ep = {parallel.ep}: ZeRO stage 2 or 3 over experts that are spread is not played; use stage 1, or ep = 1 "
+            "(at $.parallel.ep)"
         )
+
+
+def sharding_zero(scenario: Scenario) -> ZeroConfig | None:
+    """ZeRO's knobs where its stage shares out gradients too; stages 0 and 1 are Megatron's replicas."""
+    config = scenario.config
+    return config if isinstance(config, ZeroConfig) and config.zero_optimization.stage > 1 else None
 
 
 def replicas(
@@ -60,6 +67,13 @@ def replicas(
             return Sharded(here, ops, stage, cost, config, tied(rank))
 
         return shard
+    sharing = sharding_zero(scenario)
+    if sharing is not None:
+
+        def share(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
+            return zero_hooks(here, ops, stage, cost, sharing)
+
+        return share
     replicated = replica_config(scenario, parallel)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from clustersim.builder.gradients import EXPERT, SHARD
 from clustersim.builder.stage_memory import StateBytes, stages
+from clustersim.builder.zero import zero_states
 from clustersim.memory import STATES, MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Partition
 from clustersim.program import DTYPE_BYTES
-from clustersim.scenario.replicas import replica_config
+from clustersim.scenario.replicas import replica_config, sharding_zero
 from clustersim.schedules import Orders, Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 
@@ -50,6 +51,9 @@ def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Par
         gathered = size if pipelined else size * _two_units(parts)
         pair = (states * shard, states * shard)
         return StateBytes((kept, kept), (kept, kept), (0.0, 0.0), pair, (gathered, gathered))
+    sharing = sharding_zero(scenario)
+    if sharing is not None:
+        return zero_states(parts.stages[0], mesh.size(*SHARD), sharing, states)
     replicated = replica_config(scenario, parallel)
     dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0

@@ -22,7 +22,7 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
-from clustersim.scenario.replicas import HALF, check_replicas, replicas
+from clustersim.scenario.replicas import HALF, check_replicas, replicas, sharding_zero
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -191,7 +191,7 @@ def _told(scenario: Scenario, split: Split, parallel: ParallelConfig, mesh: Mesh
 def _strategy_not_played(scenario: Scenario) -> list[str]:
     """Of DDP's and ZeRO's own knobs, those that are set: beside a split model Megatron's hold, of ``[parallel]``."""
     config = scenario.config
-    if isinstance(config, FSDPConfig):
+    if isinstance(config, FSDPConfig) or sharding_zero(scenario):
         return []
     played = {"kind", "micro_batch_size", "gradient_accumulation_steps", "param_dtype", "zero_optimization"}
     plain = type(config)()

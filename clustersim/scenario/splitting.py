@@ -133,8 +133,9 @@ def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
     zero = getattr(scenario.config, "zero_optimization", None)
     if zero is not None and parallel.pp > 1 and zero.stage > 1:
         raise ScenarioError(
-            f"ZeRO stage {zero.stage} with pp = {parallel.pp}: gradients of a pipeline stay whole until its last "
-            "micro-batch; use stage 0 or 1 (at $.strategy.zero_optimization.stage)"
+            f"ZeRO stage {zero.stage} with pp = {parallel.pp}: it gives gradients away after every micro-batch, and a "
+            "pipeline's stage adds them up until its last, so that DeepSpeed refuses both together; use stage 0 or 1, "
+            "or pp = 1 (at $.strategy.zero_optimization.stage)"
         )
 
 

@@ -1,0 +1,100 @@
+"""DeepSpeed's ZeRO beside tensor and context parallelism: what is sent between replicas, and what a rank keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustersim import scenario
+from clustersim.errors import ScenarioError
+from clustersim.program import Collective, Compute
+
+BASE = "fsdp_tp8_llama3_70b_32x8_h100"
+LAYERS = 4
+
+
+def prepared(stage, micro_batches=1, **block):
+    zero = {"stage": stage, "overlap_comm": True, **block}
+    changes = {
+        "cluster.nodes": 2,
+        "model.options": {"layers": LAYERS},
+        "parallel": {"tp": 4, "sequence_parallel": True, "framework": "deepspeed"},
+        "strategy": {"kind": "zero", "param_dtype": "bf16", "gradient_accumulation_steps": micro_batches,
+                     "zero_optimization": zero},
+        "run.steps": 2,
+    }  # fmt: skip
+    return scenario.load(BASE, changes).prepare()
+
+
+def sent(made, kind):
+    """(count, bytes) of one kind of collective over data parallelism, in the second step."""
+    ops = [
+        op
+        for op in made.program.roles[0].ops
+        if isinstance(op, Collective) and op.label is None and op.kind == kind and op.step == 1 and op.nbytes > 4
+    ]
+    assert all(op.groups.shape == (4, 4) for op in ops)
+    return len(ops), sum(op.nbytes for op in ops)
+
+
+def local(made):
+    return made.split.partition.stages[0].parameters
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_stage_2_reduces_a_ranks_part_after_every_micro_batch_and_gathers_it_once(micro_batches):
+    made = prepared(2, micro_batches)
+    assert sent(made, "all_reduce")[1] == micro_batches * 2.0 * local(made)
+    assert sent(made, "all_gather")[1] == pytest.approx(2.0 * local(made))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_stage_3_gathers_a_ranks_part_twice_and_reduce_scatters_it_in_every_micro_batch(micro_batches):
+    made = prepared(3, micro_batches, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+    assert sent(made, "all_gather") == (2 * micro_batches * (LAYERS + 2), 2 * micro_batches * 2.0 * local(made))
+    assert sent(made, "reduce_scatter")[1] == micro_batches * 2.0 * local(made)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_every_layers_kernels_are_those_of_the_split_model(stage):
+    made, plain = prepared(stage), prepared(1)
+    flops = [sum(op.flops for op in one.program.roles[0].ops if isinstance(op, Compute)) for one in (made, plain)]
+    assert flops[0] == pytest.approx(flops[1], rel=1e-12)
+
+
+def test_the_norm_is_one_number_over_all_ranks_and_norms_are_summed_over_tensor_parallel_ranks():
+    ops = prepared(3).program.roles[0].ops
+    norm = next(op for op in ops if op.name == "all_reduce gradient norm")
+    assert norm.groups.shape == (1, 16)
+    replicated = next(op for op in ops if op.name == "all_reduce replicated gradients")
+    assert replicated.groups.shape == (4, 4)
+    assert replicated.communicator == "tp"
+
+
+def test_a_rank_keeps_its_share_of_its_part():
+    """N = 4 replicas of a quarter: 2 + 14/N bytes of stage 2, 16/N of stage 3, besides what is gathered and buckets."""
+    for stage, whole in ((2, 1.0), (3, 0.25)):
+        made = prepared(stage)
+        held, parameters = made.memory.at_peak(), local(made)
+        assert held["parameters"] == 2.0 * whole * parameters
+        assert held["gradients"] == 0.5 * parameters
+        assert held["master_weights"] == parameters
+        assert held["optimizer_states"] == 2.0 * parameters
+        assert held["buckets"] == 2.0 * min(parameters, 5e8) * (2 if stage == 2 else 1)
+
+
+def test_a_step_of_either_stage_can_be_played_and_both_send_three_times_a_ranks_part():
+    """All_reduce and all_gather: 3 units of a rank's part. Two all_gathers and a reduce_scatter: 3, less what stays."""
+    moved = {}
+    for stage in (2, 3):
+        rows = prepared(stage, stage3_max_reuse_distance=0).run().volume_by_dimension
+        moved[stage] = dict(zip(rows["dimension"], rows["sent_per_gpu"], strict=True))["DP"]
+    part = 2.0 * local(prepared(2)) * 3 / 4
+    assert moved[2] == pytest.approx(3 * part, rel=1e-3)
+    assert moved[3] == pytest.approx(3 * part, rel=0.25)
+    assert moved[3] <= moved[2]
+
+
+def test_experts_that_are_spread_are_refused():
+    changes = {"strategy": {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 2}}}
+    with pytest.raises(ScenarioError, match="ZeRO stage 2 or 3 over experts that are spread"):
+        scenario.load("ep8_mixtral_8x7b_8x8_h100", changes | {"parallel.use_distributed_optimizer": False}).prepare()
