@@ -6,10 +6,12 @@ import csv
 from pathlib import Path
 
 import pytest
-from pipelines import play
+from pipelines import Nothing, play
 
 from clustersim.schedules import beside, check, schedule
 from clustersim.schedules.notation import parse
+from clustersim.strategies.base import OpList
+from clustersim.strategies.walk import Walk
 
 DATA = Path(__file__).parent / "data"
 
@@ -65,3 +67,24 @@ def test_forwards_run_beside_backwards_of_other_micro_batches_without_a_deadlock
     assert len(pairs) >= p * (m * v - 2 * p * v)
     assert all(one[1:] != other[1:] for one, other in pairs)
     assert play(orders).makespan >= 3.0 * m * v
+
+
+@pytest.mark.parametrize("turns", [{"F": 4, "B": 4}, {"F": 4, "B": 8}, {"F": 2, "B": 6}])
+def test_of_a_pair_each_has_the_same_share_of_its_exchanges_behind_it(turns):
+    """The one that has more of them is laid more often, so that neither has a rest that nothing hides."""
+    laid = []
+
+    def lay(place, action, part):
+        for i in range(turns[action.kind]):
+            laid.append((action.kind, i + 1))
+            yield
+
+    order = parse("F0 (F1|B0) B1")
+    walk = Walk(OpList(), order, (1,), lay, Nothing(), turns=lambda place, action: turns[action.kind])
+    walk.step()
+    pair = laid[turns["F"] : -turns["B"]]
+    assert len(pair) == sum(turns.values())
+    done = {"F": 0, "B": 0}
+    for kind, count in pair:
+        done[kind] = count
+        assert abs(done["F"] / turns["F"] - done["B"] / turns["B"]) <= 1.0 / turns["F"] + 1e-12

@@ -66,15 +66,17 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
     """The op list of one pipeline rank."""
     ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
+    laid = Laid(here, ops, stage)
     walk = Walk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
-        Laid(here, ops, stage),
+        laid,
         recipe.replicas(here, ops, stage, rank),
         Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype),
         recipe.microbatches,
         recipe.accumulates,
+        laid.turns,
     )
     if recipe.microbatches:
         walk.through()

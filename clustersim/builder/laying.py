@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -149,7 +150,9 @@ class Laid:
     stage: Stage
 
     def __call__(self, place: Place, action: Action, part: Part) -> Iterator[None]:
-        """Lay one layer bit by bit: yields behind each exchange, where another action's kernels may come between.
+        """Lay one layer bit by bit: yields behind exchanges, where another action's kernels may come between.
+
+        Exchanges listed one behind the other (two hops of one dispatch) are issued together.
 
         A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
         """
@@ -157,7 +160,7 @@ class Laid:
         here, ops, layer = self.here, self.ops, self.stage.chunks[chunk].layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
-        for piece in pieces:
+        for piece, following in zip_longest(pieces, pieces[1:]):
             if isinstance(piece, Run):
                 after = tuple(index[n] for n in piece.needs if n in index)
                 done = self._compute(layer, action, piece, after)
@@ -166,8 +169,15 @@ class Laid:
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(layer, action, exchange, after)
-                yield
+                if following is None or isinstance(following, Run):
+                    yield
         ops.waits = (*ops.waits, *(index[i] for i in unneeded))
+
+    def turns(self, place: Place, action: Action) -> int:
+        """How often a layer's pass yields."""
+        pieces, _ = self.here.runs(self.stage.chunks[place[0]].layers[place[1]], action.kind)
+        kinds = [isinstance(piece, Run) for piece in pieces]
+        return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
     def _compute(self, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
         here, ops = self.here, self.ops

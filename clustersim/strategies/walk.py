@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from clustersim.mesh import Mesh
@@ -60,6 +60,9 @@ class Messages(Protocol):
         """What an action's first kernel waits for."""
 
 
+_OVER = object()
+
+
 @dataclass
 class Walk:
     """The op list of one rank in the making.
@@ -69,6 +72,7 @@ class Walk:
     order : its slots in a step. depths : layers of each chunk.
     microbatches, accumulates : of an asynchronous order, which is all steps: micro-batches of a step, and whether a
         stage updates once in a step or after each of them; 0 where each step ends in a flush.
+    turns : how often a layer's pass yields.
     """
 
     ops: base.OpList
@@ -79,6 +83,7 @@ class Walk:
     messages: Messages | None = None
     microbatches: int = 0
     accumulates: bool = True
+    turns: Callable[[Place, Action], int] = lambda place, action: 0
     _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -119,10 +124,21 @@ class Walk:
             self.messages.call(at)
 
     def _slot(self, slot: Slot) -> None:
-        """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels."""
-        threads = [self._action(action) for action in slot]
-        for _ in threads[0] if len(threads) == 1 else chain.from_iterable(zip_longest(*threads)):
-            pass
+        """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels.
+
+        Whoever has the smaller share of its exchanges behind it is next: a backward that repeats some has more of them
+        than a forward, and both must end together to hide each other to the end.
+        """
+        threads = dict(enumerate(self._action(action) for action in slot))
+        turns = [1] * len(slot)
+        if len(slot) > 1:
+            turns = [1 + sum(self.turns((a.chunk, i), a) for i in range(self.depths[a.chunk])) for a in slot]
+        done = [0] * len(slot)
+        while threads:
+            k = min(threads, key=lambda k: done[k] / turns[k])
+            done[k] += 1
+            if next(threads[k], _OVER) is _OVER:
+                del threads[k]
 
     def _action(self, action: Action) -> Iterator[None]:
         if self.messages is not None:
