@@ -11,9 +11,8 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
     Not by an exception: one that comes up inside a C++ library that calls Python (matplotlib's fonts) aborts.
     """
-    from clustersim.paths import UNFINISHED
-
-    for path in list(UNFINISHED):
+    # The module may be half imported just now: it is looked at, not imported.
+    for path in list(getattr(sys.modules.get("clustersim.outputs"), "UNFINISHED", ())):
         path.unlink(missing_ok=True)
     if "multiprocessing" in sys.modules:
         from multiprocessing import active_children

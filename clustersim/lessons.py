@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import fresh, output_folder, together
 from clustersim.paths import data_path
 
 
@@ -50,14 +50,9 @@ def copy(folder: Path, *, force: bool = False) -> list[Lesson]:
             f"{folder / changed[0]} is there and is not the lesson as it comes (changed, or run and saved); "
             "choose another folder, or overwrite it with --force"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with output_folder(folder), together(folder) as path_of:
         for name, text in texts.items():
-            temporary = folder / f".{os.getpid()}-{name}"
-            temporary.write_bytes(text)
-            os.replace(temporary, folder / name)
-    except OSError as error:
-        raise ClusterSimError(f"{folder}: cannot be written: {error.strerror or error}") from None
+            path_of(name).write_bytes(text)
     return [Lesson(folder / lesson.name, lesson.title) for lesson in here]
 
 
@@ -88,10 +83,6 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
         client.execute()
     except nbclient.exceptions.CellExecutionError as error:
         failed = f"{error.ename}: {error.evalue}".strip(": ")
-    temporary = lesson.path.with_name(f".{os.getpid()}-{lesson.name}")
-    try:
+    with output_folder(lesson.path.parent), fresh(lesson.path) as temporary:
         nbformat.write(notebook, temporary)
-        os.replace(temporary, lesson.path)
-    except OSError as error:
-        raise ClusterSimError(f"{lesson.path}: cannot be written: {error.strerror or error}") from None
     return failed

@@ -1,15 +1,12 @@
-"""Where the shipped files are, beside the package in a checkout and inside it in a wheel; and how files are written."""
+"""Where the shipped files are, beside the package in a checkout and inside it in a wheel; and what JSON can hold."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from clustersim.errors import ClusterSimError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -28,34 +25,6 @@ def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     folder = data_path(kind)
     found = os.listdir(folder) if folder.is_dir() else []
     return sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix))
-
-
-UNFINISHED: set[Path] = set()
-"""Temporary files of this process that are being written: what is left to remove where a process ends at once."""
-
-
-@contextmanager
-def fresh(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
-    # The suffix stays last: writers choose gzip or PNG by it.
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    UNFINISHED.add(temporary)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-        UNFINISHED.discard(temporary)
-
-
-@contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
-    """``path`` as a folder, made if need be. Raises :class:`ClusterSimError` where it cannot be written."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        yield path
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def plain(value: Any) -> Any:

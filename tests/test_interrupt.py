@@ -79,11 +79,12 @@ def test_a_run_that_is_interrupted_while_it_writes_has_only_whole_files(tmp_path
 @needs_proc
 def test_a_report_that_is_interrupted_leaves_no_page(tmp_path, clustersim):
     assert clustersim("run", "ddp_resnet50_1x8_v100", "--out", tmp_path).returncode == 0
-    (tmp_path / "old.html").write_text("the page of before")
+    before = '<meta name="generator" content="clustersim">the page of before'
+    (tmp_path / "old.html").write_text(before)
     process = started("report", tmp_path, "-o", tmp_path / "old.html")
     code, _, _ = interrupted(process, lambda: loaded(process, "ft2font"))  # it is drawing
     if code == 130:
-        assert (tmp_path / "old.html").read_text() == "the page of before"
+        assert (tmp_path / "old.html").read_text() == before
     else:  # so fast a machine that it was written already
         assert (code, (tmp_path / "old.html").read_text()[:9].lower()) == (0, "<!doctype")
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]

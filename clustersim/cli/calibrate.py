@@ -32,11 +32,12 @@ def calibrate(
     are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
     from datetime import UTC, datetime
 
-    from clustersim.calibration.fit.calibrated import topology_text
-    from clustersim.paths import fresh
+    from clustersim.calibration.fit.calibrated import MARK, topology_text
+    from clustersim.outputs import fresh, ours
 
     if out.suffix != ".toml":
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
+    ours(out, MARK.encode())
     with working(f"fitting {', '.join(map(str, data))}"):
         found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes)
     base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
@@ -74,7 +75,7 @@ def _draw(found: Calibrated, folder: Path) -> None:
     import numpy as np
 
     from clustersim import plots
-    from clustersim.paths import output_folder
+    from clustersim.outputs import output_folder
     from clustersim.ranges import size_class
 
     with output_folder(folder):

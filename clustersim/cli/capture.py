@@ -28,6 +28,7 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
 
     torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibration.capture --out DIR
     """
+    from clustersim.calibration.capture.parts import free
     from clustersim.units import parse_message_size, parse_time
 
     if find_spec("torch") is None:
@@ -35,6 +36,7 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     parse_time(options["budget"] or "")
     if options["largest"]:
         parse_message_size(options["largest"])
+    free(out)
     words = [word for name, value in options.items() if value for word in (f"--{name}", value)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
     command = [sys.executable, *launcher, "-m", "clustersim.calibration.capture", "--out", str(out), *words]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.errors import ClusterSimError
-from clustersim.paths import fresh, plain
+from clustersim.outputs import fresh, json_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,16 +36,9 @@ MOST_RANKS = 10_000_000
 """No run has more: a mistyped range is told, not made."""
 
 
-def to_json(value: Any) -> bytes:
-    """Indented JSON, ending in a newline."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=2) + b"\n"
-
-
 def print_json(value: Any) -> None:
     """JSON on stdout."""
-    click.echo(to_json(value).decode(), nl=False)
+    click.echo(json_text(value).decode(), nl=False)
 
 
 def stdout() -> Console:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from clustersim.cli.common import json_option, print_json, stdout, working
 
 if TYPE_CHECKING:
+    from clustersim.outputs import Picture
     from clustersim.planner import Searched
 
 
@@ -35,8 +37,9 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
     with working(f"planning {path.stem}") as progress:
         found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
     said = planner.told(read, found, path)
-    planner.write(said, out)
-    wrote = _draw(said, out)
+    pictures = _pictures(said)
+    planner.write(said, out, pictures)
+    wrote = [f"{out}/{name}" for name in ("results.jsonl", "plan.json", *pictures)]
     if page is not None:
         from clustersim.report import write_study
 
@@ -48,19 +51,13 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
         _print(read.title or path.stem, said, found, wrote)
 
 
-def _draw(said: dict[str, Any], out: Path) -> list[str]:
-    """A picture of the front, where anything was simulated; what was written."""
+def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
+    """The front, to be drawn, where anything was simulated."""
     from clustersim import plots
-    from clustersim.paths import fresh
     from clustersim.report.plan import front_figure
 
-    wrote = [f"{out}/results.jsonl", f"{out}/plan.json"]
     figure = front_figure(said)
-    if figure is None:
-        return wrote
-    with fresh(out / "front.png") as path:
-        plots.save(figure, path)
-    return [*wrote, f"{out}/front.png"]
+    return {} if figure is None else {"front.png": partial(plots.save, figure)}
 
 
 def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) -> None:

@@ -9,6 +9,7 @@ import click
 
 from clustersim.cli.common import json_option, print_json, stdout, working
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import Folder
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from clustersim.mesh import Mesh
     from clustersim.timeline import Timeline
     from clustersim.topology import Topology
+
+SAVED = ("measured.npz", "simulated.npz")
+"""What a replay leaves in its folder."""
 
 
 @click.command(short_help="Play a trace again, on a topology or with free communication.")
@@ -48,6 +52,11 @@ def replay(
     from clustersim.calibration.trace_replay import replay as played
     from clustersim.timeline import Timeline
 
+    folder = None
+    if out is not None:
+        of = [*(str(file.resolve()) for file in files), name, nodes, times, backend]
+        folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
+        folder.check()
     with working(f"replaying {len(files)} file(s)"):
         measured = traces.read(files)
         if not isinstance(measured, Timeline):
@@ -56,8 +65,8 @@ def replay(
             )
         machine = _machine(measured, name, nodes, times)
         result = played(measured, *(machine or ()), times=times, backend=backend)
-        if out is not None:
-            _save(result, machine[0] if machine else None, out)
+        if folder is not None:
+            _save(result, machine[0] if machine else None, folder)
     if as_json:
         print_json(_json(result))
     else:
@@ -97,13 +106,12 @@ def _json(result: Replayed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _save(result: Replayed, topology: Topology | None, out: Path) -> None:
-    from clustersim.paths import output_folder
+def _save(result: Replayed, topology: Topology | None, folder: Folder) -> None:
     from clustersim.traces.saved import save_run
 
-    with output_folder(out):
-        save_run(result.measured, out / "measured.npz")
-        save_run(result.simulated, out / "simulated.npz", topology)
+    with folder.files() as path_of:
+        save_run(result.measured, path_of(SAVED[0]))
+        save_run(result.simulated, path_of(SAVED[1]), topology)
 
 
 STEPS = 8

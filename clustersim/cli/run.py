@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, rank_words, set_option, stdout, to_json, working
-from clustersim.paths import fresh, output_folder
+from clustersim.cli.common import json_option, print_json, rank_words, set_option, stdout, working
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from clustersim.outputs import Folder
+    from clustersim.scenario import Scenario
     from clustersim.scenario.running import Result
+
+FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png")
+"""What a run leaves in its folder."""
 
 
 @click.command(short_help="Simulate a scenario.")
@@ -31,12 +35,13 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
     from clustersim import scenario as scenarios
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    folder = None if out is None else _folder(loaded, out)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
     traced: tuple[int, ...] = ()
-    if out is not None:
+    if folder is not None:
         with working(f"writing {out}"):
-            traced = _write(result, out)
+            traced = _write(result, folder)
     if page is not None:
         with working(f"writing {page}"):
             _report(result, page)
@@ -46,23 +51,31 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
         _print(result, out, page, traced)
 
 
-def _write(result: Result, out: Path) -> tuple[int, ...]:
+def _folder(scenario: Scenario, out: Path) -> Folder:
+    """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
+    from clustersim.outputs import Folder
+    from clustersim.sweeps import Fingerprints
+
+    known = Fingerprints()(scenario)
+    folder = Folder(out, "run", scenario.title, FILES, (known.inputs, known.files))
+    folder.check()
+    return folder
+
+
+def _write(result: Result, folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
+    from clustersim.outputs import json_text
     from clustersim.traces import perfetto
     from clustersim.traces.saved import SavedRun
 
-    with output_folder(out):
-        with fresh(out / "run.npz") as path:
-            result.save(path)
-        with fresh(out / "result.json") as path:
-            path.write_bytes(to_json(result.to_dict()))
-        with fresh(out / "trace.json.gz") as path:
-            saved = SavedRun(result.timeline, result.prepared.topology, result.facts())
-            chosen = plots.worth_a_trace(result.timeline)
-            written = perfetto.write_chrome_trace(result.timeline, path, chosen, saved.memory)
-        with fresh(out / "gantt.png") as path:
-            plots.save(plots.gantt(result.timeline, title=result.scenario.title), path)
+    saved = SavedRun(result.timeline, result.prepared.topology, result.facts())
+    chosen = plots.worth_a_trace(result.timeline)
+    with folder.files() as path_of:
+        result.save(path_of("run.npz"))
+        path_of("result.json").write_bytes(json_text(result.to_dict()))
+        written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, saved.memory)
+        plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
     return written
 
 

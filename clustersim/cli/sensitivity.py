@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from clustersim.cli.common import json_option, print_json, set_option, stdout, working
 
 if TYPE_CHECKING:
+    from clustersim.outputs import Picture
     from clustersim.scenario import Scenario
 
 
@@ -46,20 +48,20 @@ def sensitivity(
     may it be?), and other numbers of nodes with the same batch (strong scaling) and the same work per GPU (weak): how
     efficient, what is it lost to, and where does doubling stop paying?
     """
-    from clustersim.sensitivity import study, write
+    from clustersim.sensitivity import folder_for, study, write
 
     if page is not None and out is None:
         raise click.UsageError("--report needs --out: the page is made of what is there")
     chosen, title = _scenario(scenario, changes, place)
+    asked: dict[str, Any] = {"nodes": _nodes(nodes), "swing": swing, "growth": growth, "gain": gain}
+    folder = None if out is None else folder_for(chosen, out, **asked)
     with working(f"studying {title}") as progress:
-        said = study(
-            chosen, title=title, nodes=_nodes(nodes), swing=swing, growth=growth, gain=gain,
-            tell=lambda _: progress(progress.done + 1, progress.total),
-        )  # fmt: skip
+        said = study(chosen, title=title, tell=lambda _: progress(progress.done + 1, progress.total), **asked)
     wrote = []
-    if out is not None:
-        write(said, out)
-        wrote = [f"{out}/{name}" for name in ("sensitivity.json", *_draw(said, out))]
+    if folder is not None:
+        pictures = _pictures(said)
+        write(said, folder, pictures)
+        wrote = [f"{out}/{name}" for name in ("sensitivity.json", *pictures)]
     if page is not None and out is not None:
         from clustersim.report import write_study
 
@@ -101,21 +103,16 @@ def _nodes(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _draw(said: dict[str, Any], out: Path) -> list[str]:
-    """A picture of each part; their names."""
+def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
+    """A picture of each part, to be drawn, by its name."""
     from clustersim import plots
-    from clustersim.paths import fresh
 
     figures = {"tornado.png": plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None}
     figures["network.png"] = plots.network_speed(said["network"]) if said["network"] else None
     curves = {kind: said[kind] for kind in ("strong", "weak")}
     ran = any(not one["error"] for points in curves.values() for one in points)
     figures["scaling.png"] = plots.efficiency_losses(curves) if ran else None
-    for name, figure in figures.items():
-        if figure is not None:
-            with fresh(out / name) as path:
-                plots.save(figure, path)
-    return [name for name, figure in figures.items() if figure is not None]
+    return {name: partial(plots.save, figure) for name, figure in figures.items() if figure is not None}
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:

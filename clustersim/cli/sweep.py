@@ -98,15 +98,15 @@ def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
     """The table as CSV and a picture where one can be drawn; their names."""
     from clustersim import plots, sweeps
     from clustersim.errors import ClusterSimError
-    from clustersim.paths import fresh
+    from clustersim.outputs import output_folder, together
 
-    sweeps.write(table, out / "table.csv")
-    try:
-        figure = plots.sweep_curves(table, axes, title)
-    except ClusterSimError:
-        return ["table.csv"]
-    with fresh(out / "curves.png") as path:
-        plots.save(figure, path)
+    with output_folder(out), together(out) as path_of:
+        sweeps.write(table, path_of("table.csv"))
+        try:
+            figure = plots.sweep_curves(table, axes, title)
+        except ClusterSimError:
+            return ["table.csv"]
+        plots.save(figure, path_of("curves.png"))
     return ["table.csv", "curves.png"]
 
 

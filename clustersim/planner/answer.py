@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clustersim.paths import fresh, plain
+from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.candidates import base
 from clustersim.planner.searching import Option, Searched, title
 from clustersim.planner.spec import PlanFile
@@ -98,9 +98,11 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
     )
 
 
-def write(said: Mapping[str, Any], out: str | Path) -> None:
-    """``plan.json`` in the plan's folder, whole or not at all."""
-    import msgspec
+def write(said: Mapping[str, Any], out: str | Path, pictures: Mapping[str, Picture] | None = None) -> None:
+    """``plan.json`` in the plan's folder, and pictures beside it, all or none.
 
-    with fresh(Path(out) / "plan.json") as path:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain(said)), indent=2) + b"\n")
+    Raises :class:`ClusterSimError` where they cannot be written.
+    """
+    with output_folder(Path(out)) as folder, together(folder) as path_of:
+        path_of("plan.json").write_bytes(json_text(said))
+        draw_all(pictures or {}, path_of)

@@ -15,6 +15,7 @@ from typing import Any
 
 from clustersim import scenario
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import Folder
 from clustersim.planner.candidates import Candidate, base, candidates, scenario_of
 from clustersim.planner.economics import DAY, Rates, costs, rates
 from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_bound, too_much
@@ -25,6 +26,8 @@ from clustersim.scenario.parts import machine
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.store import Store
 
+FILES = ("plan.json", "front.png")
+"""What a plan leaves beside its rows."""
 ROUND = 8
 """Candidates simulated between two looks at what they prune."""
 
@@ -93,11 +96,14 @@ def search(
 
     Raises :class:`ClusterSimError` where no option can be read, or the folder cannot be written.
     """
+    store, name = Store(Path(out)), plan.title or Path(path).stem
+    folder = Folder(store.path, "plan", name, FILES, (name, plan.model))
+    folder.check()
     seen = _Seen(plan, path, *_machines(plan, path))
     ranked = sorted(seen.open(), key=lambda pair: (pair[1], pair[0].candidate.number))
-    team, store = crew(executor, jobs), Store(Path(out))
+    team = crew(executor, jobs)
     try:
-        with store.writing(resume=True) as writer:
+        with store.writing(folder) as writer:
             runner = Runner(plan, path, store, writer.append, team)
             waiting = [option for option, _ in ranked]
             while waiting:

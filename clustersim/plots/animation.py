@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.paths import fresh
+from clustersim.outputs import fresh
 from clustersim.plots.style import FAINT, INK, QUIET, series, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time

@@ -13,6 +13,9 @@ from typing import Any
 from clustersim.errors import ClusterSimError
 from clustersim.traces.saved import SavedRun
 
+PAGE = b'<meta name="generator" content="clustersim">'
+"""Near the beginning of every page, by which one is known again."""
+
 __all__ = ["holds_study", "html", "study_html", "write_report", "write_study"]
 
 
@@ -76,8 +79,9 @@ def write_study(folder: str | Path, path: str | Path, title: str | None = None) 
 
 
 def _write(text: str, path: Path) -> None:
-    from clustersim.paths import fresh
+    from clustersim.outputs import fresh, ours
 
+    ours(path, PAGE)
     try:
         with fresh(path) as temporary:
             temporary.write_text(text, encoding="utf-8")

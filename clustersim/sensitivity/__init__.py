@@ -5,7 +5,7 @@ All of it is real runs of the scenario with something changed, none of it a boun
 
 from __future__ import annotations
 
-from clustersim.sensitivity.answer import study, write
+from clustersim.sensitivity.answer import folder_for, study, write
 from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Point, curve, last_worthwhile
 from clustersim.sensitivity.tornado import KNOBS, Swing, tornado
@@ -17,6 +17,7 @@ __all__ = [
     "Swing",
     "break_even",
     "curve",
+    "folder_for",
     "last_worthwhile",
     "study",
     "tornado",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clustersim.paths import fresh, output_folder, plain
+from clustersim.outputs import Folder, Picture, draw_all, json_text
 from clustersim.scenario import Scenario
 from clustersim.scenario.rerun import step_time
 from clustersim.sensitivity.network import BreakEven, break_even
@@ -17,6 +17,7 @@ from clustersim.units import format_time
 
 Told = Callable[[str], None]
 FILE = "sensitivity.json"
+FILES = (FILE, "tornado.png", "network.png", "scaling.png")
 
 
 def study(
@@ -127,9 +128,17 @@ def _scaling(points: Sequence[Point], stop: tuple[int, float] | None, gain: floa
     return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 
 
-def write(said: Mapping[str, Any], out: str | Path) -> None:
-    """``sensitivity.json`` in a folder. Raises :class:`ClusterSimError` where it cannot be written."""
-    import msgspec
+def write(said: Mapping[str, Any], folder: Folder, pictures: Mapping[str, Picture] | None = None) -> None:
+    """``sensitivity.json`` in a folder, and pictures beside it, all or none. Raises :class:`ClusterSimError` where they
+    cannot be written, or the folder holds something else."""
+    with folder.files() as path_of:
+        path_of(FILE).write_bytes(json_text(said))
+        draw_all(pictures or {}, path_of)
 
-    with output_folder(Path(out)) as folder, fresh(folder / FILE) as path:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(plain(said)), indent=2) + b"\n")
+
+def folder_for(scenario: Scenario, out: str | Path, **asked: Any) -> Folder:
+    """Where the study of a scenario goes; ``asked`` : how it is studied. Raises :class:`ClusterSimError` where the
+    folder holds something else."""
+    folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asked))
+    folder.check()
+    return folder

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from clustersim.errors import ScenarioError
-from clustersim.paths import fresh, plain
+from clustersim.outputs import json_text, output_folder, together
+from clustersim.paths import plain
 from clustersim.scenario.reading import override
 from clustersim.sweeps.row import Fingerprints, Identity, failure, identity, version
 from clustersim.sweeps.spec import Sweep
@@ -47,7 +48,7 @@ class Left:
         known, seen, bad = Fingerprints(), set(), _Refused(plan)
         machines: dict[bytes, list[int]] = {}
         unreadable: list[tuple[Identity, dict[str, str]]] = []
-        with fresh(folder / CASES) as path, path.open("wb") as file:
+        with output_folder(folder), together(folder) as path_of, path_of(CASES).open("wb") as file:
             for i in range(len(plan)):
                 case = plan.case(i)
                 try:
@@ -67,7 +68,7 @@ class Left:
                 else:
                     machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
             bad.check()
-        _about(plan, folder)
+            path_of(ABOUT).write_bytes(_about(plan))
         return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
 
     def tasks(self, plan: Sweep) -> Iterator[Task]:
@@ -104,16 +105,15 @@ class _Refused:
                 raise ScenarioError(f"{self.plan.path}: {told}: {message} (at $.axes[{axis}], value {place})")
 
 
-def _about(plan: Sweep, folder: Path) -> None:
+def _about(plan: Sweep) -> bytes:
     """What the rows are of, for tables and pictures."""
     said = {
         "name": plan.name,
         "title": plan.title,
         "base": plan.base_path.stem,
         "axes": list(plan.columns),
-        "question": plan.question,
+        "question": plan.question and msgspec.structs.asdict(plan.question),
         "cases": len(plan),
         "version": version(),
     }
-    with fresh(folder / ABOUT) as path:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
+    return json_text(said)

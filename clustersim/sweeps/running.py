@@ -10,16 +10,20 @@ from pathlib import Path
 
 from clustersim import scenario
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import Folder
 from clustersim.scenario.reading import Table
 from clustersim.sweeps import spec
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.driving import Driver
-from clustersim.sweeps.left import Left, Task
+from clustersim.sweeps.left import ABOUT, CASES, Left, Task
 from clustersim.sweeps.row import line, line_of, version
 from clustersim.sweeps.spec import Sweep
 from clustersim.sweeps.store import Store
 
 Told = Callable[["Progress"], None]
+
+FILES = (ABOUT, CASES, "table.csv", "curves.png")
+"""What a sweep leaves beside its rows, which are recognised line by line."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,11 @@ def sweep(
     ClusterSimError : the folder cannot be written, or the workers are gone for good. Rows so far are kept.
     """
     plan = what if isinstance(what, Sweep) else spec.load(what)
-    store, team = Store(Path(out)), crew(executor, jobs)
+    store = Store(Path(out))
+    folder = Folder(store.path, "sweep", plan.name, FILES, (plan.name, plan.base))
+    team = crew(executor, jobs)
     try:
-        with store.writing(resume=resume) as writer:
+        with store.writing(folder, resume=resume) as writer:
             there = store.keys()
             left = Left.of(plan, there, store.path)
             told = _Told(progress, left.scenarios, left.scenarios - len(left.cases))

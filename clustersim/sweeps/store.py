@@ -1,11 +1,13 @@
 """The rows of a sweep on disk: one JSON object a line, only ever appended to.
 
 Every append is one write, flushed to the disk before it counts, so whatever kills the process leaves whole lines and
-at most one torn line at the end, which the next writer cuts off. One process writes at a time.
+at most one torn line at the end, which the next writer cuts off, once it has seen that the file is of a sweep. One
+process writes at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -17,10 +19,13 @@ from typing import IO, Any
 import msgspec
 
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import MANIFEST, Folder, output_folder, regular
 
 RESULTS = "results.jsonl"
 
 _ROW = re.compile(rb'\{"key":"([0-9a-f]{64})",.*\}\n\Z')
+_TORN = re.compile(rb'\{"key":"[0-9a-f]{0,64}\Z|\{"key":"[0-9a-f]{64}"')
+_BEGINNING = b'{"key":"'
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,14 @@ class Store:
 
         Raises :class:`ClusterSimError` for a line that is no row.
         """
+        regular(self.file)
         if not self.file.is_file():
             return
         with self.file.open("rb") as file:
             for number, text in enumerate(file, 1):
-                if not text.endswith(b"\n"):
-                    return
                 found = _ROW.match(text)
+                if not found and not text.endswith(b"\n") and (_TORN.match(text) or _BEGINNING.startswith(text)):
+                    return
                 if not found:
                     raise ClusterSimError(
                         f"{self.file}: line {number} is no row of a sweep: {text[:40]!r}; "
@@ -70,21 +76,35 @@ class Store:
         return (msgspec.json.decode(text) for _, text in self.lines())
 
     @contextmanager
-    def writing(self, *, resume: bool = True) -> Iterator[Writer]:
+    def writing(self, folder: Folder | None = None, *, resume: bool = True) -> Iterator[Writer]:
         """A writer, alone in the folder; without ``resume`` the rows that are there are dropped.
 
-        Raises :class:`ClusterSimError` where the folder cannot be written, or another process writes.
+        ``folder`` : whose it must be. A folder in which nothing came to be written is left as it was.
+
+        Raises :class:`ClusterSimError` where the folder is of something else, its rows are none, it cannot be written,
+        or another process writes.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = self.file.open("r+b" if self.file.exists() else "w+b", buffering=0)
-        except OSError as error:
-            raise ClusterSimError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        if folder is not None:
+            folder.check(replace=not resume)
+        for _ in self.lines():  # every line is a row before a byte of the file is touched
+            pass
+        names = (RESULTS, MANIFEST, *(folder.names if folder else ()))
+        made = [self.path / name for name in names if not (self.path / name).exists()]
+        made += [] if self.path.exists() else [self.path]
+        with output_folder(self.path):
+            file = self.file.open("r+b" if self.file.exists() else "x+b", buffering=0)
         with file:
             _lock(file, self.path)
             file.truncate(_whole(file) if resume else 0)
             file.seek(0, os.SEEK_END)
-            yield Writer(file, self.file)
+            try:
+                if folder is not None:
+                    folder.claim(replace=not resume)
+                yield Writer(file, self.file)
+            except BaseException:
+                if self.file in made and not os.fstat(file.fileno()).st_size:
+                    _remove(made)
+                raise
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,13 @@ class Writer:
             os.fsync(self.file.fileno())
         except OSError as error:
             raise ClusterSimError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Take back files, and last their folder, that were made for nothing."""
+    with contextlib.suppress(OSError):
+        for path in made:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _whole(file: IO[bytes]) -> int:

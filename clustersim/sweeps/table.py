@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ClusterSimError, nearest
-from clustersim.paths import fresh
+from clustersim.outputs import fresh
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
 from clustersim.sweeps.store import RESULTS, Store

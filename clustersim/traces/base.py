@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
-from clustersim.paths import fresh
+from clustersim.outputs import fresh
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 

@@ -42,7 +42,6 @@ def write_chrome_trace(
     document = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
-        "traceName": path.name,
         "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": timeline.world_size},
         "clustersim": {"source": timeline.source, "ranks": list(chosen)},
         "traceEvents": [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clustersim.calibration.capture.collectives import LARGEST, capture_collectives
 from clustersim.calibration.capture.compute import capture_compute
-from clustersim.calibration.capture.parts import Budget, Part
+from clustersim.calibration.capture.parts import Budget, Part, free
 from clustersim.calibration.capture.provenance import write_provenance
 from clustersim.calibration.capture.steps import capture_steps
 from clustersim.calibration.capture.world import World, join_world
@@ -42,6 +42,7 @@ def capture(asked: argparse.Namespace) -> None:
     parts = [name for name in asked.parts.split(",") if name]
     if unknown := [name for name in parts if name not in SHARES]:
         raise ClusterSimError(f"--parts: no part {unknown[0]!r}; known: {', '.join(SHARES)}")
+    free(asked.out)
     budget = Budget(seconds)
     backend = asked.backend or ("nccl" if asked.device == "cuda" else "gloo")
     world = join_world(backend, asked.device, asked.share_gpu, seconds, quiet=asked.quiet)

@@ -9,13 +9,27 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from clustersim.errors import TraceError
-from clustersim.paths import fresh
+from clustersim.outputs import fresh
 
 VERSION = 1
 """Of the lines' layout; every file begins with a line that says it."""
 
+PARTS = ("collectives", "compute", "steps")
+"""What can be measured, each a file."""
+
 PARTIAL = ".partial"
 """Ending of a part that is not finished."""
+
+
+def free(folder: Path) -> None:
+    """Raise :class:`TraceError` where a folder holds a capture, or files with the names of one: what was measured is
+    never written over, and two captures are not mixed."""
+    names = ("provenance.json", *(f"{part}.jsonl{end}" for part in PARTS for end in ("", PARTIAL)))
+    there = next((name for name in names if os.path.lexists(folder / name)), None)
+    if there is not None:
+        raise TraceError(f"{folder / there}: is there, and what was measured is not written over; use another folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise TraceError(f"{folder}: is a file; --out names a folder")
 
 
 class Part:

@@ -12,6 +12,9 @@ from clustersim.calibrated import Calibration
 from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.solve import Fit
 
+MARK = "# Written by `clustersim calibrate`."
+"""The first line of a calibrated topology's file, by which it is known again."""
+
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
@@ -37,6 +40,7 @@ class Calibrated:
 def topology_text(found: Calibrated, name: str, extends: str) -> str:
     """The topology file of the calibrated machine."""
     lines = [
+        MARK,
         f'name = "{name}"',
         f'title = "{extends}, calibrated on its own measurements"',
         f'extends = "{extends}"',

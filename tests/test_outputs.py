@@ -1,0 +1,206 @@
+"""Outputs: whole or not at all, sets together, two runs never mixed, and nobody else's file touched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clustersim import lessons, planner, sweeps
+from clustersim.calibration.capture.parts import free
+from clustersim.cli import main
+from clustersim.errors import ClusterSimError
+from clustersim.outputs import MANIFEST, Folder, fresh, together
+
+BASE = "ddp_resnet50_1x8_v100"
+SMALL = ("--set", "model.name=resnet18", "--set", "cluster.gpus_per_node=2", "--set", "run.steps=2")
+
+
+def command(*words):
+    """Exit code of a command line."""
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
+def contents(folder):
+    """Every file under a folder, byte for byte."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def sweep(**more):
+    axes = [{"key": "strategy.micro_batch_size", "values": [1, 2]}]
+    return sweeps.from_table({"base": BASE, "set": {"cluster.gpus_per_node": 2}, "axes": axes} | more, "mine.toml")
+
+
+# ---- files of somebody else ------------------------------------------------------------------------------------------
+
+FOREIGN = {
+    "without a newline": b"dear diary",
+    "lines": b"step,time\n1,2\n",
+    "an object": b'{"key":"value"}\n',
+    "binary": bytes(range(256)),
+    "a row's beginning and more": b'{"key":"' + b"0" * 64 + b"x",
+}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["resume", "no-resume"])
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_sweep_refuses_a_foreign_table_and_leaves_every_byte(case, kept, tmp_path):
+    (tmp_path / "results.jsonl").write_bytes(FOREIGN[case])
+    with pytest.raises(ClusterSimError, match=r"results\.jsonl: line 1 is no row of a sweep"):
+        sweeps.sweep(sweep(), tmp_path, jobs=1, resume=kept)
+    assert contents(tmp_path) == {"results.jsonl": FOREIGN[case]}
+
+
+def test_a_torn_last_line_is_cut_only_behind_rows(tmp_path):
+    sweeps.sweep(sweep(), tmp_path, jobs=1)
+    rows = (tmp_path / "results.jsonl").read_bytes()
+    (tmp_path / "results.jsonl").write_bytes(rows + b'{"key":"0123')
+    assert sweeps.sweep(sweep(), tmp_path, jobs=1).kept == 2
+    assert (tmp_path / "results.jsonl").read_bytes() == rows
+    (tmp_path / "results.jsonl").write_bytes(rows + b"my own notes")
+    with pytest.raises(ClusterSimError, match="line 3 is no row"):
+        sweeps.sweep(sweep(), tmp_path, jobs=1)
+    assert (tmp_path / "results.jsonl").read_bytes() == rows + b"my own notes"
+
+
+def test_a_link_is_not_followed_out_of_the_folder(tmp_path):
+    (tmp_path / "mine.txt").write_bytes(b"mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.jsonl").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ClusterSimError, match="is a link"):
+        sweeps.sweep(sweep(), tmp_path / "out", jobs=1)
+    (tmp_path / "page.html").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ClusterSimError, match="is a link"), fresh(tmp_path / "page.html") as path:
+        path.write_bytes(b"page")
+    assert (tmp_path / "mine.txt").read_bytes() == b"mine"
+    assert sorted(os.listdir(tmp_path)) == ["mine.txt", "out", "page.html"]
+
+
+def test_a_pipe_and_a_device_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ClusterSimError, match="not a file to write to"), fresh(path):
+            pass
+    with pytest.raises(ClusterSimError, match="is a device"), fresh(Path("/dev/null")):
+        pass
+
+
+@pytest.mark.parametrize("name", ["run.npz", "result.json", "trace.json.gz", "gantt.png", MANIFEST])
+def test_a_run_refuses_a_folder_with_a_foreign_file_before_it_runs(name, tmp_path, capsys, monkeypatch):
+    (tmp_path / name).write_bytes(b"mine")
+    monkeypatch.setattr("clustersim.scenario.Scenario.run", lambda *_: pytest.fail("it ran"))
+    assert command("run", BASE, "--out", tmp_path) == 2
+    assert str(tmp_path / name) in capsys.readouterr().err
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+def test_files_that_a_run_does_not_write_may_lie_beside_it(tmp_path):
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    assert (tmp_path / "notes.txt").read_bytes() == b"mine"
+
+
+def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path, capsys):
+    assert command("run", BASE, *SMALL, "--out", tmp_path / "run", "--report", tmp_path / "page.html") == 0
+    assert command("report", tmp_path / "run", "-o", tmp_path / "page.html") == 0
+    (tmp_path / "mine.html").write_bytes(b"<html>mine")
+    assert command("report", tmp_path / "run", "-o", tmp_path / "mine.html") == 2
+    assert "clustersim did not write it" in capsys.readouterr().err
+    assert (tmp_path / "mine.html").read_bytes() == b"<html>mine"
+
+
+def test_what_was_measured_is_not_written_over(tmp_path):
+    free(tmp_path)
+    (tmp_path / "compute.jsonl.partial").write_bytes(b"measured")
+    with pytest.raises(ClusterSimError, match="not written over"):
+        free(tmp_path)
+
+
+# ---- two runs in one folder ------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_of_one_run_and_the_same_run_may_write_it_again(tmp_path, capsys):
+    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    before = contents(tmp_path)
+    assert command("run", BASE, *SMALL, "--out", tmp_path) == 0
+    assert contents(tmp_path) == before
+    for other in (("run", BASE, *SMALL, "--set", "run.seed=1"), ("sensitivity", BASE, *SMALL)):
+        assert command(*other, "--out", tmp_path) == 2
+        assert "use another folder" in capsys.readouterr().err
+    with pytest.raises(ClusterSimError, match="holds a run"):
+        sweeps.sweep(sweep(), tmp_path, jobs=1)
+    assert contents(tmp_path) == before
+
+
+def test_a_sweep_does_not_go_on_in_the_folder_of_another(tmp_path):
+    sweeps.sweep(sweep(), tmp_path, jobs=1)
+    before = contents(tmp_path)
+    with pytest.raises(ClusterSimError, match="holds another sweep"):
+        sweeps.sweep(sweep(base="ddp_gpt2_xl_2x8_a100"), tmp_path, jobs=1)
+    with pytest.raises(ClusterSimError, match="holds a sweep"):
+        planner.plan("llama3_70b_h100", tmp_path, jobs=1)
+    assert contents(tmp_path) == before
+
+
+# ---- disks that are full, processes that are killed ------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_leaves_the_old_set_or_the_new_one(tmp_path):
+    folder = Folder(tmp_path, "run", "a run", ("a", "b", "c"), 1)
+    with folder.files() as path_of:
+        for name in folder.names:
+            path_of(name).write_bytes(b"old")
+    before = contents(tmp_path)
+
+    def write(whole):
+        with folder.files() as path_of:
+            for name in folder.names[:whole]:
+                path_of(name).write_bytes(b"new")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for whole in range(4):
+        with pytest.raises(ClusterSimError, match="No space left"):
+            write(whole)
+        assert contents(tmp_path) == before
+
+
+def test_a_full_disk_does_not_mix_lessons(tmp_path, monkeypatch):
+    lessons.copy(tmp_path)
+    (tmp_path / lessons.lessons()[0].name).write_bytes(b"changed")
+    before, room = contents(tmp_path), [3]
+    write = Path.write_bytes
+
+    def limited(path, data):
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", limited)
+    with pytest.raises(ClusterSimError, match="No space left"):
+        lessons.copy(tmp_path, force=True)
+    assert contents(tmp_path) == before
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next_write(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    for name in (f".{int(dead.stdout)}-a.txt", ".1-a.txt", f".{int(dead.stdout)}-b.txt", ".x-a.txt"):
+        (tmp_path / name).write_bytes(b"half")
+    with together(tmp_path) as path_of:
+        path_of("a.txt").write_bytes(b"whole")
+    kept = {".1-a.txt", f".{int(dead.stdout)}-b.txt", ".x-a.txt", "a.txt"}  # process 1 lives
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_the_same_run_gives_the_same_bytes_in_every_file(tmp_path, clustersim, monkeypatch):
+    for seed in "12":
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        out = tmp_path / seed
+        assert clustersim("run", BASE, *SMALL, "--out", out, "--report", out / "page.html").returncode == 0
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
