@@ -13,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clustersim
-from clustersim import planner
+from clustersim import planner, plots
 from clustersim.cli import cli
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.paths import data_path, shipped
-from clustersim.planner.candidates import base, candidates, expanded, scenario_of
+from clustersim.planner.candidates import Candidate, base, candidates, expanded, scenario_of
 from clustersim.planner.limits import memory_verdict, step_bound, too_much
+from clustersim.planner.searching import Option, Searched
 from clustersim.planner.spec import from_table
-from clustersim.planner.trust import trust
-from clustersim.planner.why import alternatives, why_lost, why_on_front
+from clustersim.planner.trust import Trust, trust
+from clustersim.planner.verdict import verdict
+from clustersim.planner.why import alternatives, at_least_as_good, why_lost, why_on_front, why_tempting
+from clustersim.report.plan import front_figure
 
 PLAN = {
     "title": "GPT-2 XL",
@@ -174,19 +177,101 @@ def test_a_machine_of_h100s_in_kernels_all_the_time_draws_what_was_measured():
 
 def test_every_figure_of_the_data_has_its_source():
     data = tomllib.loads((data_path("data") / "economics.toml").read_text())
-    assert all(row["source"] for row in data["price"].values())
+    assert all(row["source"] and row["date"] for row in data["price"].values())
+    assert len({row["date"] for row in data["price"].values()}) == 1  # prices of one day are compared
     assert all(f"{name}_source" in data["power"] for name in data["power"] if not name.endswith("_source"))
 
 
-def test_without_a_price_gpu_hours_stand_in_and_no_cost_is_told(tmp_path):
-    read = plan(machines=[{"topology": "dgx-1v", "nodes": [1]}], model={"name": "resnet50"},
+def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
+    read = plan(machines=[{"topology": "pcie-rtx3090", "nodes": [1]}], model={"name": "resnet50"},
                 **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
-                           "strategies": [{"kind": "ddp"}]}}, batch={"samples": 256})  # fmt: skip
+                           "strategies": [{"kind": "ddp"}]}}, batch={"samples": [32, 256]})  # fmt: skip
     found = planner.search(read, "plan.toml", tmp_path, jobs=1)
     said = planner.told(read, found)
     assert said["unit"] == "samples"
     assert said["front"][0]["usd_per_1e9"] is None
     assert any("no price" in line for line in said["assumptions"])
+    assert "nothing is said of cost" in said["verdict"]
+    assert "cheapest" not in said["front"][0]["why"]
+    assert "kWh" in plots.alt_text(front_figure(said))
+
+
+def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
+    machines = [{"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0},
+                {"topology": "pcie-a100", "nodes": [1]}]  # fmt: skip
+    found = planner.search(plan(machines=machines), "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    unpriced = [one for one in found.options if one.counts and one.candidate.machine.label == "pcie-a100"]
+    assert unpriced
+    for one in unpriced:
+        assert not one.priced
+        assert one.costs["usd_per_sample"] is None
+    said = planner.told(plan(machines=machines), found)
+    for row in (*said["front"], *said["alternatives"], *said["tempting"]):
+        if row["machine"] == "pcie-a100":
+            assert "cheap" not in row["why"]
+            assert "dearer" not in row["why"]
+    assert "among those with a price (pcie-a100 has none)" in said["verdict"]
+    assert "pcie-a100: no price" in plots.alt_text(front_figure(said))
+    dear = planner.search(
+        plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}), "plan.toml", tmp_path, jobs=1
+    )
+    reasons = {
+        one.reason for one in dear.options if one.candidate.machine.label == "pcie-a100" and one.state == "limits"
+    }
+    assert reasons == {"has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"}
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def option(number, kind, rate, gpus=8, usd=1.0):
+    """An option that was simulated, of made figures."""
+    changes = {"strategy": {"kind": kind}}
+    candidate = Candidate(number, plan().machines[0], 1, gpus, kind, kind, 64, changes)
+    result = {"step_time_s": 64 / rate, "phase_shares": {"exposed_communication": 0.1}, "hottest_links": []}
+    objectives = (-rate, usd * gpus / rate, float(gpus), gpus / rate)
+    return Option(candidate, "simulated", result=result, rate=rate, objectives=objectives)
+
+
+def judged(monkeypatch, *options):
+    """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
+    errors = {"fsdp": Trust(0.03, 0.1, 100), "zero": Trust(0.36, 0.6, 8)}
+    monkeypatch.setattr("clustersim.planner.searching.trust", errors.__getitem__)
+    return Searched(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
+
+
+def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken(monkeypatch):
+    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+    assert [one.candidate.kind for one in found.front] == ["fsdp"]
+    assert [one.candidate.kind for one in found.tempting] == ["zero"]
+    said = why_tempting(found.tempting[0], found)
+    assert "4.0% faster" in said
+    assert "+-36%" in said
+    assert "less than 640 ms" in said  # 64 samples at 100 a second
+    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 150.0))
+    assert [one.candidate.kind for one in found.front] == ["zero"]
+    assert not found.tempting
+
+
+def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting(monkeypatch):
+    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+    said = verdict(plan(), found)
+    assert said.startswith("Take 8 GPUs (hgx-a100) with fsdp")
+    assert "zero looks 4.0% faster, but is predicted to +-36% only: measure it" in said
+
+
+row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(row, min_size=1))
+def test_every_option_is_on_the_front_or_tempting_or_beaten_by_one_that_is_certain(rows):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = judged(monkeypatch, *(option(i, kind, float(rate), gpus) for i, (kind, rate, gpus) in enumerate(rows)))
+        assert found.front
+        for one in found.options:
+            assert one.on_front or any(at_least_as_good(best, one) for best in found.front)
+            assert not (one.on_front and one.tempting)
 
 
 def test_validations_error_is_carried_into_every_figure(small):

@@ -74,7 +74,11 @@ def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) 
     for row in said["front"]:
         table.add_row(escape(row["option"]), *_cells(row))
     console.print(table)
-    for heading, rows in (("why these", said["front"]), ("why not", said["alternatives"])):
+    for heading, rows in (
+        ("why these", said["front"]),
+        ("tempting", said["tempting"]),
+        ("why not", said["alternatives"]),
+    ):
         if rows:
             console.print(f"[bold]{heading}[/bold]")
         for row in rows:

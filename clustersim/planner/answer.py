@@ -12,8 +12,8 @@ from clustersim.planner.candidates import base
 from clustersim.planner.searching import Option, Searched, title
 from clustersim.planner.spec import PlanFile
 from clustersim.planner.trust import as_of, trust
-from clustersim.planner.verdict import kind_of, too_close, verdict
-from clustersim.planner.why import alternatives, why_lost, why_on_front
+from clustersim.planner.verdict import too_close, verdict
+from clustersim.planner.why import alternatives, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
 
 STATES = {
@@ -28,7 +28,7 @@ STATES = {
 def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dict[str, Any]:
     """The whole answer. ``path`` : the plan's file, where relative names in it start.
 
-    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front`` and
+    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front``, ``tempting`` and
     ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario`` and the plan's
     ``path``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one
     with ``state`` and ``reason``.
@@ -39,12 +39,14 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
         for one in found.front
     ]
     others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
+    tempting = [row(one) | {"why": why_tempting(one, found)} for one in found.tempting]
     states = Counter(one.state for one in found.options)
     return {
         "title": plan.title,
         "verdict": verdict(plan, found),
         "unit": unit,
         "front": front,
+        "tempting": tempting,
         "alternatives": others,
         "warnings": list(too_close(found)),
         "counts": {words: states[state] for state, words in STATES.items()},
@@ -64,9 +66,9 @@ def row(option: Option) -> dict[str, Any]:
         "nodes": option.candidate.nodes,
         "gpus": option.candidate.gpus,
         "batch": option.candidate.batch,
-        "kind": kind_of(option),
+        "kind": option.candidate.kind,
         "rate": option.rate or None,
-        "error": trust(kind_of(option)).median,
+        "error": option.error,
         "usd_per_1e9": None if usd is None else usd * 1e9,
         "kwh_per_1e9": None if kwh is None else kwh * 1e9,
         "days": option.days,
@@ -83,7 +85,7 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
     """What the figures rest on, a sentence each."""
     for machine, known in zip(plan.machines, found.rates, strict=True):
         price = "no price" if known.usd_per_gpu_hour is None else f"{known.usd_per_gpu_hour:g} USD per GPU-hour"
-        source = known.sources.get("price", "give usd_per_gpu_hour, and cost is told")
+        source = known.sources.get("price", "give usd_per_gpu_hour; until then it is not compared in cost")
         yield f"{machine.label}: {price} ({source})"
         p, sources = known.power, known.sources
         yield (

@@ -39,6 +39,11 @@ class Candidate:
     batch: int
     changes: Mapping[str, Any] = field(repr=False)
 
+    @property
+    def kind(self) -> str:
+        """The ``kind`` of its strategy."""
+        return str(self.changes["strategy"]["kind"])
+
 
 def base(plan: PlanFile) -> Table:
     """The tables that all candidates change: the first machine and strategy stand in."""

@@ -66,7 +66,8 @@ def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, 
     if usd_per_gpu_hour is not None:
         sources["price"] = "the plan's own"
     elif price is not None:
-        usd_per_gpu_hour, sources["price"] = float(price["usd_per_gpu_hour"]), price["source"]
+        usd_per_gpu_hour = float(price["usd_per_gpu_hour"])
+        sources["price"] = f"{price['source']}, list of {price['date']}; prices fall, give your own"
     return Rates(usd_per_gpu_hour, gpu.tdp, Power(**(shares | own)), sources)
 
 

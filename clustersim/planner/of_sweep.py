@@ -16,6 +16,7 @@ from clustersim import sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.planner.economics import costs, rates
 from clustersim.planner.pareto import front
+from clustersim.planner.searching import at_worst
 from clustersim.planner.trust import alike, as_of, trust
 from clustersim.units import format_change
 
@@ -252,17 +253,21 @@ def _fastest(swept: Swept) -> str:
 
 
 def _front(swept: Swept) -> Iterator[dict[str, Any]]:
-    """Rows that fit, fastest first, and whether no other beats them in speed, cost and GPUs at once; none where models
-    differ, or all have as many GPUs."""
+    """Rows that fit, fastest first, and whether no other beats them in speed, cost, GPUs and energy at once, errors
+    counted; none where models differ, or all have as many GPUs."""
     table = swept.table
     if len(np.unique(table["model"])) > 1 or len(np.unique(table["gpus"])) < 2:
         return
     spent = [_costs(swept, i) for i in range(len(swept.rate))]
     points = [
-        (
-            -float(swept.rate[i]),
-            one["usd_per_sample"] or float(table["gpus"][i]) / float(swept.rate[i]),
-            int(table["gpus"][i]),
+        at_worst(
+            (
+                -float(swept.rate[i]),
+                np.inf if one["usd_per_sample"] is None else one["usd_per_sample"],
+                float(table["gpus"][i]),
+                float(one["kwh_per_sample"] or 0.0),
+            ),
+            trust(swept.kind(i)).median,
         )
         for i, one in enumerate(spent)
     ]
@@ -273,6 +278,7 @@ def _front(swept: Swept) -> Iterator[dict[str, Any]]:
         yield {
             "option": swept.said(i, swept.axes),
             "family": swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
+            "machine": str(table["topology"][i]),
             "gpus": int(table["gpus"][i]),
             "rate": float(swept.rate[i]),
             "error": trust(swept.kind(i)).median,
@@ -303,7 +309,7 @@ def _assumptions(swept: Swept) -> Iterator[str]:
     for name in dict.fromkeys(swept.table["device"].tolist()):
         known = rates(str(name))
         if known.usd_per_gpu_hour is None:
-            yield f"{name}: no price known, so GPU-hours stand in for cost"
+            yield f"{name}: no price known, so nothing is said of its cost"
         else:
             yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
     everything = trust("all")

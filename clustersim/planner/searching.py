@@ -4,10 +4,14 @@ Every candidate is looked at by its memory, which is exact, and by bounds on its
 already beaten in everything by a simulated one cannot be on the front, so it need not be simulated: the front is the
 one an exhaustive search finds. Candidates are simulated in rounds of a fixed size, the most promising first, so that
 what is pruned does not depend on how many processes there are.
+
+What is worth having is decided with the errors of predictions: every option is as good as it is at the worse end of
+what half of published steps lay within. One that would be worth having if its prediction held is *tempting*.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +21,12 @@ from clustersim import scenario
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import Folder
 from clustersim.planner.candidates import Candidate, base, candidates, scenario_of
-from clustersim.planner.economics import DAY, Rates, costs, rates
+from clustersim.planner.economics import DAY, HOUR, Rates, costs, rates
 from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_bound, too_much
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.rounds import Runner
 from clustersim.planner.spec import PlanFile
+from clustersim.planner.trust import trust
 from clustersim.scenario.parts import machine
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.store import Store
@@ -41,8 +46,11 @@ class Option:
     candidate : it. state : ``"simulated"``, or why not: ``"memory"``, ``"limits"``, ``"bound"``, ``"error"``.
     reason : in words, for those that were not simulated or break a limit. result : the row's, of ``clustersim run``.
     rate : tokens/s of the whole machine (samples/s where the model has no tokens). costs : see
-        :func:`clustersim.planner.economics.costs`. objectives : what the front compares, smaller is better.
-    days, usd : to train on the plan's tokens, None without them. on_front : no other option beats it in everything.
+        :func:`clustersim.planner.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
+        where no price is known), GPUs, energy.
+    days, usd : to train on the plan's tokens, None without them.
+    on_front : no other option beats it in everything, each taken at the worse end of its error.
+    tempting : not on the front, but no other option would beat it in everything if predictions held.
     """
 
     candidate: Candidate
@@ -55,6 +63,22 @@ class Option:
     days: float | None = None
     usd: float | None = None
     on_front: bool = False
+    tempting: bool = False
+
+    @property
+    def priced(self) -> bool:
+        """Whether its machine has a price."""
+        return math.isfinite(self.objectives[1])
+
+    @property
+    def error(self) -> float:
+        """Relative error of its kind of strategy: half of published steps lay within."""
+        return trust(self.candidate.kind).median
+
+    @property
+    def robust(self) -> tuple[float, ...]:
+        """Its objectives at the worse end of its error."""
+        return at_worst(self.objectives, self.error)
 
     @property
     def counts(self) -> bool:
@@ -73,7 +97,33 @@ class Searched:
     @property
     def front(self) -> list[Option]:
         """Options worth having, fastest first."""
-        return sorted((one for one in self.options if one.on_front), key=lambda one: -one.rate)
+        return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
+
+    def judged(self) -> Searched:
+        """The same with the front marked, and what is tempting."""
+        counted = [one for one in self.options if one.counts]
+        best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
+        tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
+        marked = tuple(
+            replace(one, on_front=one.candidate.number in best, tempting=one.candidate.number in tempting)
+            for one in self.options
+        )
+        return replace(self, options=marked)
+
+    @property
+    def tempting(self) -> list[Option]:
+        """Options that would be worth having if their predictions held, fastest first."""
+        return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)
+
+
+def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
+    """Objectives where a step takes ``1 + error`` times as long.
+
+    >>> at_worst((-125.0, 1.0, 8.0, 2.0), 0.25)
+    (-100.0, 1.25, 8.0, 2.5)
+    """
+    rate, cost, gpus, energy = objectives
+    return rate / (1 + error), cost * (1 + error), gpus, energy * (1 + error)
 
 
 def search(
@@ -140,7 +190,6 @@ class _Seen:
         self.rates = tuple(
             rates(name, one.usd_per_gpu_hour, one.power) for name, one in zip(devices, plan.machines, strict=True)
         )
-        self.priced = all(one.usd_per_gpu_hour is not None for one in self.rates)
         self.options = [Option(one) for one in candidates(plan, gpus)]
         self.best: dict[int, tuple[float, ...]] = {}
         self.tokens = True
@@ -170,22 +219,23 @@ class _Seen:
             self.tokens = bool(prepared.model.seq_len)
             best = self._objectives(option.candidate, step_bound(prepared), prepared.model.seq_len or 1)
             self.best[option.candidate.number] = best
-            broken = self._broken(-best[0], best[1] * -best[0] * DAY if self.priced else None, sure="at best ")
+            broken = self._broken(-best[0], best[1] * -best[0] * DAY, sure="at best ")
             if broken:
                 self._note(option, "limits", broken)
             else:
-                yield option, best[1]
+                yield option, best[0] / option.candidate.gpus
 
     def _objectives(self, candidate: Candidate, bound: Bound, tokens: int) -> tuple[float, ...]:
         """The best this candidate can be."""
         rate = candidate.batch * tokens / bound.step_s
         known = self.rates_of(candidate)
-        price = known.usd_per_gpu_hour or 1.0
+        cost = math.inf if known.usd_per_gpu_hour is None else known.usd_per_gpu_hour * candidate.gpus / HOUR / rate
         joules = least_joules(known, bound) * candidate.gpus
-        return (-rate, price * candidate.gpus / 3600.0 / rate, float(candidate.gpus), joules / (rate * bound.step_s))
+        return (-rate, cost, float(candidate.gpus), joules / (rate * bound.step_s))
 
-    def _broken(self, rate: float, usd_per_day: float | None, sure: str = "") -> str:
-        """The limit that a rate breaks, in words; empty where it keeps them."""
+    def _broken(self, rate: float, usd_per_day: float, sure: str = "") -> str:
+        """The limit that a rate breaks, in words; empty where it keeps them. ``usd_per_day`` : infinite where no price
+        is known."""
         limits = self.plan.limits
         if limits.tokens is None:
             return ""
@@ -193,15 +243,20 @@ class _Seen:
         if limits.deadline is not None and days * DAY > float(limits.deadline):
             allowed = float(limits.deadline) / DAY
             return f"takes {sure}{days:,.1f} days for {limits.tokens:.3g} tokens; {allowed:,.1f} allowed"
-        usd = None if usd_per_day is None else usd_per_day * days
-        if limits.budget_usd is not None and usd is not None and usd > limits.budget_usd:
+        if limits.budget_usd is not None and math.isinf(usd_per_day):
+            return "has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"
+        if limits.budget_usd is not None and (usd := usd_per_day * days) > limits.budget_usd:
             return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
         return ""
 
     def beaten_by(self, option: Option) -> Option | None:
-        """A simulated option that beats the best this one can be."""
+        """A simulated option that beats the best this one can be, with errors and without."""
         best = self.best[option.candidate.number]
-        return next((one for one in self.options if one.counts and dominates(one.objectives, best)), None)
+        worst = at_worst(best, option.error)
+        counted = [one for one in self.options if one.counts]
+        if not any(dominates(one.robust, worst) for one in counted):
+            return None
+        return next((one for one in counted if dominates(one.objectives, best)), None)
 
     def rule_out(self, option: Option, by: Option) -> None:
         """Note that it need not be simulated."""
@@ -224,13 +279,13 @@ class _Seen:
         candidate, known = option.candidate, self.rates_of(option.candidate)
         rate = float(result["tokens_per_s"] or result["samples_per_s"])
         spent = costs(known, candidate.gpus, rate, result)
-        per_sample = spent["usd_per_sample"] or candidate.gpus / 3600.0 / rate
+        cost = math.inf if spent["usd_per_sample"] is None else spent["usd_per_sample"]
         energy = float(spent["kwh_per_sample"] or 0.0) * 3.6e6
-        per_day = None if spent["usd_per_hour"] is None else 24.0 * float(spent["usd_per_hour"])
+        per_day = math.inf if spent["usd_per_hour"] is None else 24.0 * spent["usd_per_hour"]
         tokens = self.plan.limits.tokens
         days = None if tokens is None else tokens / rate / DAY
-        usd = None if days is None or per_day is None else days * per_day
-        objectives = (-rate, float(per_sample), float(candidate.gpus), energy)
+        usd = None if days is None or math.isinf(per_day) else days * per_day
+        objectives = (-rate, cost, float(candidate.gpus), energy)
         return replace(
             option, state="simulated", reason=self._broken(rate, per_day), result=result, rate=rate, costs=spent,
             objectives=objectives, days=days, usd=usd,
@@ -241,11 +296,8 @@ class _Seen:
         self.options[number] = replace(option, state=state, reason=reason)
 
     def done(self) -> Searched:
-        """With the front marked."""
-        counted = [one for one in self.options if one.counts]
-        best = {counted[i].candidate.number for i in front([one.objectives for one in counted])}
-        marked = tuple(replace(one, on_front=one.candidate.number in best) for one in self.options)
-        return Searched(marked, self.rates, self.tokens)
+        """All of it, judged."""
+        return Searched(tuple(self.options), self.rates, self.tokens).judged()
 
 
 def title(candidate: Candidate) -> str:

@@ -19,17 +19,43 @@ def verdict(plan: PlanFile, found: Searched) -> str:
     """Which option, and how many GPUs: the fastest, and what fewer GPUs would save."""
     if not found.front:
         return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
-    unit = "token" if found.tokens else "sample"
-    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.objectives[1])
-    text = f"Take {_place(fastest, plan)}{_spend(fastest, unit)}"
+    unit, fastest = "token" if found.tokens else "sample", found.front[0]
+    return f"Take {_place(fastest, plan)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}.{_tempting(plan, found)}"
+
+
+def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
+    """That the fastest is the cheapest too, or which is; of those whose price is known."""
+    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.robust[1])
+    if not cheapest.priced:
+        return ", the fastest; without a price of its machine nothing is said of cost"
+    others = [machine.label for machine, known in zip(plan.machines, found.rates, strict=True)
+              if known.usd_per_gpu_hour is None]  # fmt: skip
+    among = f" among those with a price ({', '.join(others)} has none)" if others else ""
     if fastest is cheapest:
-        return f"{text}: the fastest and the cheapest per {unit}."
-    saving = 1 - cheapest.objectives[1] / fastest.objectives[1]
-    error = max(trust(kind_of(one)).median for one in (fastest, cheapest))
-    doubt = "" if saving > error else f", a saving smaller than predictions are off (+-{error:.0%})"
+        return f": the fastest and the cheapest per {unit}{among}"
+    if not fastest.priced:
+        saving = ""
+    else:
+        share = 1 - cheapest.objectives[1] / fastest.objectives[1]
+        error = max(fastest.error, cheapest.error)
+        doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
+        saving = f", by {share:.1%}{doubt},"
     return (
-        f"{text}, the fastest; the cheapest per {unit}, by {saving:.1%}{doubt}, is {_place(cheapest, plan, fastest)}, "
-        f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}."
+        f", the fastest; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, fastest)}, "
+        f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
+    )
+
+
+def _tempting(plan: PlanFile, found: Searched) -> str:
+    """That something looks faster than what is taken, and is not known well enough."""
+    chosen = found.front[0]
+    faster = [one for one in found.tempting if one.rate > chosen.rate]
+    if not faster:
+        return ""
+    one = faster[0]
+    return (
+        f" {_place(one, plan, chosen)} looks {one.rate / chosen.rate - 1:.1%} faster, but is predicted to "
+        f"+-{one.error:.0%} only: measure it before it is taken."
     )
 
 
@@ -43,8 +69,7 @@ def _place(option: Option, plan: PlanFile, other: Option | None = None) -> str:
 
 def _spend(option: Option, unit: str) -> str:
     """Speed, and days and money for the plan's tokens, in parentheses."""
-    error = trust(kind_of(option)).median
-    said = [f"{option.rate:,.0f} {unit}s/s +-{error:.0%}"]
+    said = [f"{option.rate:,.0f} {unit}s/s +-{option.error:.0%}"]
     if option.days is not None:
         said.append(f"{option.days:,.1f} days")
     if option.usd is not None:
@@ -69,11 +94,11 @@ def too_close(found: Searched) -> Iterator[str]:
     places: defaultdict[tuple[int, str], list[Option]] = defaultdict(list)
     for (gpus, machine, _), one in best.items():
         places[gpus, machine].append(one)
-    vague = {kind for one in best.values() if trust(kind := kind_of(one)).median > VAGUE}
+    vague = {kind for one in best.values() if trust(kind := one.candidate.kind).median > VAGUE}
     for (gpus, _), there in sorted(places.items()):
         first = max(there, key=lambda one: one.rate)
-        near = [one for one in there if one is not first and _alike(one, first) and not {kind_of(one)} & vague]
-        if near and kind_of(first) not in vague:
+        near = [one for one in there if one is not first and _alike(one, first) and one.candidate.kind not in vague]
+        if near and first.candidate.kind not in vague:
             most = max(first.rate / one.rate - 1 for one in near)
             yield (
                 f"on {gpus:,} GPUs {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
@@ -88,7 +113,7 @@ def too_close(found: Searched) -> Iterator[str]:
 
 
 def _alike(a: Option, b: Option) -> bool:
-    return alike(kind_of(a), a.rate, kind_of(b), b.rate)
+    return alike(a.candidate.kind, a.rate, b.candidate.kind, b.rate)
 
 
 def _named(options: list[Option]) -> str:
@@ -96,9 +121,3 @@ def _named(options: list[Option]) -> str:
     if len(names) > MOST_NAMED:
         return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def kind_of(option: Option) -> str:
-    """The ``kind`` of its strategy."""
-    strategy = option.candidate.changes["strategy"]
-    return str(strategy["kind"]) if isinstance(strategy, dict) else ""

@@ -2,54 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from clustersim.planner.searching import Option, Searched, title
+from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
 
 def why_on_front(option: Option, searched: Searched) -> str:
-    """What it is best at, or between whom it is the best trade."""
+    """What it is best at, or between whom it is the best trade, errors counted."""
     unit = "token" if searched.tokens else "sample"
     front = searched.front
     best = [
         name.format(unit=unit)
         for k, name in enumerate(NAMES)
-        if option.objectives[k] == min(one.objectives[k] for one in front)
+        if option.robust[k] == min(one.robust[k] for one in front) and math.isfinite(option.robust[k])
     ]
     if best:
         return ", ".join(best)
-    faster = min((one for one in front if one.rate > option.rate), key=lambda one: one.rate)
+    faster = front[front.index(option) - 1]
     less = faster.candidate.gpus - option.candidate.gpus
-    slower = 1 - option.rate / faster.rate
-    cheaper = 1 - option.objectives[1] / faster.objectives[1]
+    cheaper = 1 - option.robust[1] / faster.robust[1] if option.priced and faster.priced else 0.0
+    saved = 1 - option.robust[3] / faster.robust[3]
     said = [f"{less:,} GPUs fewer" if less > 0 else "", f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else ""]
+    said += [f"{saved:.1%} less energy per {unit}"] if not any(said) else []
     gains = " and ".join(part for part in said if part)
-    return f"{gains} than the next faster, which is {1 / (1 - slower) - 1:.0%} faster"
+    return f"{gains} than the next faster, which is {faster.rate / option.rate - 1:.0%} faster"
 
 
 def why_lost(option: Option, searched: Searched) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
         return option.reason or option.state
-    best = [
-        one for one in searched.front if all(x <= y for x, y in zip(one.objectives, option.objectives, strict=True))
-    ]
-    by = max(best, key=lambda one: one.rate)
-    more = option.objectives[1] / by.objectives[1] - 1
+    by = beats(option, searched)
+    more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
     slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
     dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
     how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
     return f"{where_it_goes(option.result)}; {how} than {title(by.candidate)}"
 
 
+def beats(option: Option, searched: Searched) -> Option:
+    """The fastest option of the front that is nowhere worse than this one, errors counted."""
+    nowhere_worse = (one for one in searched.front if at_least_as_good(one, option))
+    return max(nowhere_worse, key=lambda one: one.rate)
+
+
+def why_tempting(option: Option, searched: Searched) -> str:
+    """What it promises, why that is not enough, and what to measure."""
+    by = beats(option, searched)
+    gains = {"faster": option.rate / by.rate - 1}
+    if option.priced and by.priced:
+        gains[f"cheaper per {'token' if searched.tokens else 'sample'}"] = 1 - option.objectives[1] / by.objectives[1]
+    word, gain = max(gains.items(), key=lambda pair: pair[1])
+    limit = float(option.result["step_time_s"]) * option.rate / by.rate
+    return (
+        f"{gain:.1%} {word} than {title(by.candidate)} if its prediction held, but {option.candidate.kind} steps are "
+        f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
+        f"better one if its step takes less than {format_time(limit)}"
+    )
+
+
 def at_least_as_good(a: Option, b: Option) -> bool:
-    """Whether ``a`` is nowhere worse than ``b``."""
-    return all(x <= y for x, y in zip(a.objectives, b.objectives, strict=True))
+    """Whether ``a`` is nowhere worse than ``b``, errors counted."""
+    return all(x <= y for x, y in zip(a.robust, b.robust, strict=True))
 
 
 def where_it_goes(result: Mapping[str, Any]) -> str:
@@ -101,7 +122,7 @@ def alternatives(searched: Searched) -> list[Option]:
     best: dict[str, Option] = {}
     for one in searched.options:
         family = one.candidate.family
-        if family in there or one.on_front:
+        if family in there or one.on_front or one.tempting:
             continue
         if family not in best or _rank(one) < _rank(best[family]):
             best[family] = one

@@ -22,14 +22,22 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Dot:
-    """One option: its ``family`` gives the colour; ``rate`` and ``cost`` are its place; ``label`` is written beside
-    those with ``best``."""
+    """One option.
+
+    Parameters
+    ----------
+    family : gives the colour. rate, cost : its place. label : written beside it where it is ``best``.
+    tempting : it would be best if its prediction held; drawn hollow.
+    error : relative, of rate and cost; a bar for the best and the tempting ones.
+    """
 
     family: str
     label: str
     rate: float
     cost: float
     best: bool
+    error: float = 0.0
+    tempting: bool = False
 
 
 def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> Figure:
@@ -53,34 +61,52 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> F
     for i, name in enumerate(names):
         mine = [one for one in dots if (one.family if one.family in known else OTHER) == name]
         style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "lw": 0.6}
-        shown = any(one.best for one in mine)
+        shown = any(one.best or one.tempting for one in mine)
         for large in (False, True):
-            some = [one for one in mine if one.best == large]
-            axes.scatter(
-                [one.rate for one in some], [one.cost for one in some], s=80 if large else 30, zorder=3 if large else 2,
-                edgecolors="white", alpha=1.0 if large else 0.7, label=name if large == shown else None,
-                **style,
-            )  # fmt: skip
+            some = [one for one in mine if (one.best or one.tempting) == large]
+            for hollow in (False, True):
+                drawn = [one for one in some if one.tempting == hollow]
+                axes.scatter(
+                    [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30,
+                    zorder=3 if large else 2, alpha=1.0 if large else 0.7,
+                    label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
+                    **style | ({"facecolors": "white", "edgecolors": style["color"], "lw": 1.2} if hollow else
+                               {"edgecolors": "white"}),
+                )  # fmt: skip
+            if large:
+                _errors(axes, some, style["color"])
     _named(axes, best)
     plain_axes(axes, ("bottom", "left"))
     axes.grid(color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel(x, fontsize=10)
     axes.set_title(y, loc="left", fontsize=10, color=INK)
-    axes.set_xlim(0.0, 1.08 * max(one.rate for one in dots))
+    axes.set_xlim(0.0, 1.08 * max(one.rate * (1 + one.error * (one.best or one.tempting)) for one in dots))
     axes.set_ylim(*_heights(dots))
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
     figure.legend(loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8.5)
     said = "; ".join(f"{one.family}, {one.label}: {one.rate:,.4g} at {one.cost:,.4g}" for one in best)
-    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.")
+    tempting = ", ".join(f"{one.family}, {one.label}" for one in dots if one.tempting)
+    more = f" Hollow, better only if predictions hold: {tempting}." if tempting else ""
+    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}")
+
+
+def _errors(axes: Any, dots: Sequence[Dot], color: str) -> None:
+    """Bars to where half of published steps lay within: a step that takes longer is slower and dearer by as much."""
+    for one in dots:
+        low, high = 1 / (1 + one.error), 1 + one.error
+        axes.plot([one.rate * low, one.rate * high], [one.cost] * 2, color=color, lw=1.0, alpha=0.6, zorder=2)
+        axes.plot([one.rate] * 2, [one.cost * low, one.cost * high], color=color, lw=1.0, alpha=0.6, zorder=2)
 
 
 def _heights(dots: Sequence[Dot]) -> tuple[float, float]:
     """From a little below the cheapest to twice the dearest of the best: what lies above is no candidate."""
     cost = np.array([one.cost for one in dots])
-    top = min(float(cost.max()), 2.0 * max((one.cost for one in dots if one.best), default=float(cost.max())))
-    low = float(cost.min())
+    shown = [one for one in dots if one.best or one.tempting]
+    top = min(float(cost.max()), 2.0 * max((one.cost for one in shown), default=float(cost.max())))
+    top = max(top, *(one.cost * (1 + one.error) for one in shown), 0.0)
+    low = min(float(cost.min()), *(one.cost / (1 + one.error) for one in shown), float(cost.max()))
     room = max(top - low, 0.1 * low)
     return max(0.0, low - 0.15 * room), top + 0.08 * room
 
@@ -94,6 +120,6 @@ def _named(axes: Any, best: Sequence[Dot]) -> None:
             continue
         last = one.rate
         axes.annotate(
-            one.label, (one.rate, one.cost), xytext=(0, -13), textcoords="offset points", ha="center", fontsize=8.5,
+            one.label, (one.rate, one.cost), xytext=(9, -13), textcoords="offset points", ha="left", fontsize=8.5,
             color=INK, parse_math=False, zorder=4,
         )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clustersim import plots
 from clustersim.report.figures import markup
 
 if TYPE_CHECKING:
@@ -55,9 +56,23 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def cost_of(row: Said, priced: bool) -> float:
-    """USD, or GPU-hours where nobody knows a price, per 1e9 tokens or samples."""
-    return float(row["usd_per_1e9"]) if priced else row["gpus"] / 3600 / row["rate"] * 1e9
+def speed_and_cost(rows: Sequence[Said], best: Collection[str], tempting: Collection[str], unit: str) -> Figure | None:
+    """Cost over speed with errors; rows without a price are left out, and said. Where none has one, energy takes the
+    place of cost. None without rows.
+
+    ``best``, ``tempting`` : the options that are worth having, and that would be if their predictions held.
+    """
+    priced = [row for row in rows if row["usd_per_1e9"] is not None]
+    kept, key, cost = (priced, "usd_per_1e9", "USD") if priced else (rows, "kwh_per_1e9", "kWh")
+    dots = [
+        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], float(row[key]), row["option"] in best,
+                  row["error"], row["option"] in tempting)
+        for row in kept
+    ]  # fmt: skip
+    missing = sorted({str(row["machine"]) for row in rows} - {str(row["machine"]) for row in kept})
+    without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
+    what = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
+    return plots.front(dots, x=f"{unit}/s", y=what) if dots else None
 
 
 def drawn(figure: Figure | None, name: str) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clustersim import plots
 from clustersim.plots.curves import MARKERS
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, cost_of, drawn, number
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,9 +22,12 @@ def plan_page(said: Said) -> Page:
     sections = [
         Section(
             "front", "Worth having",
-            [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once."] if front.rows else [],
+            [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once, errors counted."]
+            if front.rows else [],
             drawn(front_figure(said), "front"), [(row["option"], row["why"]) for row in said["front"]], front,
         ),
+        Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
+                [(row["option"], row["why"]) for row in said["tempting"]]),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
         Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
@@ -45,15 +48,9 @@ def _plan_cells(row: Said) -> list[str]:
 def front_figure(said: Said) -> Figure | None:
     """Cost over speed of every option that was simulated; None where none was."""
     best = {row["option"] for row in said["front"]}
+    tempting = {row["option"] for row in said["tempting"]}
     rows = [row for row in said["options"] if row["state"] == "simulated" and not row["reason"]]
-    priced = all(row["usd_per_1e9"] is not None for row in rows)
-    dots = [
-        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], cost_of(row, priced), row["option"] in best)
-        for row in rows
-    ]
-    cost = "USD" if priced else "GPU-hours"
-    unit = said["unit"]
-    return plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs") if dots else None
+    return speed_and_cost(rows, best, tempting, str(said["unit"]))
 
 
 def _scaled(said: Said) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from clustersim import plots, sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.planner import of_sweep
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, cost_of, drawn, number
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
 
 
 def sweep_page(folder: Path) -> Page:
@@ -65,13 +65,8 @@ def _sweep_front(said: Said) -> list[Any]:
     rows = said["front"]
     if len({row["rate"] for row in rows}) < 2:
         return []
-    priced = all(row["usd_per_1e9"] is not None for row in rows)
-    dots = [
-        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], cost_of(row, priced), row["best"]) for row in rows
-    ]
-    cost = "USD" if priced else "GPU-hours"
-    unit = said["unit"]
-    return drawn(plots.front(dots, x=f"{unit}/s", y=f"{cost} per 1e9 {unit}; numbers are GPUs"), "front")
+    best = {row["option"] for row in rows if row["best"]}
+    return drawn(speed_and_cost(rows, best, (), str(said["unit"])), "front")
 
 
 def _front_grid(said: Said) -> Grid:
