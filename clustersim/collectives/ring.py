@@ -156,13 +156,13 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     if request.kind not in _PASSES:
         return _pipeline_fill(request, group, channels, costs)
     hop, slowest = costs.hop, float(costs.busy.max(initial=0.0))
-    # A link that is seldom busy is seldom shared: between having it alone and sharing it go by its use.
-    busy = costs.alone + (costs.busy - costs.alone) * costs.busy / (slowest or 1.0)
+    # A link that is seldom busy is seldom shared: between having it alone and sharing it go by its use. Written so that
+    # the slowest edge has exactly its own time, and no rounding makes the rest negative.
+    busy = costs.busy - (costs.busy - costs.alone) * (1.0 - costs.busy / (slowest or 1.0))
     steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
-    ends = [
-        _longest_lap(hop[at : at + edges], busy[at : at + edges] / steps, steps) for at in range(0, len(hop), edges)
-    ]
-    return max(ends, default=0.0) - slowest
+    rings = [slice(at, at + edges) for at in range(0, len(hop), edges)]
+    ends = [_beyond_stays(hop[one], busy[one] / steps, steps) + (float(busy[one].max()) - slowest) for one in rings]
+    return max(ends, default=0.0)
 
 
 def _pipeline_fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
@@ -177,35 +177,36 @@ def _pipeline_fill(request: Request, group: Group, channels: tuple[Channel, ...]
     use = costs.busy / (slowest or 1.0)
     # A piece has the link alone in the time it is not in use, and shares it in the rest.
     pace = (1.0 - use) / np.maximum(costs.alone, 1e-30) + use / np.maximum(costs.busy, 1e-30)
+    busy = np.where(costs.busy < slowest, 1.0 / pace, slowest)
     ends = [
-        _pipeline_time(costs.hop[at : at + edges], 1.0 / pace[at : at + edges], k)
+        _beyond_slowest(costs.hop[at : at + edges], busy[at : at + edges], k) + float(busy[at : at + edges].max())
         for at, k in zip(range(0, len(costs.hop), edges), depth.tolist(), strict=True)
     ]
-    return max(ends, default=0.0) - slowest
+    return max(0.0, max(ends, default=slowest) - slowest)
 
 
-def _pipeline_time(hop: Floats, busy: Floats, k: int) -> float:
-    """The first of k pieces crosses every edge, the other k - 1 follow at the pace of the slowest."""
-    return float(hop.sum() + busy.sum() / k + (k - 1) * busy.max() / k)
+def _beyond_slowest(hop: Floats, busy: Floats, k: int) -> float:
+    """Seconds beyond the slowest edge's: the first of k pieces crosses every edge, the others follow at its pace."""
+    return float(hop.sum() + (busy.sum() - busy.max()) / k)
 
 
-def _longest_lap(hop: Floats, block: Floats, steps: int) -> float:
-    """Longest of all ways of ``steps`` sends: each either the next edge's (block moves on) or the same edge's again.
+def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
+    """Longest of all ways of ``steps`` sends, beyond as many at the slowest edge: each is either the next edge's (the
+    block moves on) or the same edge's again.
 
     Staying costs the edge's block time; moving on costs the hop too. If once round costs more than as many stays at the
     slowest edge, the longest way circulates; else it stays there, and walks only where that pays.
     """
-    n = len(hop)
-    move, stay = hop + block, float(block.max())
-    if float(move.sum()) > n * stay * (1 + 1e-12):
+    n, slow = len(hop), int(np.argmax(block))
+    gain = hop + (block - block[slow])  # of moving on, against a stay at the slowest edge; there it is the hop
+    if float(gain.sum()) > n * block[slow] * 1e-12:
         laps, rest = divmod(steps, n)
-        ends = np.concatenate([[0.0], np.cumsum(np.concatenate([move, move]))])
-        return laps * float(move.sum()) + float((ends[rest : rest + n] - ends[:n]).max())
-    slow = int(np.argmax(block))
-    gain = np.roll(move - stay, -slow)  # gain[0]: leaving the slowest edge after the last stay there
+        ends = np.concatenate([[0.0], np.cumsum(np.concatenate([gain, gain]))])
+        return laps * float(gain.sum()) + max(0.0, float((ends[rest : rest + n] - ends[:n]).max()))
+    gain = np.roll(gain, -slow)  # gain[0]: leaving the slowest edge after the last stay there
     onward = float(np.cumsum(gain[:steps]).max())
     back = float(np.cumsum(gain[:0:-1][: steps - 1]).max(initial=0.0))
-    return steps * stay + onward + back
+    return onward + back
 
 
 RING = Algorithm("ring", KINDS, traffic, schedule, fill=fill, waves=waves)
