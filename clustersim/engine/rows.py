@@ -173,8 +173,9 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
 
     for site in sites:
         plan = site.plans.each[0]
+        least = min(one.lower_bound for one in site.plans.each)  # pairs of one op may be near or far
         for side in site.sides:
-            details.setdefault(
+            detail = details.setdefault(
                 side.key,
                 {
                     "algorithm": plan.algorithm,
@@ -183,13 +184,15 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
                     "group_size": site.ranks.shape[1],
                     "dtype": site.plans.request.dtype,
                     "n_groups": 0,
-                    "lower_bound": plan.lower_bound,
+                    "lower_bound": least,
                     "nbytes": site.plans.request.nbytes,
                     "latency": plan.latency - plan.host,
                     "ceiling": plan.ceiling,
                     "n_islands": islands(site.ranks) if plan.algorithm == "nvls_tree" else 1,
                 },
-            )["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
+            )
+            detail["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
+            detail["lower_bound"] = min(detail["lower_bound"], least)
             groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
             if len(site.sides) > 1:
                 met = site.sides[:1] if side.lone else site.sides
