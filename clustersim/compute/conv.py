@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clustersim.compute.base import Setting
 from clustersim.compute.memory_bound import traffic_rate
+from clustersim.device import Device
 from clustersim.model import Kernel
 
 # 3x3 and 5x5 windows of stride 1, which cuDNN runs as Winograd or FFT tiles.
@@ -22,7 +23,7 @@ def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) 
     if kernel.groups > 1:
         # A group's few channels fill only part of a tile.
         share *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
-    if where.device.runs_as(where.dtype) == "fp32" and kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS:
+    if is_winograd(where.device, where.dtype, kernel):
         share *= constants.winograd
     flops = (kernel.backward_flops if backward else kernel.flops) * batch
     nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
@@ -33,6 +34,11 @@ def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) 
         transposes = 2.0 * nbytes / traffic_rate(where, where.element_bytes)
         return compute + transposes, memory + transposes
     return compute, memory
+
+
+def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
+    """Whether cuDNN runs a convolution by a fast algorithm, with fewer products than its FLOPs say."""
+    return device.runs_as(dtype) == "fp32" and kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS
 
 
 def _share(where: Setting) -> float:

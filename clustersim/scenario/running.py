@@ -17,6 +17,7 @@ from clustersim.scenario.held import held
 from clustersim.scenario.parts import cores_of, cost_of
 from clustersim.scenario.ran import ran, trust
 from clustersim.scenario.schema import version
+from clustersim.scenario.settled import outcome_notes
 from clustersim.scenario.slow import slowed
 from clustersim.scenario.split_step import Split, program_of
 from clustersim.strategies import STRATEGIES
@@ -137,10 +138,10 @@ class Result:
         """Whether the model fits in a GPU's memory."""
         return self.verdict.ok
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed."""
-        return self.prepared.notes
+        """What was assumed, and what the figures do not say by themselves."""
+        return (*self.prepared.notes, *outcome_notes(self))
 
     @cached_property
     def summary(self) -> dict[str, Any]:

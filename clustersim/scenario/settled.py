@@ -1,0 +1,53 @@
+"""What a result must say of its figures, once it is known how the run went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.compute.conv import is_winograd
+from clustersim.strategies import STRATEGIES
+from clustersim.timeline import first_ranks, step_ends
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Result
+
+SETTLED = 0.03
+"""How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""
+LEAST = 8
+"""Steps from which a pace is told at all where every worker has its own."""
+
+
+def outcome_notes(result: Result) -> Iterator[str]:
+    """Sentences."""
+    file, config = result.scenario.file, result.scenario.config
+    if not STRATEGIES[file.strategy["kind"]].together(config):
+        yield from _unsettled(result)
+    kernels = [kernel for layer in result.prepared.model.layers for kernel in layer.kernels if kernel.kind == "conv"]
+    if any(is_winograd(result.prepared.device, file.model.dtype, kernel) for kernel in kernels):
+        yield (
+            "MFU and HFU count direct convolutions; cuDNN runs those of 3x3 and stride 1 in fp32 as Winograd, which "
+            "executes up to four times fewer products, so that both may be above 100 %"
+        )
+
+
+def _unsettled(result: Result) -> Iterator[str]:
+    """Asynchronous workers drift apart and their requests spread in time, so that the first steps are not the last."""
+    steps = result.summary["steady_steps"]
+    more = f"run.steps = {4 * result.scenario.file.run.steps} would tell more"
+    if len(steps) < LEAST:
+        yield f"asynchronous: {len(steps)} steps are too few to tell whether the pace is steady; {more}"
+        return
+    ended = step_ends(first_ranks(result.timeline, result.prepared.mesh.workers))[[steps[0] - 1, *steps]]
+    half = len(steps) // 2
+    early = float(np.mean(half / (ended[half] - ended[0])))
+    late = float(np.mean((len(steps) - half) / (ended[-1] - ended[half])))
+    change = late / early - 1
+    if abs(change) > SETTLED:
+        word = "faster" if change > 0 else "slower"
+        yield (
+            f"asynchronous: no steady state is reached, the last {len(steps) - half} steps are {abs(change):.1%} {word} "
+            f"than the {half} before, and more steps give other figures; {more}"
+        )
