@@ -5,13 +5,16 @@ A collective that runs beside compute takes SMs and memory bandwidth from it. Th
 is lengthened by that share of the time both were busy.
 
 So a kernel's bill is a function of columns: of the collectives that ended between the start of the kernel before it
-and its own, and of what ran beside them. Nothing is noted when a collective ends; a kernel looks for what it owes when
-it starts. It only must not start before everything is known that could end before: where some collectives it may depend
-on (``Task.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
+and its own, and of how long kernels were busy between the start and the end of each. Collectives of one stream end in
+order, so of each stream a number per rank tells which are paid; and each kernel keeps how long its rank's kernels were
+busy in all until its end (``Task.ran``), so the time beside a collective is a difference of two moments. A kernel only
+must not start before everything is known that could end before: where some collectives it may depend on
+(``Task.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -20,11 +23,24 @@ import numpy.typing as npt
 
 from clustersim.engine.loads import INSTANT
 from clustersim.engine.order import Column, Task, watch
-from clustersim.engine.pieces import Piece, at, positions, size
+from clustersim.engine.pieces import Piece, at, highest, item, lowest, one_number, positions, size
 from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int32] | int
+"""A number of every rank of a role; one number where all agree."""
+
+
+class _Stream:
+    """The watched collectives of a role's stream, in order: of how many each rank is ``through``, and has ``paid``."""
+
+    __slots__ = ("paid", "tasks", "through")
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.tasks = tasks
+        self.paid: Counts = 0
+        self.through: Counts = 0
 
 
 class Bills:
@@ -37,9 +53,8 @@ class Bills:
 
     def __init__(self, slowdown: float, lists: list[list[Task]]) -> None:
         self.slowdown = slowdown
-        self._streams = [watch(mine) for mine in lists]
+        self._watched = [watch(mine) for mine in lists]
         self._kernels = [[task for task in mine if task.place >= 0] for mine in lists]
-        self._sizes = [mine[0].n if mine else 0 for mine in lists]
         self.reset({}, lambda site, meeting: 0.0)
 
     def reset(self, standing: dict[int, Standing], on_its_way: Callable[[Site, int], float]) -> None:
@@ -48,15 +63,9 @@ class Bills:
         ``standing`` : sites by their first meeting. ``on_its_way`` : before when a transfer under way does not end [s].
         """
         self.standing, self.on_its_way = standing, on_its_way
-        # Of each role, collectives over for somebody and not yet paid by everybody; of each rank, how many; of each
-        # stream, how many watched collectives each rank is through; and whole kernels that wait for collectives.
-        self._open: list[list[Task]] = [[] for _ in self._sizes]
-        self._unpaid = [np.zeros(n, dtype=np.int32) for n in self._sizes]
-        self._through = [
-            {name: np.zeros(n, dtype=np.int32) for name in streams}
-            for streams, n in zip(self._streams, self._sizes, strict=True)
-        ]
-        self.held: list[dict[Task, None]] = [{} for _ in self._sizes]
+        self._streams = [{name: _Stream(tasks) for name, tasks in watched.items()} for watched in self._watched]
+        self._kept = [0] * len(self._streams)  # the first kernel whose ``ran`` somebody may still ask for
+        self.held: list[dict[Task, None]] = [{} for _ in self._streams]  # whole kernels that wait for collectives
 
     def settled(self, kernel: Task) -> bool:
         """Whether every collective its bill may depend on is over on all ranks, or known to be over when."""
@@ -65,82 +74,119 @@ class Bills:
     def ended(self, task: Task, who: Piece) -> list[Task]:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
         r = task.key[0]
-        some = slice(None) if who is None else who
-        self._through[r][task.op.stream][some] = task.ordinal + 1
-        self._unpaid[r][some] += 1
-        mine = self._open[r]
-        if task not in mine:
-            mine.append(task)
+        stream = self._streams[r][task.op.stream]
+        stream.through = _set(stream.through, who, task.ordinal + 1, task.n)
         if task.left:
             return []
-        task.high = task.end if isinstance(task.end, float) else float(task.end.max())
-        free = [kernel for kernel in self.held[r] if self.settled(kernel)]
+        task.low, task.high = lowest(task.end), highest(task.end)
+        free = [kernel for kernel in self.held[r] if self.settled(kernel)] if self.held[r] else []
         for kernel in free:
             del self.held[r][kernel]
         return free
 
+    def ran(self, kernel: Task, who: Piece, start: Column, end: Column) -> None:
+        """These ranks run a kernel from ``start`` to ``end``."""
+        r = kernel.key[0]
+        if not self._streams[r]:
+            return
+        total = end - start
+        if kernel.place:
+            total = total + at(self._kernels[r][kernel.place - 1].ran, who)
+        if who is None:
+            kernel.ran = total
+        else:
+            if not isinstance(kernel.ran, np.ndarray):
+                kernel.ran = np.zeros(kernel.n)
+            kernel.ran[who] = total
+
     def over(self, kernel: Task) -> None:
-        """All ranks have run a kernel: forget the collectives that everybody has paid."""
-        mine = self._open[kernel.key[0]]
-        if mine:
-            first = kernel.start if isinstance(kernel.start, float) else float(kernel.start.min())
-            if any(one.high <= first for one in mine):
-                self._open[kernel.key[0]] = [one for one in mine if one.high > first]
+        """All ranks have run a kernel: forget what no bill to come can ask for."""
+        r = kernel.key[0]
+        first = kernel.place - 1  # the next kernel's bill looks one further back
+        for stream in self._streams[r].values():
+            paid = int(lowest(stream.paid))
+            if isinstance(stream.paid, np.ndarray) and paid == highest(stream.paid):
+                stream.paid = paid
+            if paid < len(stream.tasks):
+                first = min(first, stream.tasks[paid].above)
+        for k in range(self._kept[r], first):
+            self._kernels[r][k].ran = 0.0
+        self._kept[r] = max(first, self._kept[r])
 
     def owed(self, kernel: Task, who: Piece, ready: Column) -> Column:
         """Seconds by which a kernel that these ranks begin at ``ready`` is longer."""
-        r = kernel.key[0]
-        some = slice(None) if who is None else who
-        unpaid = self._unpaid[r][some]
-        left = int(np.add.reduce(unpaid)) if isinstance(unpaid, np.ndarray) else int(unpaid)
-        if not left:
+        if isinstance(who, int):
+            return item(self.owed(kernel, slice(who, who + 1, 1), np.array([ready])), 0)
+        total: Column = 0.0
+        for stream in self._streams[kernel.key[0]].values():
+            paid = at(stream.paid, who)
+            first, late = int(lowest(paid)), 0.0
+            ones = []
+            for one in stream.tasks[first : int(highest(stream.through))]:
+                late = late or highest(ready) * (1 + INSTANT)
+                if one.above >= kernel.place or (one.low > late and not one.left):
+                    break  # nor is any after it over
+                ones.append(one)
+            if ones:
+                total = total + self._due(stream, kernel, who, ready * (1 + INSTANT), ones)
+        return total * self.slowdown if isinstance(total, np.ndarray) or total else 0.0
+
+    def _due(self, stream: _Stream, kernel: Task, who: Piece, late: Column, ones: list[Task]) -> Column:
+        """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is
+        over by ``late``."""
+        ends, starts, paid = [at(one.end, who) for one in ones], [at(one.start, who) for one in ones], stream.paid
+        if not any(isinstance(column, np.ndarray) for column in (late, paid, *ends, *starts)):
+            due = [one for one, end in zip(ones, ends, strict=True) if end <= late]
+            stream.paid = _set(paid, who, paid + len(due), kernel.n)
+            return sum(self._beside(kernel, who, one.start, one.end, one.above) for one in due)
+        n = kernel.n if who is None else size(who)
+        end = _stacked(ends, n)
+        pays = end <= late
+        if isinstance(paid, np.ndarray):
+            paid = at(paid, who)
+            pays &= paid <= np.arange(ones[0].ordinal, ones[-1].ordinal + 1)[:, None]
+        if not pays.any():
             return 0.0
-        before = at(self._kernels[r][kernel.place - 1].start, who) if kernel.place else -np.inf
-        late, early = ready * (1 + INSTANT), before * (1 + INSTANT)
-        many = len(unpaid) if isinstance(unpaid, np.ndarray) else 1
-        due: list[tuple[Column, Column, npt.NDArray[np.bool_] | bool]] = []
-        for one in reversed(self._open[r]):
-            if left <= 0:
-                break
-            if not one.above < kernel.place <= one.below:
-                continue
-            end = at(one.end, who)
-            new = end > early if one.left == 0 else (end > early) & (end < np.inf)
-            paying = new & (end <= late)
-            left -= int(np.count_nonzero(new)) if isinstance(new, np.ndarray) else many * bool(new)
-            if paying.any() if isinstance(paying, np.ndarray) else paying:
-                self._unpaid[r][some] -= paying
-                due.append((at(one.start, who), end, paying))
-        return self._beside(r, kernel.place, who, many, due) * self.slowdown if due else 0.0
+        beside = self._beside(kernel, who, _stacked(starts, n), end, ones[0].above, pays)
+        stream.paid = _set(stream.paid, who, one_number(paid + np.add.reduce(pays, 0)), kernel.n)
+        total: Floats = np.add.reduce(beside * pays, 0)
+        return total
 
     def _beside(
-        self, r: int, place: int, who: Piece, n: int, due: list[tuple[Column, Column, npt.NDArray[np.bool_] | bool]]
+        self, kernel: Task, who: Piece, start: Column, end: Column, above: int, pays: npt.NDArray[np.bool_] | None = None
     ) -> Column:
-        """Seconds of kernels before ``place`` that ran beside collectives: their start, end, and which of ``n`` ranks
-        pay."""
-        since = min(start if isinstance(start, float) else float(np.minimum.reduce(start)) for start, _, _ in due)
-        runs: list[tuple[Column, Column]] = []
-        for k in range(place - 1, -1, -1):
-            run = self._kernels[r][k]
-            ran_from, ran_to = at(run.start, who), at(run.end, who)
-            if (ran_to if isinstance(ran_to, float) else np.maximum.reduce(ran_to)) <= since:
+        """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives, for those who pay.
+
+        ``end`` is between the start of the kernel before and this one's; ``above`` : the last kernel over at any start.
+        """
+        kernels, k, rank, time = self._kernels[kernel.key[0]], kernel.place - 1, 0, start
+        low = high = start
+        if pays is not None:
+            low, high = np.min(start, where=pays, initial=np.inf), np.max(start, where=pays, initial=0.0)
+            rank, time = int(pays.argmax()) % pays.shape[1], start.item(int(pays.argmax()))
+        until = self._ran(kernels, k, who, end, self._ran_before(kernels, k, who)) if k >= 0 else 0.0
+        # The kernel before which one rank came to it; others may have come to it before an earlier one.
+        place = rank if who is None else who.start + rank * who.step if isinstance(who, slice) else int(who[rank])
+        k = bisect_right(range(k + 1), time, above + 1, key=lambda k: item(kernels[k].start, place))
+        k = max(k - 1, above + 1)
+        while k > above + 1 and highest(at(kernels[k].start, who)) > low:
+            k -= 1
+        before = so_far = self._ran_before(kernels, k, who)
+        for run in range(k, kernel.place):
+            if lowest(at(kernels[run].start, who)) >= high:
                 break
-            runs.append((ran_from, ran_to))
-        if not runs:
-            return 0.0
-        if all(isinstance(column, float) for pair in (*runs, *(one[:2] for one in due)) for column in pair):
-            return sum(max(min(b, e) - max(a, s), 0.0) for s, e, _ in due for a, b in runs)
-        # Collectives x runs x ranks.
-        ran, of, pays = np.empty((2, len(runs), n)), np.empty((2, len(due), 1, n)), np.empty((len(due), n))
-        for k, pair in enumerate(runs):
-            ran[0, k], ran[1, k] = pair
-        for k, (start, end, paying) in enumerate(due):
-            of[0, k, 0], of[1, k, 0], pays[k] = start, end, paying
-        busy = np.minimum(ran[1], of[1])
-        busy -= np.maximum(ran[0], of[0])
-        np.maximum(busy, 0.0, out=busy)
-        total: Floats = np.add.reduce(np.add.reduce(busy, 1) * pays, 0)
-        return total
+            now = self._ran(kernels, run, who, start, before)
+            so_far = max(so_far, now) if _numbers(so_far, now) else np.maximum(so_far, now)
+            before = at(kernels[run].ran, who)
+        return until - so_far
+
+    def _ran_before(self, kernels: list[Task], k: int, who: Piece) -> Column:
+        return at(kernels[k - 1].ran, who) if k > 0 else 0.0
+
+    def _ran(self, kernels: list[Task], k: int, who: Piece, time: Column, before: Column) -> Column:
+        """Seconds kernels ran until a time that is not before the ``k``-th starts nor after the next one does."""
+        one, other = before + (time - at(kernels[k].start, who)), at(kernels[k].ran, who)
+        return min(one, other) if _numbers(one, other) else np.minimum(one, other)
 
     def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
@@ -156,9 +202,8 @@ class Bills:
         for last in kernel.soft:
             if not last.left:
                 continue
-            through = self._through[r][last.op.stream][slice(None) if who is None else who]
-            stream = self._streams[r][last.op.stream]
-            low, high = int(np.minimum.reduce(through)), int(np.maximum.reduce(through))
+            through, stream = at(self._streams[r][last.op.stream].through, who), self._watched[r][last.op.stream]
+            low, high = int(lowest(through)), int(highest(through))
             for k in range(low, min(high, last.ordinal) + 1):
                 if low == high:
                     np.minimum(safe, self._earliest(stream[k], who, wanted, quiet), out=safe)
@@ -221,3 +266,27 @@ def _begins(standing: Standing, meetings: Ints, quiet: float) -> Floats:
 
 def _of(column: Column, which: Ints | int) -> Column:
     return column if isinstance(column, float) else column[which]
+
+
+def _numbers(one: Column, other: Column) -> bool:
+    return not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray)
+
+
+def _stacked(columns: list[Column], n: int) -> Floats:
+    """Columns of ``n`` as rows."""
+    found = np.empty((len(columns), n))
+    for row, column in zip(found, columns, strict=True):
+        row[:] = column
+    return found
+
+
+def _set(counts: Counts, who: Piece, count: Counts, n: int) -> Counts:
+    """The numbers with that of these ranks replaced."""
+    if who is None:
+        return count
+    if not isinstance(count, np.ndarray) and not isinstance(counts, np.ndarray) and count == counts:
+        return count
+    if not isinstance(counts, np.ndarray):
+        counts = np.full(n, counts, dtype=np.int32)
+    counts[who] = count
+    return counts

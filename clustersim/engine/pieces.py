@@ -34,7 +34,22 @@ def positions(who: Piece, n: int) -> Ints:
 
 def at(column: Column, who: Piece) -> Column:
     """A column's times for these ranks."""
-    return column if who is None or isinstance(column, float) else column[who]
+    return column if who is None or not isinstance(column, np.ndarray) else column[who]
+
+
+def lowest(column: Column) -> float:
+    """The least of a column."""
+    return np.minimum.reduce(column) if isinstance(column, np.ndarray) else column  # type: ignore[no-any-return]
+
+
+def highest(column: Column) -> float:
+    """The most of a column."""
+    return np.maximum.reduce(column) if isinstance(column, np.ndarray) else column  # type: ignore[no-any-return]
+
+
+def item(column: Column, k: int) -> float:
+    """The ``k``-th of a column."""
+    return column.item(k) if isinstance(column, np.ndarray) else column
 
 
 def later(one: Column, other: Column) -> Column:
@@ -52,9 +67,9 @@ def later(one: Column, other: Column) -> Column:
 
 def one_number(column: Column) -> Column:
     """The one number of a column that has the same everywhere, or else the column."""
-    if isinstance(column, float):
+    if not isinstance(column, np.ndarray):
         return column
-    return float(column[0]) if column[0] == column[-1] and (column == column[0]).all() else column
+    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
 
 
 EARLY = 1 - 1e-9
