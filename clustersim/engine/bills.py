@@ -32,6 +32,10 @@ Counts: TypeAlias = npt.NDArray[np.int32] | int
 """A number of every rank of a role; one number where all agree."""
 
 
+AT_ONCE = 2**20
+"""Kernels x collectives x ranks looked at together."""
+
+
 class _Stream:
     """The watched collectives of a role's stream, in order: of how many each rank is ``through``, and has ``paid``."""
 
@@ -160,9 +164,9 @@ class Bills:
         ``end`` is between the start of the kernel before and this one's; ``above`` : the last kernel over at any start.
         """
         kernels, k, rank, time = self._kernels[kernel.key[0]], kernel.place - 1, 0, start
-        low = high = start
+        low = start
         if pays is not None:
-            low, high = np.min(start, where=pays, initial=np.inf), np.max(start, where=pays, initial=0.0)
+            low = np.min(start, where=pays, initial=np.inf)
             rank, time = int(pays.argmax()) % pays.shape[1], start.item(int(pays.argmax()))
         until = self._ran(kernels, k, who, end, self._ran_before(kernels, k, who)) if k >= 0 else 0.0
         # The kernel before which one rank came to it; others may have come to it before an earlier one.
@@ -171,14 +175,21 @@ class Bills:
         k = max(k - 1, above + 1)
         while k > above + 1 and highest(at(kernels[k].start, who)) > low:
             k -= 1
-        before = so_far = self._ran_before(kernels, k, who)
-        for run in range(k, kernel.place):
-            if lowest(at(kernels[run].start, who)) >= high:
-                break
-            now = self._ran(kernels, run, who, start, before)
-            so_far = max(so_far, now) if _numbers(so_far, now) else np.maximum(so_far, now)
-            before = at(kernels[run].ran, who)
-        return until - so_far
+        runs = kernels[k : kernel.place]
+        if pays is None or not runs:
+            found = self._ran_before(kernels, k, who)
+            for j in range(k, kernel.place):
+                now = self._ran(kernels, j, who, start, self._ran_before(kernels, j, who))
+                found = max(found, now) if _numbers(found, now) else np.maximum(found, now)
+            return until - found
+        n = pays.shape[1]
+        ran = _stacked([self._ran_before(kernels, j, who) for j in range(k, kernel.place + 1)], n)
+        since = ran[:-1] - _stacked([at(run.start, who) for run in runs], n)
+        found = np.empty_like(start)
+        for some in np.array_split(np.arange(len(start)), 1 + len(start) * len(runs) * n // AT_ONCE):
+            # Of runs x collectives x ranks: what was over before, and what of it ran since it began, up to all of it.
+            found[some] = np.minimum(since[:, None] + start[some], ran[1:, None]).max(axis=0)
+        return until - np.maximum(found, ran[0])
 
     def _ran_before(self, kernels: list[Task], k: int, who: Piece) -> Column:
         return at(kernels[k - 1].ran, who) if k > 0 else 0.0

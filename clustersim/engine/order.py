@@ -65,7 +65,6 @@ class Task:
         self.watched = False
         self.soft: tuple[Task, ...] = ()
         self.look = 0.0
-        self.reset()
 
     def reset(self) -> None:
         """Nothing has been played."""
@@ -111,7 +110,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
             needs = list(op.after) if len(op.after) < 2 else [*dict.fromkeys(op.after)]
             if before is not None and before not in needs and not isinstance(op, Serve):
                 needs.append(before)
-            mine[i].needs = mine[i].unmet = len(needs)
+            mine[i].needs = len(needs)
             for need in needs:
                 mine[need].next.append(mine[i])
                 mine[i].before.append(mine[need])

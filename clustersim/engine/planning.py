@@ -39,7 +39,8 @@ class Plans:
     ----------
     request : the request. each : the plan of every group; congruent groups share the first one's.
     load : (G,) int, id in :class:`Loads`. latency : (G,) [s]. nbytes : (G,) [bytes]. ceiling : (G,) [bytes/s].
-    least : (G,) float [s], no transfer is shorter: latency plus ``moving``, bytes at the rate of an idle network.
+    alone : (G,) float [bytes/s], the rate with its links to itself. moving : (G,) float [s], bytes at that rate.
+    least : (G,) float [s], no transfer is shorter: latency plus ``moving``.
     """
 
     request: Request
@@ -48,8 +49,9 @@ class Plans:
     latency: Floats
     nbytes: Floats
     ceiling: Floats
-    least: Floats
+    alone: Floats
     moving: Floats
+    least: Floats
 
     @cached_property
     def latency_column(self) -> Floats | float:
@@ -60,11 +62,6 @@ class Plans:
     def moving_column(self) -> Floats | float:
         """Seconds of moving bytes at the rate of an idle network, or the one number all groups have."""
         return _one_number(self.moving)
-
-    def alone(self, loads: Loads) -> Floats:
-        """(G,) [bytes/s] of each with its links to itself."""
-        rate: Floats = np.minimum(self.ceiling, np.array([loads.alone[load] for load in self.load.tolist()]))
-        return rate
 
 
 def _one_number(column: Floats) -> Floats | float:
@@ -111,7 +108,7 @@ class PlanBook:
             ceiling = np.array([p.ceiling for p, _ in plans])
             rate = np.minimum(ceiling, [self.loads.alone[i] for i in load.tolist()])
             moving = np.where(nbytes > 0, nbytes, 0.0) / rate
-            columns = load, latency, nbytes, ceiling, latency + moving, moving
+            columns = load, latency, nbytes, ceiling, rate, moving, latency + moving
             self._columns[key] = Plans(request, tuple(p for p, _ in plans), *columns)
         return self._columns[key]
 

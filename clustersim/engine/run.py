@@ -17,6 +17,7 @@ from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import PlanBook, Planner
 from clustersim.engine.play import Play
+from clustersim.engine.pieces import item
 from clustersim.engine.players import Flows, Player
 from clustersim.engine.replay import Replay
 from clustersim.engine.rows import Rows, timeline
@@ -151,14 +152,9 @@ def _timeline(
     for mine in lists:
         for task in mine:
             rows.add(task)
-            task.before, task.next, task.soft = (
-                [],
-                [],
-                (),
-            )  # tasks hold each other, and would all wait for the collector
-    for one in standing.values():
-        if not one.clocked:
-            _note(one, network, loads)
+            # Tasks hold each other, and would all wait for the collector.
+            task.before, task.next, task.soft = [], [], ()
+    _note([one for one in standing.values() if not one.clocked], network)
     transfers = player.transfers()
     counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
     stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
@@ -168,14 +164,19 @@ def _timeline(
     return timeline(program, topology, mesh, rows, sites, loads, network.segments.columns(), transfers, stats)
 
 
-def _note(one: Standing, network: Network, loads: Loads) -> None:
-    """What the free transfers of a site moved: each at the rate it has alone."""
-    plans, n = one.site.plans, len(one.site.ranks)
-    start = np.broadcast_to(np.asarray(one.start + one.latency), n)
-    end = np.broadcast_to(np.asarray(one.end), n)
-    moves = plans.nbytes > 0
-    if moves.any():
-        network.moved((one.site.first + np.arange(n))[moves], start[moves], end[moves], plans.alone(loads)[moves])
+def _note(free: list[Standing], network: Network) -> None:
+    """What free transfers moved: each at the rate it has alone."""
+    single = [(one.site.first, item(one.start + one.latency, 0), item(one.end, 0), one.site.plans.alone.item(0))
+              for one in free if len(one.site.ranks) == 1 and one.site.plans.nbytes[0] > 0]  # fmt: skip
+    if single:
+        first, *times = zip(*single, strict=True)
+        network.moved(np.array(first, dtype=np.int64), *map(np.array, times))
+    for one in free:
+        plans, n = one.site.plans, len(one.site.ranks)
+        moves = plans.nbytes > 0
+        if n > 1 and moves.any():
+            start, end = np.broadcast_to(one.start + one.latency, n), np.broadcast_to(one.end, n)
+            network.moved((one.site.first + np.arange(n))[moves], start[moves], end[moves], plans.alone[moves])
 
 
 def _backend_planner(backend: str) -> Planner:
