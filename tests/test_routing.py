@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -362,3 +363,21 @@ def test_16384_neighbour_edges_are_loaded_without_a_search_per_pair() -> None:
     links, _ = routes.loads(topology.gpus, np.roll(topology.gpus, -1), 1.0, rail=0)
     assert len(routes._routes) == 0  # worked out by structure, not pair by pair
     assert len(links) > 16384
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_ways_found_together_are_those_found_one_by_one(name: str, hashed: bool) -> None:
+    topology = fabrics.load(name, nodes=5)
+    topology = replace(topology, routing="hash") if hashed else topology
+    network = routing.router(topology).network
+    ports = [port for port in network.into if not network.switch[port] and network.joins(port)]
+    rng = np.random.default_rng(1)
+    if not ports:
+        pytest.skip("one node, no network")
+    src, dst = rng.choice(ports, 200), rng.choice(ports, 200)
+    src, dst = src[src != dst], dst[src != dst]
+    flow = rng.integers(0, 9, len(src))
+    rows, links = network.paths(src, dst, flow)
+    for k, ends in enumerate(zip(src.tolist(), dst.tolist(), flow.tolist(), strict=True)):
+        assert links[rows == k].tolist() == network.path(*ends)

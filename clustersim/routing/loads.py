@@ -162,32 +162,54 @@ def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
 def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: Ints, of: Ints) -> None:
     """Transfers between islands: the legs at both ends, and the network between their ports."""
     router = total.router
-    leg_a: list[int] = []
-    leg_b: list[int] = []
-    leg_amount: list[float] = []
-    leg_of: list[int] = []
-    net: dict[int, float] = {}
+    leave, enter = _Ends(router, a, rails), _Ends(router, b, rails)
+    if len(cut := np.flatnonzero((leave.count == 0) | (enter.count == 0))):
+        raise router._unreachable(int(a[cut[0]]), int(b[cut[0]]))
+    ways = np.maximum(leave.count, enter.count)
+    row = np.repeat(np.arange(len(a)), ways)
+    way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways)
+    out, into = leave.place(row, way), enter.place(row, way)
+    much = (amount / ways)[row]
+    # A row's legs one after another: those that leave, then those that enter, from the port to the vertex.
+    leg, tails, heads = leave.legs(out)
+    back, to, fro = enter.legs(into)
+    order = np.argsort(np.concatenate([leg, back]), kind="stable")
+    leg = np.concatenate([leg, back])[order]
+    total.inside(np.concatenate([tails, fro])[order], np.concatenate([heads, to])[order], much[leg], of[row[leg]])
+    try:
+        crossed, links = router.network.paths(leave.ports[out], enter.ports[into], flows[row])
+    except LookupError as error:
+        k = row[error.args[0]]
+        raise router._unreachable(int(a[k]), int(b[k])) from None
     size = router.topology.n_links
-    rows = zip(*(column.tolist() for column in (a, b, amount, rails, flows, of)), strict=True)
-    for src, dst, much, rail, flow, one in rows:
-        leave, enter = router.ends(src, rail), router.ends(dst, rail)
-        if not leave or not enter:
-            raise router._unreachable(src, dst)
-        ways = max(len(leave), len(enter))
-        for way in range(ways):
-            (out, before), (into, after) = leave[way % len(leave)], enter[way % len(enter)]
-            for x, y in (*before, *((y, x) for x, y in after)):
-                leg_a.append(x)
-                leg_b.append(y)
-                leg_amount.append(much / ways)
-                leg_of.append(one)
-            links = router.network.path(out, into, flow)
-            if links is None:
-                raise router._unreachable(src, dst)
-            for link in links:
-                key = one * size + link
-                net[key] = net.get(key, 0.0) + much / ways
-    tails, heads, mine = (np.array(column, dtype=np.int64) for column in (leg_a, leg_b, leg_of))
-    total.inside(tails, heads, np.array(leg_amount), mine)
-    crossed = np.array(list(net), dtype=np.int64)
-    total.links(crossed % size, np.array(list(net.values())), crossed // size)
+    cells, cell = np.unique(of[row[crossed]] * size + links, return_inverse=True)
+    total.links(cells % size, np.bincount(cell, much[crossed], len(cells)), cells // size)
+
+
+class _Ends:
+    """The ports that vertices may use with a rail, and the legs to each: of row ``r``, ``count[r]`` ports."""
+
+    def __init__(self, router: Router, vertices: Ints, rails: Ints) -> None:
+        low = int(rails.min(initial=0))
+        span = int(rails.max(initial=0)) - low + 1
+        codes, self._of = np.unique(vertices * span + rails - low, return_inverse=True)
+        ends = [router.ends(code // span, code % span + low) for code in codes.tolist()]
+        count = np.array([len(one) for one in ends], dtype=np.int64)
+        self.count, self._n, self._first = count[self._of], count, np.cumsum(count) - count
+        flat = [end for one in ends for end in one]
+        self.ports = np.array([port for port, _ in flat], dtype=np.int64)
+        self._n_legs = np.array([len(legs) for _, legs in flat], dtype=np.int64)
+        self._legs = np.array([leg for _, legs in flat for leg in legs], dtype=np.int64).reshape(-1, 2)
+
+    def place(self, row: Ints, way: Ints) -> Ints:
+        """In :attr:`ports`, the port of each row's way, counted round."""
+        found: Ints = self._first[self._of[row]] + way % self._n[self._of[row]]
+        return found
+
+    def legs(self, place: Ints) -> tuple[Ints, Ints, Ints]:
+        """Legs of the ports at these places: which of them each is of, and its two ends."""
+        count = self._n_legs[place]
+        which = np.repeat(np.arange(len(place)), count)
+        first = np.cumsum(self._n_legs) - self._n_legs
+        at = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + first[place][which]
+        return which, self._legs[at, 0], self._legs[at, 1]

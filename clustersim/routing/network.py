@@ -5,9 +5,13 @@ Distances are searched among switches only, from the leaf of a destination, and 
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
 
-from clustersim.topology import SWITCH, Topology
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.memo import kept_with_first
+from clustersim.topology import SWITCH, Ints, Topology
 
 _MASK = (1 << 64) - 1
 
@@ -24,6 +28,21 @@ def mix(*values: int) -> int:
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
+    return state
+
+
+def mixed(*values: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """:func:`mix` of columns.
+
+    >>> mixed([1, 5], 2, 3).tolist() == [mix(1, 2, 3), mix(5, 2, 3)]
+    True
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for value in values:
+        state = state + np.asarray(value).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
     return state
 
 
@@ -81,6 +100,69 @@ class Network:
         last = [e for e in self.into[dst] if self._tails[e] == at]
         return [*route, last[flow % len(last)]]
 
+    def paths(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        """:meth:`path` of many pairs of ports: ``(rows, links)``, sorted by row, each row's links as they are crossed.
+
+        Ports under the same leaves have the same choices, so they are looked for once for each two sets of leaves.
+
+        Raises
+        ------
+        LookupError : for pairs without a way; its argument is the first one's row.
+        """
+        leaving, entering = _Ports(src, self.out, self._heads), _Ports(dst, self.into, self._tails)
+        leaves = [tuple(sorted(set(ends))) for ends in entering.ends]
+        if not all(self.switch[v] for there in leaves for v in there):  # ports wired to ports
+            return self._one_by_one(src, dst, flow)
+
+        def first(out: int, into: int) -> Sequence[int]:
+            heads = leaving.ends[out]
+            distance = self._distances(leaves[into], list(heads))
+            best = min((distance[v] for v in heads if v in distance), default=-1)
+            return [k for k, v in enumerate(heads) if distance.get(v) == best]
+
+        def nearer(at: int, into: int) -> Sequence[int]:
+            distance = self._searches[leaves[into]][0]
+            return self._choices(at, leaves[into], distance) if distance[at] else ()
+
+        def last(at: int, into: int) -> Sequence[int]:
+            return [k for k, v in enumerate(entering.ends[into]) if v == at]
+
+        row = np.arange(len(src))
+        rows, links = [row], [leaving.links(_chosen(first, leaving.kind, entering.kind, flow))]
+        at = self.head[links[0]]
+        while len(row):
+            pick = self._picks(src[row], dst[row], flow[row], at[row], len(rows) - 1)
+            link = _chosen(nearer, at[row], entering.kind[row], pick)
+            row, link = row[link >= 0], link[link >= 0]
+            rows.append(row)
+            links.append(link)
+            at[row] = self.head[link]
+        rows.append(np.arange(len(src)))
+        links.append(entering.links(_chosen(last, at, entering.kind, flow)))
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        return np.concatenate(rows)[order], np.concatenate(links)[order]
+
+    def _one_by_one(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        rows, links = [], []
+        for row, ends in enumerate(zip(src.tolist(), dst.tolist(), flow.tolist(), strict=True)):
+            path = self.path(*ends)
+            if path is None:
+                raise LookupError(row)
+            rows += [row] * len(path)
+            links += path
+        return np.array(rows, dtype=np.int64), np.array(links, dtype=np.int64)
+
+    def _picks(self, src: Ints, dst: Ints, flow: Ints, at: Ints, step: int) -> npt.NDArray[np.int64 | np.uint64]:
+        """:meth:`_pick` of many."""
+        if self.hashed:
+            return mixed(src, dst, flow, at)
+        ports, of = np.unique(dst, return_inverse=True)
+        if step == 0:
+            digits = [self._place[port] for port in ports.tolist()]
+        else:
+            digits = [self._leaf_place[self._tails[self.into[port][0]]] for port in ports.tolist()]
+        return np.array(digits, dtype=np.int64)[of] + flow
+
     def _pick(self, src: int, dst: int, flow: int, at: int, step: int) -> int:
         """Which equal-cost hop. By destination: the port's place at the first switch, its leaf's further up, so that
         shifts of neighbours do not collide (d-mod-k, as InfiniBand's fat-tree routing). Or a hash, as Ethernet's."""
@@ -117,3 +199,41 @@ class Network:
             level = following
         self._searches[leaves] = (found, level)
         return found
+
+
+class _Ports:
+    """The links of many ports on one side, and ``kind``, by number, of each port's far ``ends``."""
+
+    def __init__(self, ports: Ints, links: dict[int, list[int]], far: list[int]) -> None:
+        distinct, self._of = np.unique(ports, return_inverse=True)
+        mine = [links.get(port, []) for port in distinct.tolist()]
+        known: dict[tuple[int, ...], int] = {}
+        kind = [known.setdefault(tuple(far[link] for link in some), len(known)) for some in mine]
+        self.kind, self.ends = np.array(kind, dtype=np.int64)[self._of], list(known)
+        self._first = np.cumsum([0, *map(len, mine)])
+        self._links = np.array([link for some in mine for link in some], dtype=np.int64)
+
+    def links(self, place: Ints) -> Ints:
+        """Each port's link at a place in its list. Raises :class:`LookupError` with the first row that has none."""
+        if len(missing := np.flatnonzero(place < 0)):
+            raise LookupError(int(missing[0]))
+        found: Ints = self._links[self._first[self._of] + place]
+        return found
+
+
+def _chosen(choices: Callable[[int, int], Sequence[int]], a: Ints, b: Ints, pick: npt.ArrayLike) -> Ints:
+    """One of ``choices(a, b)`` for each row, the ``pick``-th counted round; -1 where there are none."""
+    size = int(b.max(initial=0)) + 1
+    codes, of = np.unique(a * size + b, return_inverse=True)
+    found = [choices(*divmod(code, size)) for code in codes.tolist()]
+    count = np.array([len(some) for some in found], dtype=np.int64)
+    first = np.cumsum(count) - count
+    flat = np.array([*(one for some in found for one in some), -1], dtype=np.int64)
+    turn = np.asarray(pick) % np.maximum(count, 1)[of].astype(np.asarray(pick).dtype)
+    return np.where(count[of] > 0, flat[np.minimum(first[of] + turn.astype(np.int64), len(flat) - 1)], -1)
+
+
+@kept_with_first(maxsize=1)
+def network(topology: Topology) -> Network:
+    """The Network of a topology, kept with it."""
+    return Network(topology)

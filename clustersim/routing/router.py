@@ -12,7 +12,7 @@ import numpy.typing as npt
 from clustersim.errors import TopologyError
 from clustersim.memo import kept_with_first
 from clustersim.routing.local import GPU_LINKS, Template, class_rank, cut, near_gpus, nics_of
-from clustersim.routing.network import Network, mix
+from clustersim.routing.network import mix, network
 from clustersim.topology import GPU, Floats, Ints, Topology
 
 Leg = tuple[int, int]
@@ -36,7 +36,7 @@ class Router:
     def __init__(self, topology: Topology, relay: bool = False) -> None:
         self.topology = topology
         self.islands = cut(topology, relay)
-        self.network = Network(topology)
+        self.network = network(topology)
         self._routes: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
         self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
         self._near: dict[int, tuple[int, ...]] = {}
