@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from clustersim.errors import ClusterSimError
-from clustersim.paths import fresh
+from clustersim.outputs import fresh
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 gpu_option = click.option("--gpu", help="A GPU, such as H100: the machine is the shipped one that carries it.")

@@ -48,6 +48,6 @@ def _unsettled(result: Result) -> Iterator[str]:
     if abs(change) > SETTLED:
         word = "faster" if change > 0 else "slower"
         yield (
-            f"asynchronous: no steady state is reached, the last {len(steps) - half} steps are {abs(change):.1%} {word} "
-            f"than the {half} before, and more steps give other figures; {more}"
+            f"asynchronous: no steady state is reached, the last {len(steps) - half} steps are {abs(change):.1%} "
+            f"{word} than the {half} before, and more steps give other figures; {more}"
         )
