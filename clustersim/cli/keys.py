@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import inspect
@@ -67,9 +67,7 @@ def _classes(kind: str) -> set[type]:
         struct = left.pop()
         if struct not in found:
             found.add(struct)
-            info = inspect.type_info(struct)
-            assert isinstance(info, inspect.StructType)
-            left += [one.cls for field in info.fields for one in _structs(field.type)]
+            left += [one.cls for field in _info(struct).fields for one in _structs(field.type)]
     return found
 
 
@@ -111,8 +109,7 @@ def _roots(kind: str) -> Iterator[tuple[str, type]]:
 
 
 def _of(struct: type, path: str) -> Iterator[Key]:
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
+    info = _info(struct)
     meanings = said(struct, [field.encode_name for field in info.fields])
     if info.tag_field is not None and "[" not in path:
         yield Key(_joined(path, info.tag_field), f'"{info.tag}"', "required", first_sentence(struct))
@@ -124,6 +121,10 @@ def _of(struct: type, path: str) -> Iterator[Key]:
         several = isinstance(_bare(field.type), inspect.ListType | inspect.VarTupleType)
         for one in inner:
             yield from _of(one.cls, at + ("[]" if several else "") + (f"[{_tag(one)}]" if len(inner) > 1 else ""))
+
+
+def _info(struct: type) -> inspect.StructType:
+    return cast(inspect.StructType, inspect.type_info(struct))
 
 
 def _joined(path: str, name: str) -> str:
