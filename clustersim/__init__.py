@@ -111,6 +111,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("clustersim")
     if name in _HOME:
         value = getattr(import_module(f"clustersim.{_HOME[name]}"), name)
         globals()[name] = value

@@ -65,7 +65,6 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
 def _write(result: Result, folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
-    from clustersim.outputs import json_text
     from clustersim.traces import perfetto
     from clustersim.traces.saved import SavedRun
 
@@ -86,37 +85,20 @@ def _report(result: Result, page: Path) -> None:
     write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), page)
 
 
-ROWS = (
-    ("step time", "step_time_s", "time"),
-    ("samples per second", "samples_per_s", "number"),
-    ("tokens per second and GPU", "tokens_per_s_per_gpu", "number"),
-    ("MFU", "mfu", "percent"),
-    ("HFU", "hfu", "percent"),
-    ("compute", "compute_s", "time"),
-    ("communication", "communication_s", "time"),
-    ("exposed transfer", "exposed_transfer_s", "time"),
-    ("waiting for a peer", "waiting_for_peer_s", "time"),
-    ("bubble", "bubble_s", "time"),
-    ("sent per GPU and step", "bytes_sent_per_gpu", "bytes"),
-    ("peak memory per GPU", "peak_memory_bytes", "bytes"),
-)
-
-
 def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.cli.strategy_lines import lines
-    from clustersim.scenario.ran import ran, trust_words
+    from clustersim.scenario.ran import figures, ran, trust_words
 
     values = result.to_dict()
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for label, key, unit in ROWS:
-        if values.get(key) is not None:
-            table.add_row(label, _text(values[key], unit))
+    for row in figures(values):
+        table.add_row(*row)
     console = stdout()
     for what, words in ran(result.prepared):
         console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
@@ -147,6 +129,8 @@ def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from clustersim.scenario.ran import value_text
+
     if not volume["op"]:
         return
     table = Table(title="moved in a step, all GPUs together", title_justify="left", min_width=60)
@@ -155,7 +139,7 @@ def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
     for name in ("count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds)):
         table.add_column(name, justify="right")
     for i, name in enumerate(volume["op"]):
-        moved = (_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
+        moved = (value_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
         table.add_row(escape(name), f"{volume['count'][i]:,.0f}", *moved)
     console.print(table)
 
@@ -163,16 +147,8 @@ def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
 def _print_links(console: Console, links: list[dict[str, Any]]) -> None:
     from rich.markup import escape
 
+    from clustersim.scenario.ran import value_text
+
     for link in links[:3]:
-        used, moved = _text(link["utilisation"], "percent"), _text(link["bytes"], "bytes")
+        used, moved = value_text(link["utilisation"], "percent"), value_text(link["bytes"], "bytes")
         console.print(f"busy link: {escape(link['link'])}, {used} of its line rate ({moved})")
-
-
-def _text(value: float, unit: str) -> str:
-    from clustersim.units import format_bytes, format_time
-
-    if unit == "time":
-        return format_time(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"

@@ -157,7 +157,13 @@ class Bills:
         return total
 
     def _beside(
-        self, kernel: Task, who: Piece, start: Column, end: Column, above: int, pays: npt.NDArray[np.bool_] | None = None
+        self,
+        kernel: Task,
+        who: Piece,
+        start: Column,
+        end: Column,
+        above: int,
+        pays: npt.NDArray[np.bool_] | None = None,
     ) -> Column:
         """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives, for those who pay.
 

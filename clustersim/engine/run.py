@@ -15,9 +15,9 @@ from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
+from clustersim.engine.pieces import item
 from clustersim.engine.planning import PlanBook, Planner
 from clustersim.engine.play import Play
-from clustersim.engine.pieces import item
 from clustersim.engine.players import Flows, Player
 from clustersim.engine.replay import Replay
 from clustersim.engine.rows import Rows, timeline

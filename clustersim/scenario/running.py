@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim.device import AS_IS, Device, Speed
+from clustersim.errors import ClusterSimError
 from clustersim.memory import MemoryUse, Verdict
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import cores_of, cost_of
-from clustersim.scenario.ran import ran, trust
+from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.schema import version
 from clustersim.scenario.settled import outcome_notes
 from clustersim.scenario.slow import slowed
@@ -26,13 +29,17 @@ from clustersim.topology import GPU, Topology
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from clustersim.analysis.explain import Explanation
     from clustersim.analysis.where import Where
     from clustersim.scenario import Scenario
+    from clustersim.traces.saved import SavedRun
 
 LINK_COLUMNS = ("link", "utilisation", "bytes")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prepared:
     """Everything a run needs, before it runs.
 
@@ -73,6 +80,9 @@ class Prepared:
             )
         return Result(self, timeline)
 
+    def __repr__(self) -> str:
+        return f"<Prepared {self.scenario.title}: {self.gpus:,} GPUs of {self.topology.name}>"
+
     @property
     def backend(self) -> str:
         """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
@@ -111,9 +121,12 @@ class Prepared:
             yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run came to: its Timeline, and figures drawn from it."""
+    """What a run came to: its Timeline, and figures drawn from it.
+
+    Pictures and pages are of higher layers, so :meth:`plot` and :meth:`report` look them up when they are called.
+    """
 
     prepared: Prepared
     timeline: Timeline
@@ -192,6 +205,45 @@ class Result:
         if row.report is None:
             return {}
         return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
+
+    def __repr__(self) -> str:
+        step = format_time(self.summary["step_time_s"])
+        return f"<Result of {self.scenario.title}: {step} a step on {self.prepared.gpus:,} GPUs>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was run, and its figures."""
+        rows = [*ran(self.prepared), *figures({**self.summary, "peak_memory_bytes": self.memory.total})]
+        cells = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows)
+        return f"<table><caption>{escape(self.scenario.title)}</caption>{cells}</table>"
+
+    def explain(self) -> Explanation:
+        """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
+        from clustersim.analysis.explain import Facts, explain
+
+        return explain(self.timeline, Facts.of(self.to_dict()))
+
+    def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
+        """A picture: :func:`clustersim.plots.picture`, whose kinds are :data:`clustersim.plots.PICTURES`."""
+        figure: Figure = import_module("clustersim.plots").picture(kind, self._saved(), view)
+        return figure
+
+    def report(self, path: str | Path) -> None:
+        """Write one HTML page that says what it came to and why: :func:`clustersim.report.write_report`."""
+        import_module("clustersim.report").write_report(self._saved(), Path(path))
+
+    def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
+        """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
+        pandas."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ClusterSimError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.timeline.spans(ranks))
+
+    def _saved(self) -> SavedRun:
+        from clustersim.traces.saved import SavedRun
+
+        return SavedRun(self.timeline, self.prepared.topology, self.facts())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
