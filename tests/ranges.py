@@ -2,7 +2,7 @@
 
     python tests/ranges.py
 
-Reads the tables in ../shared/measurements; takes minutes, since each machine is predicted by constants fitted to the
+Reads the tables in tests/data/measurements; takes minutes, since each machine is predicted by constants fitted to the
 others. Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
 """
 
@@ -22,7 +22,7 @@ from clustersim.calibration.validate_steps import publisher, strategy_kind, vali
 from clustersim.ranges import FAMILIES, family, size_class
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = ROOT.parent / "shared" / "measurements"
+TABLES = ROOT / "tests" / "data" / "measurements"
 DATA = ROOT / "clustersim" / "data" / "ranges.toml"
 FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
@@ -69,17 +69,17 @@ def written(ranges: Mapping[str, Held], platforms: Sequence[str]) -> Iterator[st
 
 def main() -> None:
     """Measure, write and print."""
-    nccl = TABLES / "nccl_tests.csv"
+    nccl = TABLES / "nccl_tests.csv.gz"
     shipped = validate_nccl(nccl)["rows"]
     stepped = [
-        *validate_steps(TABLES / "training_steps.csv")["rows"],
-        *validate_steps(TABLES / "training_steps_hybrid.csv")["rows"],
+        *validate_steps(TABLES / "training_steps.csv.gz")["rows"],
+        *validate_steps(TABLES / "training_steps_hybrid.csv.gz")["rows"],
     ]
     ranges = {
         **collectives("published", shipped),
         **collectives("similar", cross_validate(nccl, "platform")["rows"]),
         **steps(stepped),
-        **memory(validate_memory(TABLES / "training_steps.csv")["rows"]),
+        **memory(validate_memory(TABLES / "training_steps.csv.gz")["rows"]),
     }
     platforms = sorted({row["topology"] for row in shipped if "skipped" not in row})
     DATA.write_text("\n".join(written(ranges, platforms)) + "\n")

@@ -1,7 +1,6 @@
 """Figures in the README and in the pages of the folders are what a command prints, and nothing else.
 
-A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``, where
-TABLE.csv is looked for in ../shared/measurements. ``python tests/readme.py`` writes all of them anew, draws the
+A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``. ``python tests/readme.py`` writes all of them anew, draws the
 pictures that ``--plot`` names, and dates the pages; ``tests/test_readme.py`` says when a part is stale.
 
 A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
@@ -29,7 +28,6 @@ PAGES = (
     *(ROOT / name / "README.md" for name in ("scenarios", "topologies", "tests", "notebooks", "clustersim")),
 )
 EVIDENCE = ROOT / "tests" / "README.md"
-TABLES = ROOT.parent / "shared" / "measurements"
 ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
 DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -49,7 +47,7 @@ def printed(arguments: str, *, draw: bool = False) -> str:
     ``draw``: pictures too. Without it ``--plot FILE`` is left out, so that asking changes nothing; a file that ``-o``
     names is written elsewhere for the same reason.
     """
-    words = [str(TABLES / word) if word.endswith(".csv") else word for word in shlex.split(arguments)]
+    words = shlex.split(arguments)
     if "--plot" in words and not draw:
         at = words.index("--plot")
         words = words[:at] + words[at + 2 :]

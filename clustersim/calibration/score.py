@@ -8,6 +8,9 @@ and the 90th percentile over cases.
 from __future__ import annotations
 
 import csv
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,21 @@ from clustersim.errors import ClusterSimError, TraceError, nearest
 from clustersim.ranges import Range
 
 Row = dict[str, Any]
+MOST_BYTES = 1 << 28
+"""Of a table, unpacked."""
 
 
 def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV file as dicts of text. Raises :class:`TraceError` naming the file and the first missing column."""
+    """Rows of a CSV file (a ``.gz`` is unpacked) as dicts of text.
+
+    Raises :class:`TraceError` naming the file and the first missing column.
+    """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as packed:
+            text = packed.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise TraceError(f"{path}: holds more than {MOST_BYTES >> 20} MiB, which no table of measurements does")
+        with io.StringIO(text.decode("utf-8-sig"), newline="") as file:
             reader = csv.DictReader(file, strict=True)
             columns = list(reader.fieldnames or [])
             for name in required:
@@ -32,7 +44,7 @@ def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]
                         f"{path}: no column {name!r} in the header; {nearest(name, columns or ['(empty)'])}"
                     )
             return [_whole(row, path, i) for i, row in enumerate(reader, start=2)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read as a CSV table: {error}") from None
 
 

@@ -65,6 +65,7 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
 def _write(result: Result, folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
+    from clustersim.outputs import json_text
     from clustersim.traces import perfetto
     from clustersim.traces.saved import SavedRun
 

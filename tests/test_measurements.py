@@ -1,0 +1,45 @@
+"""The measured tables that ship with the repository: whole, with their sources, and read packed as they are."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from clustersim.calibration.score import read_table
+from clustersim.errors import TraceError
+
+TABLES = sorted((Path(__file__).parent / "data" / "measurements").glob("*.csv.gz"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_every_row_names_its_source(path):
+    rows = read_table(path, ["source"])
+    assert len(rows) > 200
+    assert all(row["source"].strip() for row in rows)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_a_packed_table_is_the_one_it_was_made_from(path, shared):
+    original = (shared / "measurements" / path.name.removesuffix(".gz")).read_bytes()
+    assert gzip.decompress(path.read_bytes()) == original
+    assert read_table(path, []) == list(csv.DictReader(io.StringIO(original.decode("utf-8-sig"), newline="")))
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: b"no gzip", lambda packed: b""])
+def test_a_damaged_table_is_one_line(tmp_path, damage):
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(damage(gzip.compress(b"case_id,source\n" + b"a,b\n" * 1000)))
+    with pytest.raises(TraceError, match=r"t\.csv\.gz"):
+        read_table(file, ["case_id"])
+
+
+def test_a_table_that_unpacks_to_more_than_any_table_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("clustersim.calibration.score.MOST_BYTES", 100)
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(b"case_id\n" + b"x\n" * 1000))
+    with pytest.raises(TraceError, match="holds more than"):
+        read_table(file, ["case_id"])
