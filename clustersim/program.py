@@ -42,9 +42,13 @@ COLLECTIVES = (
     "scatter",
     "gather",
     "all_to_all",
+    "sendrecv",
     "barrier",
 )
-"""Kinds of :class:`Collective`, by torch.distributed's names."""
+"""Kinds of :class:`Collective`, by torch.distributed's names; ``sendrecv`` sends S bytes to the next member."""
+
+COPY_ENGINE = "CE"
+"""Protocol of a ``sendrecv`` that copy engines make over NVLink: no kernel, and so no channels to open."""
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "uint8": 1, "int64": 8}
 """Bytes of one element. ``tf32`` is stored as fp32."""

@@ -13,7 +13,7 @@ from clustersim.collectives import Group, Request
 from clustersim.collectives.nccl_backend import TUNED
 from clustersim.costs import Costs, generation
 from clustersim.errors import ProgramError
-from clustersim.program import COLLECTIVES
+from clustersim.program import COLLECTIVES, COPY_ENGINE
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements" / "nccl_tests.csv"
 MACHINES = [("hgx-h100", 1), ("hgx-h100", 3), ("hgx-a100", 2), ("dgx-1v", 1), ("pcie-rtx4090", 1), ("gb200-nvl72", 2)]
@@ -67,6 +67,18 @@ def test_a_pin_is_obeyed_and_a_pin_that_cannot_be_is_refused() -> None:
         collectives.plan(Request("broadcast", 1e9, algorithm="tree"), on)
     with pytest.raises(ProgramError, match="did you mean 'Ring'"):
         collectives.plan(Request("all_reduce", 1e9, algorithm="rign"), on)
+
+
+def test_copy_engines_move_a_middle_sized_message_at_the_rate_of_a_large_one() -> None:
+    """NCCL opens channels as a message grows; a copy engine has none to open."""
+    on = group("hgx-h100")
+    rates = {}
+    for protocol in (None, COPY_ENGINE):
+        times = [seconds(Request("sendrecv", size, protocol=protocol), on) for size in (1e8, 1e10)]
+        rates[protocol] = 1e8 / times[0], 1e10 / times[1]
+    assert rates[COPY_ENGINE][0] == pytest.approx(rates[COPY_ENGINE][1], rel=0.05)
+    assert rates[COPY_ENGINE][1] == pytest.approx(rates[None][1], rel=0.05)
+    assert rates[None][0] < 0.5 * rates[None][1]
 
 
 def test_an_algorithm_nccl_does_not_have_is_played_at_its_shares() -> None:

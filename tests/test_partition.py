@@ -17,6 +17,7 @@ from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import Exchange, Item, LocalLayer, Partition, Work, partition
 from clustersim.partition.listing import has_weights
 from clustersim.partition.stages import uniform, weighted
+from clustersim.partition.tensor import PARTED
 
 LLAMA = model("llama3.2-1b", seq_len=4096, implementation="fused")
 OVERLAPS = ("none", "bulk", "userbuffers", "async_tp")
@@ -122,9 +123,11 @@ def test_backward_has_every_kernel_of_forward_once_and_every_product_with_weight
 
 
 def _amounts(found: list[Kernel]) -> dict[str, float]:
-    """Backward traffic and FLOPs by kernel; pieces of one add up."""
+    """Backward traffic and FLOPs by kernel; pieces of one add up, and copies around exchanges are not the model's."""
     total: Counter[str] = Counter()
     for kernel in found:
+        if kernel.name in {"joined", PARTED, "partial sums"}:
+            continue
         total[kernel.name] += kernel.backward_flops + kernel.backward_nbytes
     return dict(total)
 
@@ -251,8 +254,24 @@ def test_pieces_of_an_exchange_move_what_the_whole_one_does_on_a_ring(overlap: s
         split = partition(LLAMA, ParallelConfig(tp=t, sequence_parallel=True, tp_overlap=how))
         block = split.stages[0].layers[1]
         found = exchanges(block.forward) + exchanges(block.backward)
-        sent[how] = sum(x.elements * (1 if x.kind == "ring" else (t - 1) / t) for x in found)
+        sent[how] = sum(x.elements * (1 if x.kind in {"ring", "copies"} else (t - 1) / t) for x in found)
     assert sent[overlap] == sent["none"]
+
+
+@pytest.mark.parametrize(("framework", "copies"), [("megatron", 0), ("torchtitan", 10)])
+def test_dtensor_copies_what_it_gathers_and_what_it_scatters_along_the_sequence(framework: str, copies: int) -> None:
+    """torch/distributed/_functional_collectives.py: chunk and cat where the dimension is not the first."""
+    config = ParallelConfig(framework=framework, tp=4, sequence_parallel=True)
+    block = partition(LLAMA, config).stages[0].layers[1]
+    found = exchanges(block.forward) + exchanges(block.backward)
+    names = [k.name for items in (block.forward, block.backward) for part in "FI" for k in kernels(items, part)]
+    assert sum(name in {"joined", PARTED} for name in names) == (copies and len(found))
+
+
+def test_operators_kept_by_selective_checkpointing_are_not_taken_apart_again() -> None:
+    config = ParallelConfig(framework="torchtitan", tp=4, sequence_parallel=True)
+    block = partition(LLAMA, config, Recompute("selective_op")).stages[0].layers[1]
+    assert PARTED not in [k.name for k in kernels(block.backward, "R")]
 
 
 def test_the_backward_all_reduce_runs_beside_the_weight_gradient_of_the_same_linear() -> None:
@@ -453,7 +472,9 @@ def test_a_ring_sends_on_what_has_come() -> None:
     config = ParallelConfig(tp=4, cp=4, sequence_parallel=True, tp_overlap="userbuffers")
     block = partition(LLAMA, config).stages[0].layers[1]
     for items in (block.forward, block.backward):
-        rings = [(i, item) for i, item in enumerate(items) if isinstance(item, Exchange) and item.kind == "ring"]
+        rings = [
+            (i, item) for i, item in enumerate(items) if isinstance(item, Exchange) and item.kind in {"ring", "copies"}
+        ]
         assert len(rings) in {3 * 2 + 3, 3 * 2 + 4}
         for (before, one), (_, other) in pairwise(rings):
             if one.name.rsplit(" ", 3)[0] == other.name.rsplit(" ", 3)[0]:

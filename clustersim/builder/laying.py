@@ -14,7 +14,7 @@ from clustersim.compute.local import LocalCost, Runs
 from clustersim.label import Label
 from clustersim.mesh import Mesh
 from clustersim.partition.base import Exchange, Item, LocalLayer, Stage, Work
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective, Compute, Recv, Send
+from clustersim.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collective, Compute, Recv, Send
 from clustersim.schedules.base import Action
 from clustersim.strategies.base import OpList
 from clustersim.strategies.walk import Part, Place
@@ -212,11 +212,11 @@ class Laid:
                 name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
             )
             return ops.add(came)
-        groups = here.groups(exchange.dims)
+        groups, copies = here.groups(exchange.dims), exchange.kind == "copies"
         return ops.add(
             Collective(
-                name, exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label,
-                matrix=exchange.matrix,
+                name, "sendrecv" if copies else exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim,
+                protocol=COPY_ENGINE if copies else None, step=step, label=label, matrix=exchange.matrix,
             )
         )  # fmt: skip
 

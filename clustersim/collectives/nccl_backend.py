@@ -24,6 +24,7 @@ from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
+from clustersim.program import COPY_ENGINE
 from clustersim.routing import router
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
@@ -253,6 +254,8 @@ def _p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
+    if request.protocol == COPY_ENGINE:
+        return lambda wire: hops + wire
     limit = _channel_limit(per_peer, group, costs)
     return lambda wire: norm(hops, max(wire, limit), costs.p2p_norm)
 

@@ -48,7 +48,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     ----------
     name : what travels: ``"attention output"``.
     kind : one of :data:`clustersim.program.COLLECTIVES`, or ``"ring"``: every rank of a group sends to the next one and
-        receives from the one before.
+        receives from the one before; or ``"copies"``: the same by copy engines, inside a node.
     dims : mesh dimensions whose groups exchange, such as ``("tp",)`` or ``("tp", "ep")``. Groups of one are left out by
         the builder.
     elements : per sample, of the full tensor: NCCL's S (for all_gather and reduce_scatter the gathered size, for

@@ -140,6 +140,12 @@ def pieces(kernel: Kernel, count: int) -> tuple[Kernel, ...]:
     return tuple(replace(each, launches=(kernel.launches + i) // count) for i in range(count))
 
 
+def copy(name: str, read: float, written: float) -> Kernel:
+    """A kernel, alike in every pass, that reads and writes so many elements per sample."""
+    moved = read + written
+    return Kernel(name, "memory", nbytes=moved, backward_nbytes=moved, launches=1, backward_launches=1)
+
+
 def forward_items(nodes: Nodes, part: str = "F") -> tuple[tuple[Item, ...], tuple[int, ...]]:
     """Items of a forward pass through nodes, and the exchanges that what follows must wait for."""
     out = Listing()

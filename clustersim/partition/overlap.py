@@ -8,7 +8,7 @@ the input gradient's product, a reduce_scatter beside the weight gradient's) are
 
 ``async_tp`` is PyTorch's micro-pipelining over symmetric memory (``_symmetric_memory.py``: ``fused_all_gather_matmul``
 and ``fused_matmul_reduce_scatter``): both kinds are t pieces with t - 1 point-to-point copies, also behind the input
-gradients of columns.
+gradients of columns; what t ranks sent is summed at the end. Copy engines make the copies, beside the SMs.
 
 The list has the pieces as works and exchanges with their needs; how many SMs a copy takes is not told here.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from clustersim.model import Kernel
 from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import pieces
+from clustersim.partition.nodes import copy, pieces
 
 PIPELINED = 4
 """Pieces of a product whose reduce_scatter is pipelined, Transformer Engine's ``num_splits``."""
@@ -40,7 +40,9 @@ def gathered_products(
         needs = tuple(steps[-1:]) or before
         label = f"{what} {i} of {tp - 1}"
         steps.append(
-            out.exchange(label, "ring", ("tp",), elements / tp, part, beside=True, needs=needs, communicator="tp ring")
+            out.exchange(
+                label, "copies", ("tp",), elements / tp, part, beside=True, needs=needs, communicator="tp ring"
+            )
         )
     out.work(name, parts[0], part)
     for step, piece in zip(steps, parts[1:], strict=True):
@@ -70,7 +72,9 @@ def reduced_products(
         out.work(name, piece, part)
         if ring and i == count - 1:
             break
-        label, kind = f"{what} {i + 1} of {count}", "ring" if ring else "reduce_scatter"
+        label, kind = f"{what} {i + 1} of {count}", "copies" if ring else "reduce_scatter"
         communicator = "tp ring" if ring else ""
         sent.append(out.exchange(label, kind, ("tp",), elements / count, part, beside=True, communicator=communicator))
     out.wait_for(*sent)
+    if ring:  # the sum of what came from every rank
+        out.work(name, (copy("partial sums", elements, elements / tp),), part)

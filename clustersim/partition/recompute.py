@@ -16,7 +16,7 @@ from clustersim.partition.dispatch import is_expert
 from clustersim.partition.listing import Listing, has_weights
 from clustersim.partition.nodes import Kernels, Local, Node, Nodes, forward_items
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns
+from clustersim.partition.tensor import PARTED, Columns
 
 ATTENTION_CORE = frozenset(
     {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}
@@ -182,7 +182,8 @@ def every_second(kernels: Kernels) -> frozenset[str]:
 
 
 def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item, ...], tuple[int, ...]]:
-    """The repeated forward under that policy: all but the named kernels, and but for reduce_scatters, which it saves.
+    """The repeated forward under that policy: all but the named kernels, and but for reduce_scatters, which it saves,
+    with what comes just before them.
 
     torchtitan distributed/activation_checkpoint.py ``_op_sac_save_list``.
     """
@@ -192,7 +193,7 @@ def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item,
     for i, item in enumerate(items):
         needs = tuple(place[n] for n in item.needs if n in place)
         if isinstance(item, Work):
-            kernels = tuple(kernel for kernel in item.kernels if kernel.name not in names)
+            kernels = tuple(kernel for kernel in item.kernels if kernel.name not in names | {PARTED})
             if not kernels:
                 continue
             left.append(Work(item.name, kernels, item.part, needs))

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from clustersim.model import Kernel
 from clustersim.partition import overlap
 from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels
+from clustersim.partition.nodes import Kernels, copy
 
 TP = ("tp",)
+PARTED = "parted"
+"""Name of the copy in front of a reduce_scatter that lays each rank's tokens together."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Manner:
     beside_weights : without sequence parallelism, backward's all_reduce runs beside the weight gradient.
     gathers_again : with it, the columns' gathered input is not kept but gathered once more for the weight gradient
         (Megatron-LM's autograd function); PyTorch's DTensor keeps it, as any linear keeps its input.
+    copies_shards : collectives cut tensors along the first dimension, DTensor's sequence is the second: what was
+        gathered is put together, and what is reduced taken apart, by a copy (torch.chunk and torch.cat in
+        torch/distributed/_functional_collectives.py).
     """
 
     tp: int
@@ -36,6 +41,19 @@ class Manner:
     overlap: str = "none"
     beside_weights: bool = True
     gathers_again: bool = True
+    copies_shards: bool = False
+
+    def gather(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
+        """All tokens of every rank, in front of a product."""
+        out.exchange(name, "all_gather", TP, elements, part)
+        if self.copies_shards:
+            out.work(work, (copy("joined", elements, elements),), part)
+
+    def scatter(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
+        """The sum of all ranks' partial products, of each rank's tokens."""
+        if self.copies_shards:
+            out.work(work, (copy(PARTED, elements, elements),), part)
+        out.exchange(name, "reduce_scatter", TP, elements, part)
 
     @property
     def pipelined(self) -> bool:
@@ -64,7 +82,7 @@ class Columns:
             overlap.gathered_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, part)
             return
         if self.manner.sequence_parallel:
-            out.exchange(name, "all_gather", TP, self.elements, part)
+            self.manner.gather(out, name, self.name, self.elements, part)
         out.work(self.name, self.kernels, part)
 
     def backward(self, out: Listing) -> None:
@@ -84,7 +102,7 @@ class Columns:
             overlap.reduced_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, "I", ring=True)
         else:
             out.work(self.name, self.kernels, "I")
-            out.exchange(name, "reduce_scatter", TP, self.elements, "I")
+            self.manner.scatter(out, name, self.name, self.elements, "I")
         out.work(self.name, self.kernels, "W", needs=again)
 
     def _all_reduced(self, out: Listing) -> None:
@@ -118,7 +136,10 @@ class Rows:
             overlap.reduced_products(out, self.name, name, self.kernels, self.elements, m.tp, part, ring=ring)
             return
         out.work(self.name, self.kernels, part)
-        out.exchange(name, "reduce_scatter" if m.sequence_parallel else "all_reduce", TP, self.elements, part)
+        if m.sequence_parallel:
+            m.scatter(out, name, self.name, self.elements, part)
+        else:
+            out.exchange(name, "all_reduce", TP, self.elements, part)
 
     def backward(self, out: Listing) -> None:
         """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
@@ -127,6 +148,6 @@ class Rows:
             overlap.gathered_products(out, self.name, name, self.kernels, self.elements, m.tp, "I")
         else:
             if m.sequence_parallel:
-                out.exchange(name, "all_gather", TP, self.elements, "I")
+                m.gather(out, name, self.name, self.elements, "I")
             out.work(self.name, self.kernels, "I")
         out.work(self.name, self.kernels, "W")
