@@ -82,6 +82,15 @@ def test_full_sharding_gathers_parameters_twice_and_reduces_gradients_once():
     assert sum(op.nbytes for op in ops(program, "reduce_scatter", 1)) == 4 * made.parameters
 
 
+def test_eight_bit_gathers_move_a_byte_an_element_of_all_but_the_root():
+    made = model()
+    config = FSDPConfig(param_dtype="bf16", reduce_dtype="fp32", float8_all_gather=True)
+    program = build(made, toy_cost(made), mesh(), config, 2, 0)
+    blocks = made.parameters - N
+    assert sum(op.nbytes for op in ops(program, "all_gather", 1)) == 2 * blocks + 2 * N
+    assert sum(op.nbytes for op in ops(program, "reduce_scatter", 1)) == 4 * made.parameters
+
+
 def test_the_root_is_gathered_once_unless_asked_otherwise_and_grad_op_gathers_everything_once():
     made = model(root=5 * N)
     for knobs, gathered in (({}, 2 * 6 + 5), ({"version": 1}, 2 * 6 + 5), ({"reshard_after_forward": True}, 2 * 11),

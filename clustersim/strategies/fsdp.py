@@ -180,7 +180,8 @@ class Shards:
             self.freed.append(self.kernel)
 
     def _param_bytes(self, unit: int) -> float:
-        return float(self.plan.units[unit].padded(self.plan.degree) * element_bytes(self.config)[0])
+        size = 1 if self.config.float8_all_gather and unit else element_bytes(self.config)[0]
+        return float(self.plan.units[unit].padded(self.plan.degree) * size)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

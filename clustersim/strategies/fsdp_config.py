@@ -40,6 +40,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     no_sync : gradients of all but the last micro-batch stay unsharded and are not reduced
         (``set_requires_gradient_sync(False)`` in version 2).
     clip_grad_norm : the norm is all-reduced before the optimizer.
+    float8_all_gather : weights of blocks' linears are cast on their shards and gathered in 8 bits; the root's are not
+        (torchao's ``enable_fsdp_float8_all_gather``).
     cpu_offload : shards, gradients and optimizer live on the host.
     pcie_bandwidth : then, of one GPU in one direction. dram_bandwidth : then, of a node; two sockets of the costs' host
         when absent.
@@ -61,6 +63,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     limit_all_gathers: bool = True
     no_sync: bool = False
     clip_grad_norm: bool = False
+    float8_all_gather: bool = False
     cpu_offload: bool = False
     pcie_bandwidth: str = "20 GB/s"
     dram_bandwidth: str | None = None
