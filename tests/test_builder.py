@@ -56,6 +56,13 @@ def test_the_engine_plays_every_executed_order_in_its_makespan(case):
     assert timeline.makespan == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 3)])
+def test_as_many_micro_batches_as_ranks_are_all_warm_up_and_no_call_pairs_them(p, v):
+    """Megatron-LM's ``all_warmup_microbatches``: paired, a rank would wait for a gradient it has not asked for yet."""
+    orders = schedule("interleaved_1f1b").order(p, v, p)
+    assert play(orders, mode="batched").makespan == pytest.approx(play(orders, mode="overlapped").makespan)
+
+
 @pytest.mark.parametrize(("p", "v", "m"), [(1, 1, 6), (2, 2, 4), (4, 2, 8), (4, 3, 12), (8, 2, 16)])
 def test_forwards_run_beside_backwards_of_other_micro_batches_without_a_deadlock(p, v, m):
     options = {"overlap_moe_expert_parallel_comm": True} if v > 1 else {}

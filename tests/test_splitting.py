@@ -10,6 +10,7 @@ from clustersim import scenario
 from clustersim.cli.describe import ranks_words
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.mesh import Mesh
+from clustersim.program import Collective, Compute, Send
 from clustersim.scenario.mesh_table import rank_view, rows
 from clustersim.scenario.parts import placed
 from clustersim.scenario.splitting import splits
@@ -253,3 +254,49 @@ def test_ranks_that_do_not_fit_are_shortened_from_the_middle(width):
     assert text.startswith("0")
     assert text.endswith("..., 99968")
     assert len(text) <= max(width, len("0, ..., 99968"))
+
+
+POST = """
+[cluster]
+topology = "hgx-a100"
+
+[model]
+name = "gpt2"
+seq_len = 128
+dtype = "fp16"
+options = { tied = false }
+
+[strategy]
+kind = "ddp"
+param_dtype = "fp16"
+
+[parallel]
+pp = 4
+microbatches = 8
+schedule = "zb_2p"
+
+[run]
+steps = 3
+jitter = 0.0
+"""
+
+
+def test_steps_validated_afterwards_follow_each_other_without_a_barrier(tmp_path):
+    """Stages are late by a forward each; a barrier at the end of a step pays that every step, none pays it once."""
+    runs = []
+    for said in ({}, {"parallel.enable_optimizer_post_validation": True}):
+        runs.append(read(tmp_path, POST, said))
+    barrier, free = (run.run().summary["step_time_s"] for run in runs)
+    assert free < barrier
+    names = [[op.name for op in run.prepare().program.roles[1].ops if isinstance(op, Collective)] for run in runs]
+    assert [sum("norm" in name for name in found) for found in names] == [3, 0]
+
+
+@pytest.mark.parametrize("framework", ["megatron", "oneflow"])
+def test_actors_of_oneflow_send_beside_the_next_kernel(tmp_path, framework):
+    text = POST.replace('schedule = "zb_2p"', f'schedule = "1f1b"\nframework = "{framework}"')
+    program = read(tmp_path, text).prepare().program
+    ops = program.roles[1].ops
+    sent = {i for i, op in enumerate(ops) if isinstance(op, Send)}
+    waited = any(sent & set(op.after) for op in ops if isinstance(op, Compute))
+    assert waited == (framework == "megatron")

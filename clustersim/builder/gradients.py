@@ -44,6 +44,7 @@ class ReplicaConfig:
     overlap_grad_reduce, overlap_param_gather : as in Megatron. bucket_size : parameters; None is Megatron's default.
     grad_dtype : of gradients and their reduction. param_dtype : of parameters.
     clip : whether the gradients' norm is all-reduced before the update (``clip_grad`` above 0).
+    validated_after : nobody waits for that norm, which is checked later.
     copies : HBM bytes per updated element besides the optimizer's own: gradients and masters copied between dtypes.
     accumulated : HBM bytes per element that adding a micro-batch's gradients to the kept ones moves; 0 where the
         products that make them do it.
@@ -56,6 +57,7 @@ class ReplicaConfig:
     grad_dtype: str = "fp32"
     param_dtype: str = "bf16"
     clip: bool = True
+    validated_after: bool = False
     copies: float = 6.0
     accumulated: float = 0.0
 
@@ -146,7 +148,8 @@ class Replicated:
         dtype = self.config.grad_dtype
         after = shared_gradients(self.here, self.ops, self.stage, self.tied, dtype, after)
         if self.config.clip:
-            after = clip(self.here, self.ops, float(self._updated() * DTYPE_BYTES[dtype]), after)
+            nbytes = float(self._updated() * DTYPE_BYTES[dtype])
+            after = clip(self.here, self.ops, nbytes, after, barrier=not self.config.validated_after)
         self._update(after)
 
     def _reduce(self, bucket: Bucket) -> None:

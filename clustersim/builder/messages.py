@@ -84,8 +84,13 @@ def _kind(slot: Slot) -> str:
 
 
 def _pairs(order: Sequence[Slot]) -> list[list[int]]:
-    """Slots between which an interleaved rank makes calls: a forward and the backward behind it are one block."""
+    """Slots between which an interleaved rank makes calls: a forward and the backward behind it are one block.
+
+    With as many micro-batches as ranks all forwards are warm-up (``all_warmup_microbatches``), and no slots are paired.
+    """
     warm_up = next((i for i, slot in enumerate(order) if _kind(slot) == "B"), len(order)) - 1
+    if all(_kind(slot) == "B" for slot in order[warm_up + 1 :]):
+        return [[i] for i in range(len(order))]
     blocks: list[list[int]] = []
     for i, slot in enumerate(order):
         after_forward = bool(blocks) and len(blocks[-1]) == 1 and _kind(order[blocks[-1][0]]) == "F"

@@ -48,13 +48,17 @@ def shared_gradients(
     return after
 
 
-def clip(here: Here, ops: OpList, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
+def clip(here: Here, ops: OpList, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
     """clip_grad_norm_: the norm of this rank's gradients, one number over *all* ranks, and the factor applied.
 
-    The all_reduce is a barrier: no stage updates before the slowest has its gradients. ``nbytes`` : of the gradients.
+    The all_reduce is a barrier: no stage updates before the slowest has its gradients; without, a stage goes on by
+    its own norm. ``nbytes`` : of the gradients.
     """
     rate = here.cost.where.device.stream_rate()
     normed = ops.compute("gradient norm", nbytes / rate, "gradient", after=after, nbytes=nbytes)
+    if not barrier:
+        ops.kernel = normed
+        return (normed,)
     met = collective(here, ops, "all_reduce", "gradient norm", 4.0, EVERYBODY, (normed,), "fp32")
     ops.kernel = ops.compute("clip gradients", 2 * nbytes / rate, "gradient", after=met, nbytes=2 * nbytes)
     return (ops.kernel,)

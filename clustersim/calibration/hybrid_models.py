@@ -23,8 +23,12 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> dict[str,
     """
     family = _family(row)
     name, options = family(row)
+    if stack.vocab and "vocabulary assumed" in row.get("notes", ""):
+        options["vocab"] = stack.vocab
     if stack.pads_vocab:
         options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, _whole(row, "tp") if row.get("tp") else 1)
+    if family is _gpt and not stack.tied:
+        options["tied"] = False
     if not stack.dropout or family in {_gated, _experts}:
         options |= {"attn_dropout": False, "hidden_dropout": False}
     if stack.fused_scores_and_loss:

@@ -72,7 +72,9 @@ def _played(table: Table, name: str, replicas: int, microbatches: int) -> float:
     parallel, cluster = table["parallel"], table["cluster"]
     ranks = replicas * parallel["tp"] * parallel["cp"] * parallel["pp"]
     # Parameters gathered beside the next forward need a next forward to be seen; else a step is like the one before.
-    steps = table["run"]["steps"] if parallel.get("overlap_param_gather") or table["strategy"]["kind"] == "fsdp" else 1
+    # So must a step that the next one does not wait for.
+    follows = parallel.get("overlap_param_gather") or parallel.get("optimizer_post_validation")
+    steps = table["run"]["steps"] if follows or table["strategy"]["kind"] == "fsdp" else 1
     changed = {
         **table,
         "cluster": cluster | {"nodes": max(1, ranks // cluster["gpus_per_node"])},

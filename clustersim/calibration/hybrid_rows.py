@@ -141,6 +141,8 @@ def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> dict[str, Any
     if not said and chunks > 1:
         said = "interleaved_1f1b"
     named: dict[str, Any] = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
+    if said.startswith("zb"):
+        named["optimizer_post_validation"] = True
     layers = _whole(row, "layers")
     if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):
         return named if int(found.group(1)) * stages == layers else named | _uneven(layers, stages)
@@ -194,7 +196,8 @@ def _strategy(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     """``[strategy]``, and what belongs to it in ``[parallel]``."""
     reduced = row["grad_reduce_dtype"]
     if row["fsdp"] == "1":
-        return {"kind": "fsdp", "reduce_dtype": reduced or "fp32"}, {}
+        narrow = {"float8_all_gather": True} if "fp8 all-gather" in row["other"] else {}
+        return {"kind": "fsdp", "reduce_dtype": reduced or "fp32", **narrow}, {}
     stage = _whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
         return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}

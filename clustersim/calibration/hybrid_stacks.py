@@ -26,6 +26,7 @@ class Stack:
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
+    vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
     source : where the defaults can be read.
     """
@@ -39,6 +40,8 @@ class Stack:
     optimizer_impl: str = "fused"
     dropout: bool = True
     fused_scores_and_loss: bool = False
+    vocab: int = 0
+    tied: bool = True
     pads_vocab: int = 128
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,9 +51,11 @@ _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispa
 STACKS = (
     Stack(
         "Megatron-LM, zero-bubble fork", r"zero-bubble", "megatron", "eager", "megatron",
-        "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_zero_bubble.sh: no --use-flash-attn, "
-        "fused kernels of "
-        "Megatron-LM 2023, plain DDP of one replica",
+        "sail-sg/zero-bubble-pipeline-parallelism examples/pretrain_{zbh1,zero_bubble}.sh, README.md: fused kernels of "
+        "Megatron-LM 2023, plain DDP of one replica; untied embeddings of a SentencePiece vocabulary, which the "
+        "paper's 14.6B and 28.3B say has 32,000 words; no overlap of p2p in 1F1B; the zero-bubble schedules validate "
+        "the optimizer's step afterwards",
+        vocab=32000, tied=False, parallel={"overlap_p2p_communication": False},
     ),
     Stack(
         "Megatron-DeepSpeed since 2023", r"megatron-deepspeed.* 202[3-9]", "deepspeed", "eager", "megatron",
@@ -93,11 +98,11 @@ STACKS = (
         parallel={"gradient_accumulation_fusion": False},
     ),
     Stack(
-        "OneFlow", r"libai|oneflow", "megatron", "eager", "megatron",
-        "LiBai configs/common/train.py and OneFlow's fused bias, GELU, dropout, scale-mask-softmax kernels; "
-        "gradients are "
-        "reduced as they are made",
-        fused_scores_and_loss=True, parallel={"overlap_grad_reduce": True},
+        "OneFlow", r"libai|oneflow", "oneflow", "eager", "megatron",
+        "Oneflow-Inc/libai libai/models/utils/graph_base.py and OneFlow-Benchmark LanguageModeling/GPT "
+        "oneflow_gpt/training.py: NCCL on the compute stream wherever the model is split; fused bias, GELU, dropout, "
+        "scale-mask-softmax kernels",
+        fused_scores_and_loss=True,
     ),
     Stack(
         "torchtitan, compiled", r"torchtitan.* torch\.compile", "torchtitan", "fa2", "fused",

@@ -108,12 +108,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ddp_bucket_size : [elements] of a gradient bucket; ``max(40e6, 1e6 dp)`` when absent. ddp_num_buckets : the same
         said by their number.
     grad_reduce_in_fp32 : gradients are reduced in fp32; for bf16 parameters when absent.
+    optimizer_post_validation : every stage updates as soon as it has its gradients, and what the norm of all of them
+        says is made good afterwards (sail-sg/zero-bubble-pipeline-parallelism); else the norm is a barrier.
     gradient_accumulation_fusion : the product that makes a weight gradient adds it to the kept one; without it a pass
         over all gradients does, in every micro-batch. On with Megatron when absent, off elsewhere.
     make_vocab_size_divisible_by : the vocabulary is padded to a multiple of this times ``tp``.
     """
 
-    framework: Literal["megatron", "torchtitan", "deepspeed"] = "megatron"
+    framework: Literal["megatron", "torchtitan", "deepspeed", "oneflow"] = "megatron"
     tp: AtLeastOne = 1
     pp: AtLeastOne = 1
     cp: AtLeastOne = 1
@@ -175,6 +177,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ddp_bucket_size: AtLeastOne | None = None
     ddp_num_buckets: AtLeastOne | None = None
     grad_reduce_in_fp32: bool | None = None
+    optimizer_post_validation: bool = False
     gradient_accumulation_fusion: bool | None = None
     make_vocab_size_divisible_by: AtLeastOne = 128
 

@@ -29,6 +29,7 @@ _MEGATRON = {
     "moe_pad_expert_input_to_capacity": "pad_to_capacity",
     "moe_shared_expert_overlap": "shared_expert_overlap",
     "overlap_moe_expert_parallel_comm": "ep_overlap",
+    "enable_optimizer_post_validation": "optimizer_post_validation",
     "accumulate_allreduce_grads_in_fp32": "grad_reduce_in_fp32",
 }
 _TORCHTITAN = {
@@ -149,9 +150,15 @@ PRESETS: dict[str, Callable[[Mapping[str, Any]], Values]] = {
         "deallocate_pipeline_outputs": False,
         "make_vocab_size_divisible_by": 1,
     },
+    "oneflow": lambda said: {
+        "tp_grad_overlap": False,
+        "gradient_accumulation_fusion": True,
+        "deallocate_pipeline_outputs": False,
+    },
 }
 """What a framework has where nothing is said (torchtitan/config/configs.py; deepspeed runtime/config.py,
-runtime/pipe/{engine,module}.py and moe/layer.py), from what is said; Megatron-LM's are the fields' own defaults."""
+runtime/pipe/{engine,module}.py and moe/layer.py; Oneflow-Inc/libai libai/models/utils/graph_base.py: NCCL on the
+compute stream, sums fused), from what is said; Megatron-LM's are the fields' own defaults."""
 
 
 def field_for(name: str) -> str | None:

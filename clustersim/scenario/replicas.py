@@ -97,6 +97,7 @@ def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfi
         bucket_size=parallel.ddp_bucket_size,
         grad_dtype="fp32" if wide else config.param_dtype,
         param_dtype=config.param_dtype,
+        validated_after=parallel.optimizer_post_validation,
         copies=6.0 if half else 0.0,
         accumulated=_accumulated(scenario, parallel, wide=wide),
     )

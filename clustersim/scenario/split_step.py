@@ -151,8 +151,11 @@ def _chunk_costs(parts: Partition, local: LocalCost) -> Costs:
 
 
 def _messages(parallel: ParallelConfig, row: Schedule) -> str:
-    """How stages wait for each other: as the framework's plain, interleaved or runtime schedule does."""
-    if parallel.framework == "torchtitan" or row.name not in {"1f1b", "gpipe", "interleaved_1f1b"}:
+    """How stages wait for each other: as the framework's plain, interleaved or runtime schedule does.
+
+    OneFlow's actors send what is made while they make the next.
+    """
+    if parallel.framework in {"torchtitan", "oneflow"} or row.name not in {"1f1b", "gpipe", "interleaved_1f1b"}:
         return "overlapped"
     if row.name == "interleaved_1f1b":
         return "overlapped" if parallel.overlap_p2p_communication else "batched"
