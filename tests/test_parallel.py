@@ -221,7 +221,6 @@ WRONG = {
                            "vpp = 2 contradicts 2 layers a chunk, which make 4 on each rank (at $.parallel.vpp)"),
     "chunks of layers": ({"pp": 4, "layers_per_virtual_stage": 6}, LLAMA, 64,
                          "makes 6 chunks of 32 layers, which pp 4 does not divide; use 4 or 8"),
-    "layout": ({"pp": 2, "layout": "Et*10|t*10L"}, LLAMA, 64, "layout holds 20 layers; the model has 32"),
     "layout of other stages": ({"pp": 2, "layout": (9, 9, 14)}, LLAMA, 64, "layout has 3 stages, which pp 2 and vpp 1"),
     "layout and vpp": ({"pp": 2, "vpp": 2, "layout": (16, 16)}, LLAMA, 64, "layout has 2 stages, which pp 2 and vpp 2"),
     "layout and the ends": ({"pp": 2, "layout": (16, 16), "decoder_last_pipeline_num_layers": 4}, LLAMA, 64,

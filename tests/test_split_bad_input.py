@@ -28,7 +28,7 @@ WRONG = [
     (PIPELINE, {"schedule": "dualpipe", "microbatches": 25}, "the nearest that works is 26 (at $.parallel"),
     (PIPELINE, {"schedule": "pipedream_2bw", "microbatches": 4}, "the nearest that works is 8 (at $.parallel"),
     (PIPELINE, {"schedule_csv": "none.csv"}, "none.csv: No such file or directory (at $.parallel.schedule_csv)"),
-    (PIPELINE, {"layout": [6, 6, 6, 6, 6, 6, 6, 5]}, "layout holds 47 layers; the model has 48 (at $.parallel.layout)"),
+    (PIPELINE, {"layout": [6, 6, 6, 6, 6, 6, 6, 5]}, "layout has 8 stages of 47 layers together; the pipeline has 8"),
     (PIPELINE, {"layout": "Et*6|(t*6|*6,t*6L"}, "cannot read '('; write E, t, m, L, '|', '*n' and parentheses"),
     (PIPELINE, {"layout": [24, 24]}, "layout has 2 stages, which pp 8 and vpp 1 do not make (at $.parallel.layout)"),
     (PIPELINE, {"layout": [8, 0, 8, 8, 8, 8, 8, 0]}, "stage 1 of 8 has no layer; give it one (at $.parallel.layout)"),

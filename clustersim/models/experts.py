@@ -87,15 +87,3 @@ def _shared_kernels(s: Shape, e: Experts) -> Kernels:
         *scaled,
         K.memory("shared_sum", float(t * h), K.Passes(3, 3)),
     )
-
-
-def expert_activations(s: Shape, e: Experts, saved: float) -> float:
-    """Elements per token that a mixture keeps for backward: permuted rows, hidden layers, what experts said (for the
-    gradients of the weights it is summed by), and the input of router and shared experts.
-
-    Mixtral's figure is without its router's input and its experts' outputs.
-    """
-    rows = e.per_token * (s.d_model + saved * e.width)
-    if s.family == "mixtral":
-        return rows
-    return rows + e.per_token * s.d_model + s.d_model + saved * e.shared

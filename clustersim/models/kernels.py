@@ -7,6 +7,7 @@ PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clustersim.model import Kernel
@@ -86,6 +87,12 @@ def memory(
         cut=cut,
         saved=saved * elements,
     )
+
+
+def kept(kernels: Sequence[Kernel]) -> float:
+    """Elements per sample that kernels keep for backward, each its own: ``17 s h`` of a block with dropout (34 bytes in
+    16 bits) plus ``2.5 a s^2`` of eager attention (Korthikanti et al., arXiv:2205.05198)."""
+    return float(sum(kernel.saved for kernel in kernels))
 
 
 def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | None = None) -> Kernel:

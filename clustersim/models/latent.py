@@ -45,9 +45,3 @@ def _norm(s: Shape, name: str, width: int) -> Kernel:
     """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
     flops = 2.0 * s.seq_len * width
     return replace(K.norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
-
-
-def latent_kept(s: Shape, a: Latent) -> float:
-    """Elements per token kept for backward between the block's normed input and the output projection."""
-    norms = (K.norm_passes(s).saved + 1) * (a.q_rank + a.kv_rank)
-    return norms + 2 * s.width + 2 * s.heads * a.value

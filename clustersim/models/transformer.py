@@ -12,8 +12,8 @@ from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model
 from clustersim.models import kernels as K
 from clustersim.models.base import Shape, checked
-from clustersim.models.experts import expert_activations, expert_kernels
-from clustersim.models.latent import latent_kept, latent_projections
+from clustersim.models.experts import expert_kernels
+from clustersim.models.latent import latent_projections
 from clustersim.models.naming import FAMILIES, Family
 
 
@@ -111,9 +111,9 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     names = FAMILIES[s.family]
     boundary = float(s.seq_len * s.d_model)
     shapes = [s.of_block(i) for i in range(s.layers)]
-    body = {variant: (_block_kernels(variant), _block_activations(variant)) for variant in dict.fromkeys(shapes)}
+    body = {variant: _block_kernels(variant) for variant in dict.fromkeys(shapes)}
     blocks = [
-        Layer(f"layers.{i}", "block", names.block(of, i), body[of][0], activation_bytes=body[of][1],
+        Layer(f"layers.{i}", "block", names.block(of, i), body[of], activation_bytes=K.kept(body[of]),
               boundary_bytes=boundary)
         for i, of in enumerate(shapes)
     ]  # fmt: skip
@@ -148,7 +148,7 @@ def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
         K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *_block_kernels(of),
         *_head_kernels(s, t),
     )  # fmt: skip
-    kept = _block_activations(of) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
+    kept = K.kept(_block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
     return tuple(
         Layer(f"mtp.{i}", "mtp", names.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
         for i in range(s.mtp)
@@ -217,23 +217,6 @@ def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
         K.mlp_activation(s, "activation", float(t) * s.d_ff),
         K.linear("down", t, s.d_ff, h),
     )
-
-
-def _block_activations(s: Shape) -> float:
-    """Values a block keeps, in elements: ``17 s h`` with dropout (34 bytes in 16 bits) plus ``2.5 a s^2`` if eager.
-
-    Korthikanti et al., arXiv:2205.05198, generalised to grouped queries, gated MLPs and norms that save more.
-    """
-    t, h = float(s.seq_len), float(s.d_model)
-    norms = 2 * K.norm_passes(s).saved * h
-    attention = h + (latent_kept(s, s.latent) if s.latent else 2 * s.width + 2 * s.kv_width)
-    saved = K.activation_passes(s).saved
-    mlp = expert_activations(s, s.experts, saved) if s.experts else h + saved * s.d_ff
-    masks = 2 * 0.5 * h if s.hidden_dropout else 0.0
-    square = 0.0
-    if s.attention == "eager":
-        square = s.heads * t * t * (2.5 if s.attn_dropout else 1.0)
-    return t * (norms + attention + mlp + masks) + square
 
 
 def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:

@@ -60,7 +60,6 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     per_sample : False where the size does not grow with the micro-batch (counts of tokens).
     communicator : name of the communicator, and so of the stream; empty for its dimensions' names joined.
     matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, over ``elements``.
-    sms : SMs that its kernels hold while it runs, where they are not NCCL's (DeepEP's 20).
     """
 
     name: str
@@ -73,7 +72,6 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     per_sample: bool = True
     communicator: str = ""
     matrix: ByteMatrix | None = None
-    sms: int = 0
 
 
 Item: TypeAlias = Work | Exchange
@@ -99,7 +97,7 @@ class LocalLayer:
     repeated : elements per sample that a repeated forward brings back while this layer's backward runs.
     fp32_kept : elements per sample kept in fp32 whatever the activations' type (logits and softmax of the loss).
     expert_load : rows that each expert-parallel position receives, over their mean; empty where all are alike. It
-        multiplies the duration of works named ``"experts"``, and what they keep.
+        multiplies the duration of works named ``"experts"``. What is kept is the busiest position's.
     stashed : elements per sample of output gradients that weight gradients need: held from I to W where a schedule
         separates them (they are what makes a delayed W cost memory, arXiv:2401.10241 s4).
     """

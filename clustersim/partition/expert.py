@@ -92,6 +92,7 @@ def expert_nodes(
     first = tuple(local_kernel(k, share) for k in kernels if k.name in {"router", "top_k"})
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
     permute, unpermute = inside.pop("dispatch"), inside.pop("combine")
+    inside = {name: _at_the_busiest(kernel, spread) for name, kernel in inside.items()}
     shared = shared_nodes(tuple(k for k in kernels if k.name.startswith("shared_")), share, manner, spread.mixture)
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
@@ -124,6 +125,11 @@ def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
         nbytes=moved, backward_nbytes=2 * moved, repeat=experts, launches=1, backward_launches=2,
         saved=kernel.saved * here / (1 if column else etp),
     )  # fmt: skip
+
+
+def _at_the_busiest(kernel: Kernel, spread: Spread) -> Kernel:
+    """Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most."""
+    return replace(kernel, saved=kernel.saved * max(spread.routed.load, default=1.0))
 
 
 def _scaled(kernel: Kernel, part: float, launches: int, backward_launches: int) -> Kernel:

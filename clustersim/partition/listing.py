@@ -60,7 +60,6 @@ class Listing:
         per_sample: bool = True,
         communicator: str = "",
         matrix: ByteMatrix | None = None,
-        sms: int = 0,
     ) -> int:
         """Append an exchange and return its index.
 
@@ -69,9 +68,7 @@ class Listing:
         """
         if not beside:
             needs = tuple(sorted({*needs, *self.waiting}))
-        self.items.append(
-            Exchange(name, kind, dims, elements, part, needs, dtype, per_sample, communicator, matrix, sms)
-        )
+        self.items.append(Exchange(name, kind, dims, elements, part, needs, dtype, per_sample, communicator, matrix))
         index = len(self.items) - 1
         if not beside:
             self.waiting = (index,)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -14,9 +12,6 @@ from clustersim.partition.dispatch import EP, Spread, read_counts
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels
 from clustersim.partition.routing import distinct
-
-FLEX_SMS: Mapping[str, int] = MappingProxyType({"deepep": 20, "hybridep": 16})
-"""SMs their kernels hold: Megatron-LM's ``moe_deepep_num_sms`` and ``moe_hybridep_num_sms``."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class TwoHops:
         return (permute,), (unpermute,)
 
     def _hops(self, out: Listing, what: str, part: str, *, home: bool = False) -> None:
-        s, sms = self.spread, FLEX_SMS[self.spread.backend]
+        s = self.spread
         if s.ep == 1:
             return
         width, before = s.tokens * s.mixture.hidden, out.waiting
@@ -65,7 +60,7 @@ class TwoHops:
             posted.append(
                 out.exchange(
                     f"{what} {hop}", "all_to_all", EP, width * copies, part, beside=True, needs=before,
-                    communicator=f"ep {hop}", matrix=way, sms=0 if posted else sms,
+                    communicator=f"ep {hop}", matrix=way,
                 )
             )  # fmt: skip
         out.waiting = tuple(posted)
