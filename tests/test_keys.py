@@ -78,7 +78,8 @@ def test_what_is_listed_has_names_and_something_to_say(what):
 
 
 def test_keys_are_printed_without_a_scenario(clustersim):
-    done = clustersim("describe", "--keys", "plan", "--markdown")
+    done = clustersim("schema", "plan", "--markdown")
     assert done.returncode == 0
     assert "| `limits.deadline` | time with unit |" in done.stdout
+    assert "limits.deadline" in clustersim("describe", "--keys", "plan").stdout
     assert clustersim("describe").returncode == 2

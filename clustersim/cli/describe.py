@@ -6,45 +6,96 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
-from clustersim.cli.common import set_option, working
-from clustersim.cli.keys import KINDS
-from clustersim.cli.listing import show_keys
+from clustersim.cli.common import json_option, print_json, set_option, working
+from clustersim.cli.folding import folded
+from clustersim.cli.listing import keys_option
 
 if TYPE_CHECKING:
     from clustersim.mesh import Mesh
+    from clustersim.scenario.running import Prepared
     from clustersim.topology import Topology
 
 
 @click.command(short_help="Print a scenario's mesh and Program before it runs.")
-@click.argument("scenario", required=False)
-@click.option("--keys", "kind", type=click.Choice(list(KINDS)), help="Instead: every key of a file of this kind.")
-@click.option("--markdown", is_flag=True, help="Print the keys as a Markdown table.")
+@click.argument("scenario")
+@keys_option
 @set_option
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose place and op list.")
 @click.option("--mesh", "only_mesh", is_flag=True, help="Only the mesh: degrees, groups, links and the rank's place.")
-def describe(
-    scenario: str | None, kind: str | None, markdown: bool, changes: tuple[str, ...], rank: int, only_mesh: bool
-) -> None:
+@click.option("--all", "every", is_flag=True, help="Every op: repeated layers and micro-batches are printed once else.")
+@json_option
+def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool, every: bool, as_json: bool) -> None:
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,
     and that rank's streams, buckets, sizes and what waits for what."""
-    if kind is not None:
-        show_keys(kind, markdown)
-        return
-    if scenario is None:
-        raise click.UsageError("name a scenario, or a kind of file with --keys")
     from clustersim import scenario as scenarios
     from clustersim.scenario.parts import placed
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     with working(f"building {loaded.name}"):
         topology, mesh = placed(loaded)
+        prepared = None if only_mesh else loaded.prepare()
+        if as_json:
+            print_json(_facts(topology, mesh, rank, prepared))
+            return
         lines = list(_mesh(topology, mesh))
         if rank < mesh.workers or only_mesh:
             lines += ["", *_rank(topology, mesh, rank)]
-        if not only_mesh:
-            lines += ["", loaded.prepare().describe(rank)]
+        if prepared is not None:
+            text = prepared.describe(rank).splitlines()
+            lines += ["", *(text if every else folded(text))]
     click.echo("\n".join(lines))
+
+
+def _facts(topology: Topology, mesh: Mesh, rank: int, prepared: Prepared | None) -> dict[str, object]:
+    """The same in plain values: what ``--json`` prints."""
+    from clustersim.scenario.mesh_table import rank_view, rows
+
+    layout = mesh.layout
+    facts: dict[str, object] = {
+        "ranks": mesh.workers,
+        "nodes": mesh.n_nodes,
+        "order": list(layout.tokens),
+        "degrees": {name: layout.sizes[name] for name in ("tp", "cp", "dp", "pp", "ep", "etp", "edp")},
+        "groups": [to_builtins(row) for row in rows(topology, mesh)],
+    }
+    if rank < mesh.workers:
+        view = rank_view(topology, mesh, rank)
+        groups = [{"dims": list(dims), "ranks": list(members)} for dims, members in view.groups.items()]
+        facts["rank"] = {"rank": rank, "vertex": view.vertex, "environment": view.environment, "groups": groups}
+    if prepared is not None:
+        facts |= _program(prepared, rank)
+    return facts
+
+
+def _program(prepared: Prepared, rank: int) -> dict[str, object]:
+    """What a rank computes and holds, and its op list."""
+    split, text = prepared.split, prepared.program.describe(rank)  # which says where there is no such rank
+    role = next(role for role in prepared.program.roles if rank in role.ranks)
+    stages = () if split is None else zip(split.partition.stages, split.memory, strict=True)
+    return {
+        "scenario": prepared.scenario.name,
+        "model": prepared.model.name,
+        "parameters": prepared.model.parameters,
+        "device_bytes": prepared.device.memory_bytes,
+        "memory_bytes": prepared.memory.total,
+        "stages": [
+            {
+                "layers": [[layer.name for layer in chunk.layers] for chunk in stage.chunks],
+                "parameters": stage.parameters + stage.expert_parameters,
+                "memory_bytes": use.total,
+                "peak": use.peak,
+            }
+            for stage, use in stages
+        ],
+        "notes": list(prepared.notes),
+        "ops": [
+            {"name": op.name, "stream": op.stream, "step": op.step, "phase": op.phase, "bytes": op.nbytes,
+             "after": list(op.after), "text": line.strip()}
+            for op, line in zip(role.ops, text.splitlines(), strict=True)
+        ],
+    }  # fmt: skip
 
 
 def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:

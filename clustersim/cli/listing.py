@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout
+from clustersim.cli.common import Decorator, json_option, print_json, stdout
 from clustersim.cli.keys import KINDS, first_sentence, keys, schema
 from clustersim.paths import data_path, shipped
 
@@ -134,8 +134,7 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
-def show_keys(kind: str, markdown: bool) -> None:
-    """Every key of a file kind as a table."""
+def _show_keys(kind: str, markdown: bool) -> None:
     rows = [
         {"key": f"`{key.path}`" if markdown else key.path, "holds": key.type, "default": key.default}
         | {"meaning": key.meaning}
@@ -144,8 +143,25 @@ def show_keys(kind: str, markdown: bool) -> None:
     _show(rows, f"keys of a {kind} file", markdown)
 
 
+def _keys_alone(context: click.Context, _: click.Parameter, kind: str | None) -> None:
+    """Print them and leave: no scenario is asked for."""
+    if kind is not None:
+        _show_keys(kind, markdown=False)
+        context.exit()
+
+
+keys_option: Decorator = click.option(
+    "--keys", type=click.Choice(list(KINDS)), callback=_keys_alone, is_eager=True, expose_value=False,
+    help="Instead: every key of a file of this kind.",
+)  # fmt: skip
+
+
 @click.command("schema", short_help="Print the JSON Schema of a file kind, for editors.")
 @click.argument("kind", type=click.Choice(list(KINDS)))
-def schema_(kind: str) -> None:
+@click.option("--markdown", is_flag=True, help="Instead: every key as a Markdown table.")
+def schema_(kind: str, markdown: bool) -> None:
     """Print the JSON Schema of a scenario, topology, plan or sweep file; editors that know TOML check files by it."""
-    print_json(schema(kind))
+    if markdown:
+        _show_keys(kind, markdown)
+    else:
+        print_json(schema(kind))
