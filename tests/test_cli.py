@@ -68,7 +68,13 @@ def test_run_json_has_every_promised_figure(resnet):
 
 def test_run_writes_its_files_whole_and_nothing_else(resnet):
     values, folder = resnet
-    assert sorted(path.name for path in folder.iterdir()) == ["gantt.png", "result.json", "run.npz", "trace.json.gz"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "clustersim.json",
+        "gantt.png",
+        "result.json",
+        "run.npz",
+        "trace.json.gz",
+    ]
     assert json.loads((folder / "result.json").read_text()) == values
     with gzip.open(folder / "trace.json.gz", "rt") as file:
         assert len(json.load(file)["traceEvents"]) > 100
