@@ -8,7 +8,7 @@ for, :meth:`Timeline.per_op` sums over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import Block, Columns, Extents, RankSets, joined, totals
+from clustersim.blocks import AT_ONCE, Block, Columns, Extents, RankSets, joined, totals
 from clustersim.label import Label
+from clustersim.sheets import Rows, Sheet, Shelf, expanded
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -171,10 +172,10 @@ class Timeline:
             vars(self).update(zip(_ROWS, (tuple(book.sets), *made), strict=True))
             return vars(self)[name]
 
-    def _rows(self) -> tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats]:
+    def _rows(self) -> Rows:
         """Rank sets and rows of everything outside :attr:`blocks`."""
         if "_narrow" in vars(self):
-            narrow: tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats] = vars(self)["_narrow"]
+            narrow: Rows = vars(self)["_narrow"]
             return narrow
         return self.rank_sets, self.row_op, self.row_set, self.row_ready, self.row_start, self.row_end
 
@@ -198,12 +199,15 @@ class Timeline:
         """
         return dict(self._per_op)
 
-    def ranks_per_op(self) -> Ints:
-        """(n_ops,) how many ranks did each op: ``ranks`` of :meth:`per_op`, without looking at a time."""
+    def ranks_per_op(self, below: int | None = None) -> Ints:
+        """(n_ops,) how many ranks did each op, of those ``below`` a number: of all, ``ranks`` of :meth:`per_op`."""
         sets, op, of, *_ = self._rows()
-        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
-        ranks = np.bincount(op, weights=sizes, minlength=len(self.ops)).astype(np.int64)
-        np.add.at(ranks, [block.op for block in self.blocks], [len(block.ranks) for block in self.blocks])
+        who = {id(block.ranks): block.ranks for block in self.blocks}
+        least = self.world_size if below is None else below
+        sizes = np.array([len(s) if least >= self.world_size else (s < least).sum() for s in sets], dtype=np.int64)
+        ranks = np.bincount(op, weights=sizes[of], minlength=len(self.ops)).astype(np.int64)
+        count = {key: int((mine < least).sum()) for key, mine in who.items()}
+        np.add.at(ranks, [block.op for block in self.blocks], [count[id(block.ranks)] for block in self.blocks])
         return ranks
 
     @cached_property
@@ -230,47 +234,39 @@ class Timeline:
 
         ``ranks`` None means all of them. The dict goes straight into ``pandas.DataFrame``.
         """
-        wanted = None if ranks is None else np.asarray(sorted(set(ranks)), dtype=np.int64)
-        parts = [self._row_spans(wanted), *_block_spans(self.blocks, wanted)]
-        columns = {
-            name: np.concatenate([part[i] for part in parts])
-            for i, name in enumerate(("rank", "op", "ready", "start", "end"))
-        }
-        order = np.lexsort((columns["op"], columns["start"], columns["rank"]))
-        return {name: column[order] for name, column in columns.items()}
+        wanted = np.arange(self.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+        parts = [_by_start(sheet) for sheet in self.sheets(wanted)]
+        none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
+        columns = [np.concatenate(column) for column in zip(none, *parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks
+        return {name: column[order] for name, column in zip(_SPAN, columns, strict=True)}
 
-    def _row_spans(self, wanted: Ints | None) -> Columns:
-        """Rank, op, ready, start and end of each span of the rows."""
-        sets, op, of, ready, start, end = self._rows()
-        sizes = np.array([len(s) for s in sets], dtype=np.int64)
-        members = np.concatenate(sets) if sets else np.array([], dtype=np.int64)
-        if wanted is not None:
-            kept = np.isin(members, wanted)
-            owner = np.repeat(np.arange(len(sizes)), sizes)[kept]
-            members, sizes = members[kept], np.bincount(owner, minlength=len(sizes))
-        repeat = sizes[of]
-        # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
-        inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-        rank = members[np.repeat((np.cumsum(sizes) - sizes)[of], repeat) + inside]
-        ready, start, end = (np.repeat(column, repeat) for column in (ready, start, end))
-        return rank, np.repeat(op, repeat), ready, start, end
+    def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
+        """Every span of these ranks (ascending) as tables of about ``at_once`` spans."""
+        return self.shelf.sheets(ranks, at_once)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """Rows and blocks by the ranks that did them."""
+        return Shelf(self._rows(), self.blocks, self.world_size)
+
+    @cached_property
+    def _alike(self) -> tuple[Ints, Ints]:
+        _, first, of_rank = np.unique(self.shelf.courses(), return_index=True, return_inverse=True)
+        number = np.argsort(np.argsort(first))
+        representatives: Ints = np.sort(first).astype(np.int64)
+        return representatives, number[of_rank]
 
 
 _ROWS = ("rank_sets", "row_op", "row_set", "row_ready", "row_start", "row_end")
+_SPAN = ("rank", "op", "ready", "start", "end")
 
 
-def _block_spans(blocks: tuple[Block, ...], wanted: Ints | None) -> list[Columns]:
-    """Rank, op, ready, start and end of each span of the blocks."""
-    places: dict[int, Ints] = {}
-    spans = []
-    for block in blocks:
-        ranks, at = block.ranks, places.get(id(block.ranks))
-        if at is None:
-            at = np.arange(len(ranks)) if wanted is None else np.flatnonzero(np.isin(ranks, wanted))
-            places[id(ranks)] = at
-        ready, start, end = (column[at] if len(column) > 1 else np.repeat(column, len(at)) for column in block.times)
-        spans.append((ranks[at], np.full(len(at), block.op, dtype=np.int64), ready, start, end))
-    return spans
+def _by_start(sheet: Sheet) -> Columns:
+    """Spans of a sheet one after another: by rank, then start, then op."""
+    order = np.argsort(sheet.start, axis=1, kind="stable")
+    times = (np.take_along_axis(column, order, axis=1).ravel() for column in (sheet.ready, sheet.start, sheet.end))
+    return np.repeat(sheet.ranks, len(sheet.op)), sheet.op[order].ravel(), *times  # type: ignore[return-value]
 
 
 def alike(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -279,91 +275,16 @@ def alike(timeline: Timeline) -> tuple[Ints, Ints]:
     Whatever is computed per rank needs only the representatives, so a run whose ranks behave alike costs the same to
     analyse at 8 ranks and at 16,384. Classes are numbered by their lowest rank, which represents them.
     """
-    sets, _, of, *_ = timeline._rows()
-    rng = np.random.default_rng(0)
-    # Two ranks are alike when they are in the same sets: compare sums of one random 63-bit number per set.
-    mark = rng.integers(2**63, size=len(sets), dtype=np.uint64)
-    signature = np.zeros(timeline.world_size, dtype=np.uint64)
-    for s in np.unique(of).tolist():
-        signature[sets[s]] += mark[s]
-    for block in timeline.blocks:  # and where each has its own times, when those are the same bits
-        for column in block.times:
-            bits = column.view(np.uint64)
-            odd = rng.integers(2**63, size=2, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-            signature[block.ranks] += (bits ^ (bits >> np.uint64(31))) * odd[0] + odd[1]
-    _, first, of_rank = np.unique(signature, return_index=True, return_inverse=True)
-    number = np.argsort(np.argsort(first))
-    representatives: Ints = np.sort(first).astype(np.int64)
-    return representatives, number[of_rank]
+    return timeline._alike
 
 
 def step_ends(timeline: Timeline) -> Floats:
     """(steps, world_size) float [s]: when each rank's last op of each step ended; 0 where it did nothing in it."""
     step = np.array([op.step for op in timeline.ops], dtype=np.int64)
     ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
-    rank, op, _, _, end = timeline._row_spans(None)
+    rank, op, _, _, end = expanded(timeline._rows())
     np.maximum.at(ended, (step[op], rank), end)
     for block in timeline.blocks:
         row = ended[step[block.op]]
         row[block.ranks] = np.maximum(row[block.ranks], block.end)
     return ended
-
-
-def first_ranks(timeline: Timeline, n: int) -> Timeline:
-    """The same run as its first ``n`` ranks saw it."""
-    if n >= timeline.world_size:
-        return timeline
-    sets, *rows = timeline._rows()
-    sets = tuple(ranks[ranks < n] for ranks in sets)
-    kept = np.array([len(ranks) > 0 for ranks in sets], dtype=bool)[rows[1]]
-    blocks = tuple(block.of_ranks(block.ranks < n) for block in timeline.blocks if block.ranks.min() < n)
-    nodes = None if timeline.rank_node is None else timeline.rank_node[:n]
-    return _with(timeline, n, sets, tuple(column[kept] for column in rows), blocks, nodes)
-
-
-def of_ops(timeline: Timeline, chosen: npt.NDArray[np.bool_]) -> Timeline:
-    """The same run without the spans of other ops; ``chosen`` is (n_ops,) bool."""
-    sets, *rows = timeline._rows()
-    kept = chosen[rows[0]]
-    blocks = tuple(block for block in timeline.blocks if chosen[block.op])
-    columns = tuple(column[kept] for column in rows)
-    return _with(timeline, timeline.world_size, sets, columns, blocks, timeline.rank_node)
-
-
-def between(timeline: Timeline, begin: float, end: float) -> Timeline:
-    """The same run as it was between two times [s]: spans that touch them, cut off there, with every op's step."""
-    sets, op, of, ready, start, stop = timeline._rows()
-    kept = (stop > begin) & (ready < end)
-    columns = (np.clip(column[kept], begin, end) for column in (ready, start, stop))
-    parts = (
-        block.between(begin, end) if touched else None if touched is None else block
-        for block, touched in zip(timeline.blocks, _cut(timeline, begin, end), strict=True)
-    )
-    blocks = tuple(part for part in parts if part is not None)
-    rows = (op[kept], of[kept], *columns)
-    return _with(timeline, timeline.world_size, sets, rows, blocks, timeline.rank_node)
-
-
-def _cut(timeline: Timeline, begin: float, end: float) -> list[bool | None]:
-    """Whether the times [s] cut each block; None where it is outside them."""
-    early, late, _ = timeline.extents.of([block.ready for block in timeline.blocks])
-    done, over, _ = timeline.extents.of([block.end for block in timeline.blocks])
-    whole = ((early >= begin) & (late < end) & (done > begin) & (over <= end)).tolist()
-    inside = ((early < end) & (over > begin)).tolist()
-    return [not all_of_it if some else None for all_of_it, some in zip(whole, inside, strict=True)]
-
-
-def _with(
-    timeline: Timeline,
-    world_size: int,
-    sets: tuple[Ints, ...],
-    rows: tuple[npt.NDArray[Any], ...],
-    blocks: tuple[Block, ...],
-    rank_node: Ints | None,
-) -> Timeline:
-    rest = {"links": timeline.links, "source": timeline.source, "stats": timeline.stats, "rank_node": rank_node}
-    op, of, ready, start, end = rows
-    view = Timeline.of_blocks(world_size, timeline.ops, sets, (op, of, ready, start, end), blocks, **rest)
-    if blocks:
-        vars(view)["extents"] = Extents(timeline.extents)
-    return view

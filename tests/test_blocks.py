@@ -16,7 +16,7 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.chase import Chase
 from clustersim.analysis.compare import compare
 from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.metrics import occupancy, occupancy_of_all
+from clustersim.analysis.occupancy import is_compute, occupancy, seconds_of_ops
 from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
 from clustersim.analysis.pieces import KERNEL, pieces
 from clustersim.analysis.replay import graph, replayed
@@ -26,7 +26,7 @@ from clustersim.analysis.whatif import whatif
 from clustersim.blocks import Extents
 from clustersim.engine import rows, simulate
 from clustersim.program import Compute, Program, Role
-from clustersim.timeline import alike, between, first_ranks, of_ops
+from clustersim.timeline import alike
 
 N = 8
 PARTITIONS = (np.arange(N)[None], np.arange(N).reshape(2, 4), np.arange(N).reshape(2, 4).T.copy())
@@ -73,40 +73,60 @@ def test_blocks_expand_to_the_rows_that_were_kept_one_by_one(program):
 
 
 @given(programs(), st.sets(st.integers(0, N - 1), min_size=1))
-def test_spans_sums_classes_and_parts_do_not_depend_on_how_a_run_is_kept(program, ranks):
-    wide, narrow = play(program, 2), play(program, N + 1)
-    chosen = np.arange(len(program.roles[0].ops)) % 2 == 0
-    changes = (lambda t: t, lambda t: first_ranks(t, 5), lambda t: of_ops(t, chosen), lambda t: between(t, 1.0, 2.5))
-    for i, change in enumerate(changes):
-        one, other = change(wide), change(narrow)
-        assert one.makespan == other.makespan
-        wanted = [rank for rank in ranks if rank < one.world_size]
-        for asked in (None, wanted):
-            mine, theirs = one.spans(asked), other.spans(asked)
-            assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
-        for name, column in other.per_op().items():
-            np.testing.assert_allclose(one.per_op()[name], column, rtol=1e-12)
-        if i < 3:  # cut off at one moment, ranks in different rows can have come to be alike, which rows do not see
-            assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
+def test_spans_sums_and_classes_do_not_depend_on_how_a_run_is_kept(program, ranks):
+    one, other = play(program, 2), play(program, N + 1)
+    assert one.makespan == other.makespan
+    for asked in (None, sorted(ranks)):
+        mine, theirs = one.spans(asked), other.spans(asked)
+        assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+    for name, column in other.per_op().items():
+        np.testing.assert_allclose(one.per_op()[name], column, rtol=1e-12)
+    assert [column.tolist() for column in alike(one)] == [column.tolist() for column in alike(other)]
+    assert one.ranks_per_op(5).tolist() == other.ranks_per_op(5).tolist()
 
 
-def test_ranks_that_are_done_as_a_window_opens_are_not_in_it():
-    ops = [Compute("first", 1.0), Compute("second", np.arange(8) / 8)]  # rank 0 has nothing to do in the second
-    wide, narrow = (between(play(toy.program(ops, ranks=8), w), 1.0, 3.0) for w in (2, 9))
-    assert wide.spans()["rank"].tolist() == narrow.spans()["rank"].tolist() == list(range(1, 8))
-
-
-@given(programs())
-@settings(max_examples=200)
-def test_states_by_algebra_are_the_states_of_the_sweep(program):
+@given(programs(), st.integers(1, 40))
+def test_sheets_hold_every_span_once_however_many_are_laid_out_at_once(program, at_once):
     run = play(program, 2)
-    found, expected = occupancy_of_all(run), occupancy(run, np.arange(N))
-    streams = {op.stream for op in run.ops if op.kind == "compute"}
-    if found is None:  # only where kernels ran on several streams and none is called compute
-        assert len(streams) > 1
-        return
-    for name, seconds in expected.items():
-        np.testing.assert_allclose(found[name], seconds, rtol=1e-9, atol=1e-9)
+    rows = []
+    for sheet in run.sheets(np.arange(N), at_once):
+        for i, rank in enumerate(sheet.ranks.tolist()):
+            columns = (sheet.op, sheet.ready[i], sheet.start[i], sheet.end[i])
+            rows += [(rank, *told) for told in zip(*(column.tolist() for column in columns), strict=True)]
+    spans = run.spans()
+    assert sorted(rows) == sorted(zip(*(spans[name].tolist() for name in spans), strict=True))
+
+
+WINDOWS = st.tuples(st.floats(0, 4), st.floats(0, 4)).map(sorted)
+
+
+@given(programs(), WINDOWS)
+@settings(max_examples=200)
+def test_time_in_states_and_ops_in_a_window_is_what_spans_cut_off_there_add_up_to(program, window):
+    (begin, end), run = window, play(program, 2)
+    spans = run.spans()
+    ready, start, stop = (np.clip(spans[name], begin, end) for name in ("ready", "start", "end"))
+    took = np.bincount(spans["op"], weights=(stop - start) * (spans["rank"] < 5), minlength=len(run.ops))
+    np.testing.assert_allclose(seconds_of_ops(run, 5, begin, end), took, rtol=1e-9, atol=1e-9)
+    found = occupancy(run, np.arange(N), begin, end)
+    computes = is_compute(run)[spans["op"]]
+    talks = np.array([op.kind != "compute" for op in run.ops])[spans["op"]]
+    for rank in range(N):
+        mine = spans["rank"] == rank
+        edges = np.unique(np.concatenate([ready[mine], start[mine], stop[mine]]))
+        middles = (edges[1:] + edges[:-1]) / 2
+        compute, transfer, active = (
+            opened(begun[mine & kind], stop[mine & kind], middles)
+            for begun, kind in ((start, computes), (start, talks), (ready, talks))
+        )
+        states = (compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute)
+        for name, state in zip(found, states, strict=True):
+            assert found[name][rank] == pytest.approx(np.diff(edges)[state].sum(), rel=1e-9, abs=1e-9)
+
+
+def opened(begin, end, moments):
+    """Whether any interval is open at each moment."""
+    return ((begin[:, None] < moments) & (moments < end[:, None])).any(axis=0)
 
 
 def test_what_is_known_of_columns_is_about_these_and_not_about_a_copy():

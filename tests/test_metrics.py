@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from player import link_use, play, toy_cost, toy_model
 
-from clustersim.analysis.metrics import hottest_links, occupancy, summary
+from clustersim.analysis.metrics import hottest_links, summary
+from clustersim.analysis.occupancy import occupancy
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.strategies.ddp import DDPConfig, build

@@ -51,7 +51,7 @@ def test_bars_of_a_row_cover_the_time_its_spans_took():
 
 
 def test_hatching_covers_exactly_the_exposed_communication_and_the_wait_for_peers():
-    from clustersim.analysis.metrics import occupancy
+    from clustersim.analysis.occupancy import occupancy
 
     run = timeline()
     busy = occupancy(run, np.array([3]))

@@ -7,6 +7,7 @@ thousand ops on 16,384 GPUs are a few thousand views.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -44,33 +45,27 @@ class RankSpans:
 
 
 class OpColumns:
-    """Every op's spans, looked up when asked for.
-
-    ``first_ready``, ``first_end``, ``last_end`` : (n_ops,) float [s], over its ranks; inf or -inf where nobody did it.
-    """
+    """Every op's spans, looked up when asked for."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.timeline, n = timeline, len(timeline.ops)
+        self.timeline = timeline
         sets, op, of, *times = timeline._rows()
         order = np.lexsort((times[1], op))
         self._sets, self._of, self._times = sets, of[order], [column[order] for column in times]
-        self._ptr = np.searchsorted(op[order], np.arange(n + 1))
+        self._ptr = np.searchsorted(op[order], np.arange(len(timeline.ops) + 1))
         self._blocks: dict[int, list[int]] = {}
         self._known: dict[int, OpSpans] = {}
-        self.first_ready, self.first_end, self.last_end = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
-        np.minimum.at(self.first_ready, op, times[0])
-        np.minimum.at(self.first_end, op, times[2])
-        np.maximum.at(self.last_end, op, times[2])
         for i, block in enumerate(timeline.blocks):
             self._blocks.setdefault(block.op, []).append(i)
-            self.first_ready[block.op] = min(self.first_ready[block.op], float(block.ready.min()))
-            self.first_end[block.op] = min(self.first_end[block.op], float(block.end.min()))
-            self.last_end[block.op] = max(self.last_end[block.op], float(block.end.max()))
-        # Ops in order of their last end, with the first moment any of those from there on is ready: two binary
-        # searches find the few that can be open in a window.
-        self._by_end = np.argsort(self.last_end, kind="stable")
-        self._ends = self.last_end[self._by_end]
-        self._from = np.minimum.accumulate(self.first_ready[self._by_end][::-1])[::-1]
+
+    @cached_property
+    def _by_end(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Ops in order of their last end, those ends, the first moment any of those from there on is ready, and the
+        first moment each op is: two binary searches find the few that can be open in a window."""
+        ops = self.timeline.per_op()
+        order = np.argsort(ops["end"], kind="stable")
+        ready = ops["ready"]
+        return order, ops["end"][order], np.minimum.accumulate(ready[order][::-1])[::-1], ready
 
     def of(self, op: int) -> OpSpans:
         """The spans of an op."""
@@ -100,10 +95,10 @@ class OpColumns:
 
     def of_rank(self, rank: int, begin: float, end: float) -> RankSpans:
         """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
-        low, high = int(np.searchsorted(self._ends, begin)), int(np.searchsorted(self._from, end, side="right"))
-        near = self._by_end[low:high]
+        order, ends, since, ready = self._by_end
+        near = order[int(np.searchsorted(ends, begin)) : int(np.searchsorted(since, end, side="right"))]
         rows = []
-        for op in np.sort(near[self.first_ready[near] <= end]).tolist():
+        for op in np.sort(near[ready[near] <= end]).tolist():
             spans = self.of(op)
             first = int(np.searchsorted(spans.ranks, rank))
             while first < len(spans.ranks) and spans.ranks[first] == rank:

@@ -115,9 +115,10 @@ class _Walk:
     def _last(self, end: float) -> tuple[int, int]:
         """The op, and which of its spans, that ended last but not after ``end`` [s]; -1 for none."""
         best, limit, columns = (-np.inf, -1, -1), end * (1 + 1e-12), self.met.columns
+        last = self.timeline.per_op()["end"]
         # From the ops that ended last down: one that was over before the best of them is not looked at.
-        for op in np.argsort(-columns.last_end, kind="stable").tolist():
-            if columns.last_end[op] < best[0] or not np.isfinite(columns.last_end[op]):
+        for op in np.argsort(-last, kind="stable").tolist():
+            if last[op] < best[0] or not np.isfinite(last[op]):
                 break
             ends = np.where(columns.of(op).end <= limit, columns.of(op).end, -np.inf)
             at = int(np.argmax(ends))

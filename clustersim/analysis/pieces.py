@@ -16,6 +16,7 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -121,13 +122,22 @@ def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> dict[str, n
     return {name: column[order] for name, column in columns.items()}
 
 
-def _cuts(spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float) -> tuple[Ints, Floats]:
-    """Where any span of a rank begins or ends, as (owner, key), sorted and unique; the window's edges among them."""
-    base = np.arange(n) * scale
-    offset = spans["owner"] * scale
-    marks = [base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))]
-    key = np.unique(np.concatenate(marks))
-    return (key / scale + 1e-9).astype(np.int64), key
+AT_ONCE = 2**16
+"""Spans that are cut up together: whole ranks of them."""
+
+
+def _cuts(spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float) -> tuple[Floats, Ints, Ints, Ints]:
+    """Where any span of a rank begins or ends, as sorted and unique keys, the window's edges among them; and which
+    of them each span's ready, start and end are."""
+    base, offset = np.arange(n) * scale, spans["owner"] * scale
+    marks = np.concatenate([base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))])
+    order = np.argsort(marks, kind="stable")  # a few sorted runs: far from random
+    ordered = marks[order]
+    new = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    place = np.empty(len(marks), dtype=np.int64)
+    place[order] = np.cumsum(new) - 1
+    ready, start, end = place[2 * n :].reshape(3, -1)
+    return ordered[new], ready, start, end
 
 
 def _seen(spans: dict[str, npt.NDArray[Any]], n: int, scale: float, left: Floats, owner: Ints) -> Bools:
@@ -139,6 +149,13 @@ def _seen(spans: dict[str, npt.NDArray[Any]], n: int, scale: float, left: Floats
     return found
 
 
+def _stretches(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """The numbers from each ``left`` up to its ``right``, one after another, and how many there are of each."""
+    each = np.maximum(right - left, 0)
+    numbers: Ints = np.repeat(left - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
+    return numbers, each
+
+
 class Partition:
     """What a timeline's ops mean for the partition, worked out once for many windows and ranks."""
 
@@ -146,7 +163,7 @@ class Partition:
         ops = timeline.ops
         self.timeline = timeline
         names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
-        self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int64)
+        self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int16)
         self._running, self._waiting = _rules(ops)
         self._kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
         peer = [BUBBLE if by_structure(timeline, o) else STALL for o in ops]
@@ -156,15 +173,30 @@ class Partition:
     def of(self, chosen: Classes, spans: dict[str, npt.NDArray[Any]], t0: float, t1: float) -> Pieces:
         """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
         n, scale = len(chosen.ranks), 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
-        owner, key = _cuts(spans, n, t1 - t0, scale)
+        each = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
+        edges = [*range(0, n, each), n]
+        ends = np.searchsorted(spans["owner"], edges).tolist()
+        parts = []
+        for (first, last), (a, b) in zip(pairwise(edges), pairwise(ends), strict=True):
+            some = {name: column[a:b] for name, column in spans.items()} | {"owner": spans["owner"][a:b] - first}
+            who, left, right, why, op, beside = self._cut(some, last - first, t1 - t0, scale)
+            shift = t0 - who * scale
+            parts.append((who + first, left + shift, right + shift, self._states(why, op), why, op, beside))
+        owner, start, stop, state, rule, ops, hidden = (np.concatenate(column) for column in zip(*parts, strict=True))
+        whole = t0, t1, chosen.ranks, chosen.class_of
+        return Pieces(*whole, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
+
+    def _cut(
+        self, spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float
+    ) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
+        """Owner, begin and end (as keys), rule, op and hidden transfer of each piece of ``n`` ranks."""
+        key, ready, start, end = _cuts(spans, n, length, scale)
+        owner = (key / scale + 1e-9).astype(np.int64)
         inside = owner[1:] == owner[:-1]
         if self.timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
             inside &= _seen(spans, n, scale, key[:-1], owner[:-1])
-        left, right, who = key[:-1][inside], key[1:][inside], owner[:-1][inside]
-        why, op, beside = self._holders(spans, who, left, scale)
-        shift, state = t0 - who * scale, self._states(why, op)
-        whole = (t0, t1, chosen.ranks, chosen.class_of)
-        return Pieces(*whole, who, left + shift, right + shift, state, why, op, beside, chosen.sampled)
+        why, op, beside = (column[:-1][inside] for column in self._holders(spans["op"], ready, start, end, len(key)))
+        return owner[:-1][inside], key[:-1][inside], key[1:][inside], why, op, beside
 
     def of_rank(self, columns: OpColumns, rank: int, begin: float, end: float) -> Pieces:
         """The partition of a window for one rank alone."""
@@ -176,29 +208,30 @@ class Partition:
         alone = Classes(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
         return self.of(alone, spans, begin, end)
 
-    def _holders(
-        self, spans: dict[str, npt.NDArray[Any]], who: Ints, left: Floats, scale: float
-    ) -> tuple[Ints, Ints, Ints]:
-        """Per piece the rule, its op, and the transfer hidden beside it."""
-        stream = self._stream[spans["op"]]
-        why, op = np.full(len(left), NOTHING, dtype=np.int64), np.full(len(left), -1, dtype=np.int64)
-        beside = np.full(len(left), -1, dtype=np.int64)
-        for s in range(self._n_streams):
-            here = np.flatnonzero(stream == s)
-            if not len(here):
-                continue
-            owner, of = spans["owner"][here], spans["op"][here]
-            ready, start, end = (spans[name][here] + owner * scale for name in ("ready", "start", "end"))
-            # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends.
-            before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
-            ready = np.minimum(np.maximum(ready, before), start)
-            at = np.searchsorted(ready, left, side="right") - 1
-            valid = (at >= 0) & (owner[at] == who) & (left < end[at])
-            rule = np.where(left < start[at], self._waiting[of[at]], self._running[of[at]])
-            rule = np.where(valid, rule, NOTHING)
-            beside = np.where((rule == TRANSFER) & (beside < 0), of[at], beside)
-            better = rule < why
-            why, op = np.where(better, rule, why), np.where(better, of[at], op)
+    def _holders(self, of: Ints, ready: Ints, start: Ints, end: Ints, n: int) -> tuple[Ints, Ints, Ints]:
+        """Per piece the rule, its op, and the transfer hidden beside it; spans begin and end at numbers of pieces."""
+        by = np.argsort(self._stream[of], kind="stable")
+        of, stream = of[by], self._stream[of][by].astype(np.int64)
+        begin, ready, start, end = stream * n, *(column[by] + stream * n for column in (ready, start, end))
+        # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends. And
+        # of two spans of a stream at once, which only measured runs have, the later holds it.
+        ready[1:] = np.maximum(ready[1:], np.maximum.accumulate(end)[:-1])
+        ready = np.minimum(ready, start)
+        end[:-1] = np.minimum(end[:-1], ready[1:])
+        ready, start, end = ready - begin, start - begin, end - begin
+        base = len(self.timeline.ops)
+        name = stream * base + of  # the least number wins: the first rule, then the first stream
+        best = np.full(n, NOTHING * self._n_streams * base)
+        hidden = np.full(n, self._n_streams * base)
+        for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
+            at, each = _stretches(left, right)
+            np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
+        moves = self._running[of] == TRANSFER
+        at, each = _stretches(start[moves], end[moves])
+        np.minimum.at(hidden, at, np.repeat(name[moves], each))
+        why = best // (self._n_streams * base) if base else best + NOTHING
+        op = np.where(why < NOTHING, best % max(base, 1), -1)
+        beside = np.where(hidden < self._n_streams * base, hidden % max(base, 1), -1)
         return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
 
     def _states(self, why: Ints, op: Ints) -> Ints:

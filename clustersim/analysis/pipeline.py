@@ -28,13 +28,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.columns import did
 from clustersim.analysis.plays import BACK, Action, expected, idle_times, medians
 from clustersim.errors import ProgramError
-from clustersim.label import Label
 from clustersim.timeline import Timeline, alike
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+_Name: TypeAlias = tuple[int, int, str, int, int]
+"""Step, stage, action, micro-batch, chunk."""
 
 WARM = 1.25
 """A leading step longer than this many times the median is warm-up."""
@@ -79,9 +81,9 @@ def stages(timeline: Timeline) -> tuple[Ints, ...]:
     at = np.array([op.stage for op in timeline.ops], dtype=np.int64)
     if not len(at) or at.max() < 0:
         return ()
-    spans = timeline.spans()
     of_rank = np.full(timeline.world_size, -1, dtype=np.int64)
-    np.maximum.at(of_rank, spans["rank"], at[spans["op"]])
+    for s in np.unique(at[at >= 0]).tolist():
+        of_rank[did(timeline, at == s)] = s
     found = tuple(np.flatnonzero(of_rank == s) for s in range(int(at.max()) + 1))
     if len({len(ranks) for ranks in found}) > 1:
         raise ProgramError(f"stages hold different numbers of ranks: {', '.join(str(len(r)) for r in found)}")
@@ -116,30 +118,50 @@ def steady(timeline: Timeline) -> list[int]:
 
 def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[Action]]:
     """Step -> the actions of these ranks (None: all), by start."""
-    spans = timeline.spans(ranks)
-    chosen = np.array([bool(o.label and o.label.action) and o.stage >= 0 and o.kind == "compute" for o in timeline.ops])
-    inside = chosen[spans["op"]] if len(chosen) else np.zeros(0, dtype=bool)
-    ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]] = {}
-    columns = (spans[name][inside].tolist() for name in ("rank", "op", "start", "end"))
-    for rank, i, start, end in zip(*columns, strict=True):
-        op, label = timeline.ops[i], timeline.ops[i].label or Label()
-        key = op.step, rank, op.stage, label.action, label.microbatch, label.chunk
-        low, high = ends.get(key, (start, end))
-        ends[key] = min(low, start), max(high, end)
-    _recomputation_joined(ends)
+    wanted = np.arange(timeline.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+    names, of_op = _named(timeline)
     found: defaultdict[int, list[Action]] = defaultdict(list)
-    for (step, rank, stage, action, micro, chunk), (start, end) in ends.items():
-        found[step].append(Action(rank, stage, action, micro, chunk, start, end))
+    for sheet in timeline.sheets(wanted):
+        of = of_op[sheet.op]
+        order = np.argsort(of, kind="stable")[(of < 0).sum() :]
+        which, first = np.unique(of[order], return_index=True)
+        if not len(which):
+            continue
+        begin = dict(zip(which.tolist(), np.minimum.reduceat(sheet.start[:, order], first, axis=1).T, strict=True))
+        end = dict(zip(which.tolist(), np.maximum.reduceat(sheet.end[:, order], first, axis=1).T, strict=True))
+        _recomputation_joined(names, begin, end)
+        for name in begin:
+            step, stage, action, micro, chunk = names[name]
+            for rank, start, stop in zip(sheet.ranks.tolist(), begin[name].tolist(), end[name].tolist(), strict=True):
+                found[step].append(Action(rank, stage, action, micro, chunk, start, stop))
     return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
 
 
-def _recomputation_joined(ends: dict[tuple[int, int, int, str, int, int], tuple[float, float]]) -> None:
+def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
+    """What actions there are, and which of them each op is a kernel of; -1 for none."""
+    numbers: dict[_Name, int] = {}
+    of_op = np.full(len(timeline.ops), -1, dtype=np.int64)
+    for i, op in enumerate(timeline.ops):
+        if op.kind == "compute" and op.stage >= 0 and (label := op.label) is not None and label.action:
+            name = op.step, op.stage, label.action, label.microbatch, label.chunk
+            of_op[i] = numbers.setdefault(name, len(numbers))
+    return list(numbers), of_op
+
+
+def _recomputation_joined(names: list[_Name], begin: dict[int, Floats], end: dict[int, Floats]) -> None:
     """A forward that is repeated for a backward is a part of it."""
-    for key in [key for key in ends if key[3] == "R"]:
-        whole = next((k for k in ((*key[:3], letter, *key[4:]) for letter in BACK) if k in ends), None)
+    at = {names[i]: i for i in begin}
+    for name in [name for name in at if name[2] == "R"]:
+        whole = next((at[n] for n in ((*name[:2], letter, *name[3:]) for letter in BACK) if n in at), None)
         if whole is not None:
-            (a, b), (c, d) = ends.pop(key), ends[whole]
-            ends[whole] = min(a, c), max(b, d)
+            begin[whole] = np.minimum(begin[whole], begin.pop(at[name]))
+            end[whole] = np.maximum(end[whole], end.pop(at[name]))
+
+
+def of_ranks(done: list[Action], ranks: Ints) -> list[Action]:
+    """Those of some ranks, in the same order."""
+    members = set(ranks.tolist())
+    return [action for action in done if action.rank in members]
 
 
 def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[StageTime]:
@@ -159,8 +181,7 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
     window = windows(timeline)
     for s in (s for s in chosen if s in done):
         for kind, weight in zip(kinds, weights.tolist(), strict=True):
-            members = set(classes[kind].tolist())
-            told.append((weight, _of_replica([a for a in done[s] if a.rank in members], window[s])))
+            told.append((weight, _of_replica(of_ranks(done[s], classes[kind]), window[s])))
     total = sum(weight for weight, _ in told)
     names = [f.name for f in fields(StageTime)][1:]
     return [

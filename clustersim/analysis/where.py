@@ -196,8 +196,8 @@ def _of_stages(timeline: Timeline, window: Window) -> list[Floats]:
     sums, waits = _sums(timeline, cut), _waits(timeline, cut)
     done = pipeline.actions(timeline, ranks.tolist())
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
-    for members, weight in zip(replicas.tolist(), (count / count.sum() / len(window.steps)).tolist(), strict=True):
-        steps = [[a for a in done[s] if a.rank in members] for s in window.steps.tolist() if s in done]
+    for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
+        steps = [pipeline.of_ranks(done[s], members) for s in window.steps.tolist() if s in done]
         places = np.searchsorted(ranks, members)
         for stage, row in enumerate(_of_replica(steps, sums[places], [waits[k] for k in places.tolist()])):
             rows[stage] += weight * row

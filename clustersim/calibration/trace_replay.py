@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis import pipeline
-from clustersim.analysis.metrics import occupancy
+from clustersim.analysis.occupancy import occupancy
 from clustersim.calibration.replay_program import Writer
 from clustersim.collectives.base import Group, Plan, Request, bus_factor
 from clustersim.engine import simulate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.metrics import occupancy
+from clustersim.analysis.occupancy import occupancy
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
 from clustersim.plots.style import INK, QUIET, new_figure, plain_axes, time_unit, titled
 from clustersim.plots.tracks import representatives, who
