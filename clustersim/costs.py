@@ -31,6 +31,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from clustersim.transports import TRANSPORTS
+
 US = 1e-6
 
 
@@ -64,16 +66,26 @@ class Costs:
             "net/Simple": 17.0 * US,
         }
     )
-    # NVLink hops by GPU generation, relative to Hopper.
+    # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
-        pascal=1.35, volta=1.35, ampere=1.8, hopper=1.0, blackwell=1.6, amd=1.5
+        **{
+            f"{age}/{protocol}": factor
+            for age, factors in {
+                "pascal": (1.3, 1.5, 1.8),
+                "volta": (1.3, 1.5, 1.8),
+                "ampere": (1.3, 1.5, 1.8),
+                "hopper": (1.0, 1.0, 1.0),
+                "blackwell": (1.3, 1.3, 1.3),
+                "amd": (1.5, 1.5, 1.8),
+            }.items()
+            for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
+        }
     )
-    # Added to every hop over a network of this kind (twice for Simple, which also waits for the flush).
-    net_extra: Mapping[str, float] = _table(
-        ib=0.0, roce=0.0, slingshot=1.1 * US, efa=17.0 * US, tcpx=31.0 * US, opa=2.0 * US, tcp=25.0 * US
-    )
+    # Added to every hop over a transport (twice for Simple, which also waits for the flush).
+    net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     simple_ring_net: float = 0.39  # of the Simple hops of a ring over several nodes: its steps are pipelined
-    rooted_overlap: float = 0.34  # of the hops of broadcast and reduce, whose repetitions overlap in a benchmark
+    # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
+    rooted_overlap: Mapping[str, float] = _table(LL=0.34, LL128=0.34, Simple=0.6)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(
         **{
@@ -95,9 +107,9 @@ class Costs:
         pascal=1.02, volta=1.02, ampere=0.95, hopper=1.02, blackwell=0.97, amd=0.8
     )
     # Share of a NIC's line rate that its transport reaches.
-    net_share: Mapping[str, float] = _table(ib=0.99, roce=0.97, slingshot=0.90, efa=0.90, tcpx=0.94, opa=0.9, tcp=0.7)
-    # Flags and data in one word make many small messages, which Slingshot's NICs carry badly.
-    net_ll: Mapping[str, float] = _table(slingshot=0.22)
+    net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
+    # Of that, messages with flags and data in one word.
+    net_ll: Mapping[str, float] = _table(**{name: row.ll for name, row in TRANSPORTS.items()})
     tree_share: float = 0.71
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
     nvls_share: Mapping[str, float] = _table(hopper=0.684, blackwell=0.595)
@@ -127,7 +139,9 @@ class Costs:
     rooted_base: float = 5.7 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
     host_floor: Mapping[str, float] = _table(intel=15.0 * US, amd=15.0 * US, power=15.0 * US, arm=9.3 * US)
-    host_floor_per_gpu: float = 5.2 * US  # one process drives all GPUs of a node
+    # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
+    host_single: float = 9.5 * US
+    host_floor_per_gpu: float = 3.0 * US
     host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
     # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
@@ -208,6 +222,7 @@ _SECONDS = (
     *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base"),
     *(
         "host_floor",
+        "host_single",
         "host_floor_per_gpu",
         "host_p2p",
         "host_p2p_peer",

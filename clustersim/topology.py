@@ -48,8 +48,7 @@ class NodeType:
     cpu_vendor : str, ``"intel"``, ``"amd"``, ``"arm"`` or ``"power"``; NCCL's tuner looks at it.
     cpu_model : str, the generation as NCCL tells it apart: ``"bdw"``, ``"skl"``, ``"spr"``, ``"emr"``, ``"rome"``,
         ``"grace"``...
-    net : str, the transport NCCL would use outside: ``"ib"``, ``"roce"``, ``"slingshot"``, ``"efa"``, ``"tcpx"``,
-        ``"opa"``, ``"tcp"`` or ``"none"``.
+    net : str, the transport NCCL would use outside, a row of :data:`clustersim.transports.TRANSPORTS`, or ``"none"``.
     nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
     p2p : bool, GPUs may read each other's memory over PCIe; False on GeForce 40.
     pcie_gen : int, of the GPUs' slots.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import collectives, fabrics
 from clustersim.collectives import Group, Request
+from clustersim.collectives.base import PROTOCOLS
 from clustersim.collectives.nccl_backend import TUNED
 from clustersim.costs import Costs, generation
 from clustersim.errors import ProgramError
@@ -125,7 +126,8 @@ def test_the_nvls_law_gives_what_four_six_and_eight_gpus_share() -> None:
 def test_every_generation_has_its_constants(sm: int, age: str) -> None:
     costs = Costs()
     assert generation(sm) == age
-    assert all(age in table for table in (costs.hop_generation, costs.share_generation, costs.p2p_channel_rate))
+    assert all(age in table for table in (costs.share_generation, costs.p2p_channel_rate))
+    assert all(f"{age}/{protocol}" in costs.hop_generation for protocol in PROTOCOLS)
 
 
 # Means of a Llama-70B FSDP run on 8 MI300X (AMD TraceLens, MIT): bytes and seconds.

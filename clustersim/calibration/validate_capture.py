@@ -16,7 +16,7 @@ from typing import Any
 from clustersim import collectives, fabrics
 from clustersim.calibration.captured import Capture, fastest, least, machine_for, read_capture
 from clustersim.calibration.score import Row, evaluate, score
-from clustersim.calibration.validate_nccl import nccl_version
+from clustersim.calibration.validate_nccl import nccl_version, usual_version
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import ScenarioError
 from clustersim.ranges import size_class
@@ -92,7 +92,7 @@ def _predict(row: Row, capture: Capture, machine: Topology, played: _Played) -> 
     if row["ranks"] % row["nodes"]:
         raise ValueError(f"{row['ranks']} ranks do not divide over {row['nodes']} nodes")
     mesh = fabrics.mesh(machine, row["nodes"], row["ranks"] // row["nodes"])
-    group = Group(machine, mesh.gpus, nccl_version=nccl_version(row["version"]))
+    group = Group(machine, mesh.gpus, nccl_version=nccl_version(row["version"]) or usual_version(machine))
     plan = collectives.plan(Request(row["kind"], row["nbytes"]), group, backend=capture.backend)
     return float(row["seconds"]), plan.time(machine.link_bandwidth)
 

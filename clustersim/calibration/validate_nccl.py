@@ -17,8 +17,12 @@ import numpy as np
 from clustersim import collectives, fabrics
 from clustersim.calibration.score import Row, evaluate, number, read_table, score, with_ranges
 from clustersim.collectives.base import Group, Request
+from clustersim.costs import generation
+from clustersim.device import device
 from clustersim.errors import nearest
 from clustersim.ranges import Range, of_collective, size_class
+from clustersim.routing import router
+from clustersim.topology import Topology
 from clustersim.traces.samples import launch_mode
 
 COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us")
@@ -57,25 +61,61 @@ def identity(row: Row) -> tuple[object, ...]:
     return (*(row.get(column, "") for column in columns), launch_mode(row.get("notes", "")))
 
 
-def nccl_version(text: str) -> tuple[int, int]:
-    """(major, minor) from ``"2.22.3+cuda12.6"``; the newest known model where the log does not say."""
+def nccl_version(text: str) -> tuple[int, int] | None:
+    """(major, minor) from ``"2.22.3+cuda12.6"``; None where the log does not say."""
     found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found.group(1)), int(found.group(2))) if found else (2, 28)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+USUAL_VERSION = {"pascal": (2, 14), "volta": (2, 14), "ampere": (2, 14), "hopper": (2, 19)}
+"""NCCL of the days in which most runs on a GPU generation were published, for logs that do not say."""
+
+
+def usual_version(machine: Topology) -> tuple[int, int]:
+    """The version a log that does not say had, most likely."""
+    return USUAL_VERSION.get(generation(device(machine.node_types[0].device).sm), (2, 28))
+
+
+def usual_launch(machine: Topology, nodes: int) -> str:
+    """How a run was started whose log does not say.
+
+    On a lone box without NVLink, and before Ampere, nccl-tests is usually run as its README does first, one process for
+    all GPUs of the node (``-g 8``); clusters have a launcher that starts one process a GPU.
+    """
+    old = generation(device(machine.node_types[0].device).sm) in {"pascal", "volta"}
+    lone = not router(machine).nvlink_egress(int(machine.gpus[0]))
+    return "single_process" if nodes == 1 and (old or lone) else "process_per_gpu"
 
 
 def pin(env: str, variable: str) -> str | None:
-    """What a setting of the environment pins, ``"RING"`` in ``"NCCL_ALGO=RING"``; None where it does not."""
-    found = re.search(rf"\b{variable}=(\w+)", env)
-    return found.group(1) if found else None
+    """What a setting of the environment pins, as it is written there; None where it does not.
+
+    >>> pin("NCCL_ALGO=Ring,Tree NCCL_PROTO=^LL128", "NCCL_ALGO"), pin('NCCL_ALGO="allreduce:tree;ring"', "NCCL_ALGO")
+    ('Ring,Tree', 'allreduce:tree;ring')
+    """
+    found = re.search(rf"\b{variable}=(\"[^\"]*\"|'[^']*'|\S*)", env)
+    return re.sub(r"[,;]+(NCCL_.*)?$", "", found.group(1).strip("\"'")) or None if found else None
+
+
+_SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|-g 1\b", re.IGNORECASE)
+
+
+def launch_of(row: dict[str, str]) -> str:
+    """How a row's run was started, as its notes and settings say; empty where they do not."""
+    said = launch_mode(row.get("notes", ""))
+    told = said != "process_per_gpu" or _SAYS_LAUNCH.search(f"{row.get('notes', '')} {row.get('env', '')}")
+    return said if told else ""
 
 
 @lru_cache(maxsize=256)
-def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int]) -> Group:
+def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None) -> Group:
     if ranks % nodes:
         raise ValueError(f"{ranks} ranks do not divide over {nodes} nodes")
     machine = fabrics.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=ranks // nodes)
-    return Group(machine, mesh.gpus, launch=launch, nccl_version=version)
+    return Group(
+        machine, mesh.gpus, launch or usual_launch(machine, nodes), nccl_version=version or usual_version(machine)
+    )
 
 
 def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
@@ -90,7 +130,7 @@ def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
         row["topology"],
         int(number(row, "nodes")),
         int(number(row, "ranks")),
-        launch_mode(row.get("notes", "")),
+        launch_of(row),
         nccl_version(row.get("nccl_version", "")),
     )
     env = row.get("env", "")

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from clustersim.calibrated import Calibration
 from clustersim.collectives.base import Group
 from clustersim.costs import COSTS, GLOO_COSTS, Costs, GlooCosts, overlaid
+from clustersim.routing import router
+from clustersim.transports import transport
 
 
 def costs_of(group: Group) -> Costs:
     """NCCL's constants on the group's machine.
 
     The share of its NICs that a topology file gives (``[node] net_share``) replaces the transport's; what is fitted to
-    the machine's own measurements (``[calibration]``) replaces both.
+    the machine's own measurements (``[calibration]``, ``[measured]``) replaces both.
     """
     machine = group.node_type
-    return _nccl(machine.net, machine.net_share, group.topology.calibration)
+    return _nccl(machine.net, machine.net_share or _streamed(group), group.topology.calibration)
+
+
+def _streamed(group: Group) -> float:
+    """Share of a NIC that its streams reach, where their rate is less than the transport's usual share; else 0."""
+    way = transport(group.node_type.net)
+    if math.isinf(way.nic_rate):
+        return 0.0
+    routes = router(group.topology)
+    line = max((routes.nic_bandwidth(nic) for nic in routes.nics_of_node(int(group.nodes[0]))), default=0.0)
+    return way.nic_rate / line if way.nic_rate < way.share * line else 0.0
 
 
 def gloo_costs_of(group: Group) -> GlooCosts:

@@ -26,6 +26,7 @@ from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
 from clustersim.program import COPY_ENGINE
 from clustersim.routing import router
+from clustersim.transports import transport
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
@@ -88,7 +89,8 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
     """What NCCL picks. Raises ProgramError for a pin that cannot do it."""
     if request.kind not in TUNED:
         return Choice(request, group, "direct", "Simple", 1)
-    system = placement(group).system
+    where = placement(group)
+    system, allowed = where.system, transport(where.net).protocols
     tuned = nccl.choose(
         request.kind,
         request.nbytes,
@@ -96,7 +98,7 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
         dtype=request.dtype,
         redop=request.redop,
         algorithm=request.algorithm,
-        protocol=request.protocol,
+        protocol=request.protocol or (",".join(allowed) if where.islands > 1 else None),
         version=group.nccl_version,
     )
     count = n_channels or nccl.search_channels(tuned.algorithm, system)

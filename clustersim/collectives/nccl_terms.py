@@ -36,7 +36,7 @@ def host_floor(kind: str, group: Group, costs: Costs) -> float:
     if group.launch != "single_process":
         return costs.host_floor[group.node_type.cpu_vendor]
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
-    return costs.host_floor_per_gpu * group.ranks_per_node * many
+    return (costs.host_single + costs.host_floor_per_gpu * group.ranks_per_node) * many
 
 
 def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:
@@ -59,11 +59,11 @@ def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: 
         hops *= costs.simple_ring_net
     if group.launch == "threads":
         hops += loads.steps * costs.threads_step
-    return hops * (costs.rooted_overlap if kind in ROOTED else 1.0)
+    return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
 
 def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
     """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
     if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
         return costs.hop[f"pcie/{protocol}"]
-    return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[placement(group).age]
+    return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[f"{placement(group).age}/{protocol}"]

@@ -18,6 +18,12 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base: a misspelt field is an error."""
 
 
+Net: TypeAlias = Literal[
+    "ib", "roce", "opa", "slingshot", "efa", "efa_sendrecv", "efa_host", "tcpx", "tcpxo", "tcp", "none"
+]
+"""The rows of :data:`clustersim.transports.TRANSPORTS`, and nothing between nodes."""
+
+
 class VerticesSpec(_Strict, frozen=True):
     """One or more vertices of a kind; ``names = "gpu[0-7]"``.
 
@@ -72,7 +78,7 @@ class NodeSpec(_Strict, frozen=True):
     device: str | None = None
     cpu_vendor: Literal["intel", "amd", "arm", "power"] | None = None
     cpu_model: str | None = None
-    net: Literal["ib", "roce", "slingshot", "efa", "tcpx", "opa", "tcp", "none"] | None = None
+    net: Net | None = None
     nvls: bool | None = None
     p2p: bool | None = None
     pcie_gen: int | None = None

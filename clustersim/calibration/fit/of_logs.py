@@ -15,7 +15,7 @@ from clustersim.calibration.fit.calibrated import Calibrated
 from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.nccl import Measured, NcclTimes
 from clustersim.calibration.fit.solve import UNUSED, fit
-from clustersim.calibration.validate_nccl import nccl_version, pin
+from clustersim.calibration.validate_nccl import nccl_version, pin, usual_version
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl_backend import choice
 from clustersim.errors import ClusterSimError, TraceError
@@ -102,7 +102,8 @@ class _Groups:
 
     def __init__(self, topology: str) -> None:
         self.topology = topology
-        self.gpus_per_node = len(fabrics.load(topology).node_gpus(0))
+        self.machine = fabrics.load(topology)
+        self.gpus_per_node = len(self.machine.node_gpus(0))
         self._known: dict[tuple[int, int, str, tuple[int, int]], Group] = {}
 
     def of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
@@ -129,7 +130,8 @@ def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:
     if sample.at_once > 1:
         raise TraceError("a row of several groups at once")
     count = sample.nodes or nodes or math.ceil(sample.ranks / groups.gpus_per_node)
-    group = groups.of(sample.ranks, count, sample.launch or "process_per_gpu", nccl_version(sample.version))
+    version = nccl_version(sample.version) or usual_version(groups.machine)
+    group = groups.of(sample.ranks, count, sample.launch or "process_per_gpu", version)
     request = Request(
         sample.kind,
         sample.nbytes,

@@ -11,6 +11,7 @@ from clustersim.device import device
 from clustersim.errors import TopologyError
 from clustersim.routing import Router, router
 from clustersim.topology import CPU, NVSWITCH, PCIE_SWITCH
+from clustersim.transports import transport
 
 PCIE_SHARE = 12 / 15.75
 """NCCL takes a gen3 x16 slot for 12 GB/s, and the others in proportion (nccl src/graph/topo.cc)."""
@@ -23,14 +24,8 @@ XGMI_SHARE = 0.75
 AMD_AS = 90
 """Row of the tables taken for AMD GPUs, for want of RCCL's own: Hopper's, their contemporaries."""
 
-GPU_DIRECT = frozenset({"ib", "roce", "slingshot", "efa", "opa", "tcpx"})
-"""Transports that read and write GPU memory without the CPU."""
-
 COHERENT_SINCE = (2, 27)
 """NCCL versions that count a NIC behind a coherent CPU link as near (path class P2C)."""
-
-EFA_LATENCY, EFA_FAST_LATENCY = 75e-6, 35e-6
-"""[s] the EFA plug-in reports, and for nodes with 200 Gb/s NICs (aws-ofi-nccl src/platform-aws.cpp)."""
 
 
 def system_of(group: Group) -> System:
@@ -74,9 +69,10 @@ def _net_latency(routes: Router, group: Group) -> float:
     latency = 0.0
     first = {group.topology.node_types[int(node)].name: int(node) for node in group.node_ids[::-1]}
     for node in first.values():
-        if group.topology.node_types[node].net == "efa":
+        way = transport(group.topology.node_types[node].net)
+        if way.reported:
             fastest = max((routes.nic_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
-            latency = max(latency, EFA_FAST_LATENCY if fastest >= 24e9 else EFA_LATENCY)
+            latency = max(latency, way.reported_fast if fastest >= 24e9 else way.reported)
     return latency
 
 
@@ -202,17 +198,17 @@ class _Reader:
         return round(max(speeds, default=0.0) * 1e-9, 3)
 
     def _nics(self, node: int) -> list[Nic]:
-        """The node's NICs that reach the network. The EFA plug-in bundles those of one switch into one device."""
+        """The node's NICs that reach the network. Some plug-ins bundle those of one switch into one device."""
         every = ((self._slot(nic), self.routes.nic_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node))
         ports = [(slot, speed) for slot, speed in every if speed > 0]
-        direct = self.type.net in GPU_DIRECT
-        if self.type.net != "efa":
-            return [Nic(slot, round(speed, 3), direct) for slot, speed in ports]
+        way = transport(self.type.net)
+        if not way.bundled:
+            return [Nic(slot, round(speed, 3), way.direct) for slot, speed in ports]
         bundles: dict[int, tuple[float, float]] = {}
         for slot, speed in ports:
             width, total = bundles.get(slot.parent, (0.0, 0.0))
             bundles[slot.parent] = (width + slot.bandwidth, total + speed)
-        return [Nic(Slot(place, width), round(total, 3), direct) for place, (width, total) in bundles.items()]
+        return [Nic(Slot(place, width), round(total, 3), way.direct) for place, (width, total) in bundles.items()]
 
 
 def _as_nccl(rate: float) -> float:

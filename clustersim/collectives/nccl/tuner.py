@@ -56,15 +56,16 @@ def choose(
     ----------
     kind : one of :data:`KINDS`. nbytes : float [bytes], the full tensor, NCCL's S.
     algorithm, protocol : pins, as in NCCL_ALGO and NCCL_PROTO (``"Ring"``, ``"NVLSTree"``, ``"LL128"``; lists with
-        commas). A pinned LL128 is used even where NCCL holds it unsafe, as there.
+        commas, per collective ``allreduce:tree;broadcast:ring``). A pinned LL128 is used even where NCCL holds it
+        unsafe, as there.
     version : (major, minor) of NCCL; the newest known constants not newer than it.
 
     Raises
     ------
     ProgramError : an unknown kind or pin, or pins that leave nothing.
     """
-    algorithms = pinned_algorithms(algorithm)
-    protocols = pinned_protocols(protocol)
+    algorithms = pinned_algorithms(algorithm, kind)
+    protocols = pinned_protocols(protocol, kind)
     forced = protocols is not None and "LL128" in protocols
     table = rate_all(kind, system, dtype, redop, version, forced)
     best: Candidate | None = None
