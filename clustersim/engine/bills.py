@@ -28,23 +28,20 @@ from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int32] | int
-"""A number of every rank of a role; one number where all agree."""
-
 
 AT_ONCE = 2**20
 """Kernels x collectives x ranks looked at together."""
 
 
 class _Stream:
-    """The watched collectives of a role's stream, in order: of how many each rank is ``through``, and has ``paid``."""
+    """The watched collectives of a role's stream, in order: how many each rank is ``through``, and has ``paid``."""
 
     __slots__ = ("paid", "tasks", "through")
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
-        self.paid: Counts = 0
-        self.through: Counts = 0
+        self.paid: Column = 0.0
+        self.through: Column = 0.0
 
 
 class Bills:
@@ -79,7 +76,7 @@ class Bills:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
         r = task.key[0]
         stream = self._streams[r][task.op.stream]
-        stream.through = _set(stream.through, who, task.ordinal + 1, task.n)
+        stream.through = _set(stream.through, who, task.ordinal + 1.0, task.n)
         if task.left:
             return []
         task.low, task.high = lowest(task.end), highest(task.end)
@@ -138,72 +135,70 @@ class Bills:
     def _due(self, stream: _Stream, kernel: Task, who: Piece, late: Column, ones: list[Task]) -> Column:
         """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is
         over by ``late``."""
-        ends, starts, paid = [at(one.end, who) for one in ones], [at(one.start, who) for one in ones], stream.paid
-        if not any(isinstance(column, np.ndarray) for column in (late, paid, *ends, *starts)):
-            due = [one for one, end in zip(ones, ends, strict=True) if end <= late]
-            stream.paid = _set(paid, who, paid + len(due), kernel.n)
+        paid, first = at(stream.paid, who), ones[0].ordinal
+        columns = [at(column, who) for one in ones for column in (one.start, one.end)]
+        if not any(isinstance(column, np.ndarray) for column in (late, paid, *columns)):
+            due = [one for one in ones if one.end <= late]
+            stream.paid = _set(stream.paid, who, paid + len(due), kernel.n)
             return sum(self._beside(kernel, who, one.start, one.end, one.above) for one in due)
         n = kernel.n if who is None else size(who)
-        end = _stacked(ends, n)
+        end = _stacked(columns[1::2], n)
         pays = end <= late
         if isinstance(paid, np.ndarray):
-            paid = at(paid, who)
-            pays &= paid <= np.arange(ones[0].ordinal, ones[-1].ordinal + 1)[:, None]
-        if not pays.any():
+            pays = pays & (paid <= np.arange(first, first + len(ones))[:, None])
+        if not np.logical_or.reduce(pays, axis=None):
             return 0.0
-        beside = self._beside(kernel, who, _stacked(starts, n), end, ones[0].above, pays)
+        start = _stacked(columns[::2], n)
+        if not np.logical_and.reduce(pays, axis=None):  # of the others nothing is known but that they do not pay now
+            payer = int(pays.argmax())
+            start, end = (np.where(pays, column, column.item(payer)) for column in (start, end))
+        beside = self._beside(kernel, who, start, end, ones[0].above)
         stream.paid = _set(stream.paid, who, one_number(paid + np.add.reduce(pays, 0)), kernel.n)
         total: Floats = np.add.reduce(beside * pays, 0)
         return total
 
-    def _beside(
-        self,
-        kernel: Task,
-        who: Piece,
-        start: Column,
-        end: Column,
-        above: int,
-        pays: npt.NDArray[np.bool_] | None = None,
-    ) -> Column:
-        """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives, for those who pay.
+    def _beside(self, kernel: Task, who: Piece, start: Column, end: Column, above: int) -> Column:
+        """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: numbers, or a row each.
 
-        ``end`` is between the start of the kernel before and this one's; ``above`` : the last kernel over at any start.
+        ``end`` is between the start of the kernel before and this one's; at any start kernel ``above`` is over.
         """
-        kernels, k, rank, time = self._kernels[kernel.key[0]], kernel.place - 1, 0, start
-        low = start
-        if pays is not None:
-            low = np.min(start, where=pays, initial=np.inf)
-            rank, time = int(pays.argmax()) % pays.shape[1], start.item(int(pays.argmax()))
-        until = self._ran(kernels, k, who, end, self._ran_before(kernels, k, who)) if k >= 0 else 0.0
-        # The kernel before which one rank came to it; others may have come to it before an earlier one.
-        place = rank if who is None else who.start + rank * who.step if isinstance(who, slice) else int(who[rank])
-        k = bisect_right(range(k + 1), time, above + 1, key=lambda k: item(kernels[k].start, place))
-        k = max(k - 1, above + 1)
+        kernels, last = self._kernels[kernel.key[0]], kernel.place - 1
+        until = self._ran(kernels, last, who, end, self._ran_before(kernels, last, who)) if last >= 0 else 0.0
+        # The kernel in which one rank came to it; others may have come to it in an earlier one.
+        rank = (
+            0 if who is None else who.start if isinstance(who, slice) else who if isinstance(who, int) else who.item(0)
+        )
+        k = bisect_right(range(last + 1), item(start, 0), above + 1, key=lambda k: item(kernels[k].start, rank))
+        k, low = max(k - 1, above + 1), lowest(start)
         while k > above + 1 and highest(at(kernels[k].start, who)) > low:
             k -= 1
-        runs = kernels[k : kernel.place]
-        if pays is None or not runs:
-            found = self._ran_before(kernels, k, who)
-            for j in range(k, kernel.place):
-                now = self._ran(kernels, j, who, start, self._ran_before(kernels, j, who))
-                found = max(found, now) if _numbers(found, now) else np.maximum(found, now)
-            return until - found
-        n = pays.shape[1]
-        ran = _stacked([self._ran_before(kernels, j, who) for j in range(k, kernel.place + 1)], n)
-        since = ran[:-1] - _stacked([at(run.start, who) for run in runs], n)
-        found = np.empty_like(start)
-        for some in np.array_split(np.arange(len(start)), 1 + len(start) * len(runs) * n // AT_ONCE):
-            # Of runs x collectives x ranks: what was over before, and what of it ran since it began, up to all of it.
-            found[some] = np.minimum(since[:, None] + start[some], ran[1:, None]).max(axis=0)
-        return until - np.maximum(found, ran[0])
+        if isinstance(start, np.ndarray) and k <= last:
+            return until - self._until_each(kernels[max(k - 1, 0) : last + 1], k, who, start)
+        found = self._ran_before(kernels, k, who)
+        for j in range(k, last + 1):
+            now = self._ran(kernels, j, who, start, self._ran_before(kernels, j, who))
+            found = max(found, now) if _numbers(found, now) else np.maximum(found, now)
+        return until - found
 
     def _ran_before(self, kernels: list[Task], k: int, who: Piece) -> Column:
         return at(kernels[k - 1].ran, who) if k > 0 else 0.0
 
     def _ran(self, kernels: list[Task], k: int, who: Piece, time: Column, before: Column) -> Column:
-        """Seconds kernels ran until a time that is not before the ``k``-th starts nor after the next one does."""
+        """Seconds kernels ran until a time, if it is not before the ``k``-th starts nor after the next one does."""
         one, other = before + (time - at(kernels[k].start, who)), at(kernels[k].ran, who)
         return min(one, other) if _numbers(one, other) else np.minimum(one, other)
+
+    def _until_each(self, runs: list[Task], k: int, who: Piece, times: Floats) -> Floats:
+        """:meth:`_ran` of rows of times, each within one of some kernels: all but the first, where ``k`` > 0."""
+        n = times.shape[1]
+        ran = _stacked([*([] if k else [0.0]), *(at(run.ran, who) for run in runs)], n)
+        since = ran[:-1] - _stacked([at(run.start, who) for run in (runs[1:] if k else runs)], n)
+        found = np.empty_like(times)
+        for some in np.array_split(np.arange(len(times)), 1 + times.size * len(since) // AT_ONCE):
+            # Of kernels x collectives x ranks: for a later kernel it would be less, and for an earlier one no more.
+            found[some] = np.minimum(since[:, None] + times[some], ran[1:, None]).max(axis=0)
+        until: Floats = np.maximum(found, ran[0])
+        return until
 
     def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
@@ -225,7 +220,7 @@ class Bills:
                 if low == high:
                     np.minimum(safe, self._earliest(stream[k], who, wanted, quiet), out=safe)
                     continue
-                mask = through == k
+                mask = np.equal(through, k)
                 if mask.any():
                     some = positions(who, kernel.n)[mask]
                     safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], some, wanted, quiet))
@@ -245,7 +240,7 @@ class Bills:
         found: Floats = np.maximum(begins + least, quiet)
         if np.minimum.reduce(found) > wanted:
             return found
-        if standing.missing is None or standing.missing[of].any():
+        if standing.missing is None or np.any(standing.missing[of]):
             found = np.maximum(found, self._held_up(one, of, quiet) + least)
         elif len(of) == 1:
             found = np.maximum(found, self.on_its_way(site, int(of[0])))
@@ -297,13 +292,11 @@ def _stacked(columns: list[Column], n: int) -> Floats:
     return found
 
 
-def _set(counts: Counts, who: Piece, count: Counts, n: int) -> Counts:
-    """The numbers with that of these ranks replaced."""
+def _set(counts: Column, who: Piece, count: Column, n: int) -> Column:
+    """The numbers with those of these ranks replaced."""
     if who is None:
         return count
-    if not isinstance(count, np.ndarray) and not isinstance(counts, np.ndarray) and count == counts:
-        return count
     if not isinstance(counts, np.ndarray):
-        counts = np.full(n, counts, dtype=np.int32)
+        counts = np.full(n, counts)
     counts[who] = count
     return counts

@@ -41,8 +41,8 @@ class Task:
     Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the
     last kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it, and its
     ``ordinal`` among the watched of its stream; ``soft``, the collectives that a kernel's bill may depend on, the last
-    of each stream; ``low`` and ``high``, when the first and the last rank have ended it, once all have; ``ran``, seconds
-    that a rank's kernels were busy in all until its end, while a bill may ask for it [s].
+    of each stream; ``low`` and ``high``, when the first and the last rank have ended it, once all have; ``ran``, how
+    long a rank's kernels were busy in all until its end, while a bill may ask for it [s].
 
     Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
     ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may

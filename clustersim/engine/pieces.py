@@ -39,12 +39,12 @@ def at(column: Column, who: Piece) -> Column:
 
 def lowest(column: Column) -> float:
     """The least of a column."""
-    return np.minimum.reduce(column) if isinstance(column, np.ndarray) else column  # type: ignore[no-any-return]
+    return np.minimum.reduce(column, axis=None) if isinstance(column, np.ndarray) else column
 
 
 def highest(column: Column) -> float:
     """The most of a column."""
-    return np.maximum.reduce(column) if isinstance(column, np.ndarray) else column  # type: ignore[no-any-return]
+    return np.maximum.reduce(column, axis=None) if isinstance(column, np.ndarray) else column
 
 
 def item(column: Column, k: int) -> float:

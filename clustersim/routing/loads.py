@@ -169,7 +169,7 @@ def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: 
     row = np.repeat(np.arange(len(a)), ways)
     way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways)
     out, into = leave.place(row, way), enter.place(row, way)
-    much = (amount / ways)[row]
+    much: Floats = (amount / ways)[row]
     # A row's legs one after another: those that leave, then those that enter, from the port to the vertex.
     leg, tails, heads = leave.legs(out)
     back, to, fro = enter.legs(into)
@@ -183,7 +183,8 @@ def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: 
         raise router._unreachable(int(a[k]), int(b[k])) from None
     size = router.topology.n_links
     cells, cell = np.unique(of[row[crossed]] * size + links, return_inverse=True)
-    total.links(cells % size, np.bincount(cell, much[crossed], len(cells)), cells // size)
+    load = np.bincount(cell, much[crossed], len(cells)).astype(np.float64)
+    total.links(cells % size, load, cells // size)
 
 
 class _Ends:
