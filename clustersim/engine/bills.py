@@ -29,10 +29,6 @@ from clustersim.engine.sites import Site, Standing
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-AT_ONCE = 2**20
-"""Kernels x collectives x ranks looked at together."""
-
-
 class _Stream:
     """The watched collectives of a role's stream, in order: how many each rank is ``through``, and has ``paid``."""
 
@@ -169,15 +165,14 @@ class Bills:
             0 if who is None else who.start if isinstance(who, slice) else who if isinstance(who, int) else who.item(0)
         )
         k = bisect_right(range(last + 1), item(start, 0), above + 1, key=lambda k: item(kernels[k].start, rank))
-        k, low = max(k - 1, above + 1), lowest(start)
+        k, low, high = max(k - 1, above + 1), lowest(start), highest(start)
         while k > above + 1 and highest(at(kernels[k].start, who)) > low:
             k -= 1
-        if isinstance(start, np.ndarray) and k <= last:
-            return until - self._until_each(kernels[max(k - 1, 0) : last + 1], k, who, start)
         found = self._ran_before(kernels, k, who)
-        for j in range(k, last + 1):
-            now = self._ran(kernels, j, who, start, self._ran_before(kernels, j, who))
+        while k <= last and lowest(at(kernels[k].start, who)) < high:
+            now = self._ran(kernels, k, who, start, self._ran_before(kernels, k, who))
             found = max(found, now) if _numbers(found, now) else np.maximum(found, now)
+            k += 1
         return until - found
 
     def _ran_before(self, kernels: list[Task], k: int, who: Piece) -> Column:
@@ -187,18 +182,6 @@ class Bills:
         """Seconds kernels ran until a time, if it is not before the ``k``-th starts nor after the next one does."""
         one, other = before + (time - at(kernels[k].start, who)), at(kernels[k].ran, who)
         return min(one, other) if _numbers(one, other) else np.minimum(one, other)
-
-    def _until_each(self, runs: list[Task], k: int, who: Piece, times: Floats) -> Floats:
-        """:meth:`_ran` of rows of times, each within one of some kernels: all but the first, where ``k`` > 0."""
-        n = times.shape[1]
-        ran = _stacked([*([] if k else [0.0]), *(at(run.ran, who) for run in runs)], n)
-        since = ran[:-1] - _stacked([at(run.start, who) for run in (runs[1:] if k else runs)], n)
-        found = np.empty_like(times)
-        for some in np.array_split(np.arange(len(times)), 1 + times.size * len(since) // AT_ONCE):
-            # Of kernels x collectives x ranks: for a later kernel it would be less, and for an earlier one no more.
-            found[some] = np.minimum(since[:, None] + times[some], ran[1:, None]).max(axis=0)
-        until: Floats = np.maximum(found, ran[0])
-        return until
 
     def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
