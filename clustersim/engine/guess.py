@@ -30,8 +30,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
 
-SAMPLE = 16
-"""Every so many slots are looked at first: who is wrong at all is wrong on many."""
+AT_ONCE = 2**22
+"""Uses of slots that are looked at together."""
 
 
 class Guess:
@@ -111,7 +111,9 @@ class Guess:
     def wrong(self, standing: dict[int, Standing]) -> set[int]:
         """Free sites of a finished play, by first meeting, whose transfers did share."""
         together = self._together(standing)
-        return self._crowded(standing, together, SAMPLE) or self._crowded(standing, together, 1)
+        entries = sum(len(self._open[id(site.plans)][1]) for site in together)
+        parts = 1 + entries // AT_ONCE
+        return set().union(*(self._crowded(standing, together, part, parts) for part in range(parts))) - self.clocked
 
     def _together(self, standing: dict[int, Standing]) -> list[Site]:
         """Sites that are played while another lane's are, of which one at least is free."""
@@ -131,29 +133,27 @@ class Guess:
             now.append((end, site, lane, free))
         return [found[first] for first in sorted(found)]
 
-    def _crowded(self, standing: dict[int, Standing], sites: list[Site], every: int) -> set[int]:
-        """Free sites among these that share, on every so many slots."""
+    def _crowded(self, standing: dict[int, Standing], sites: list[Site], part: int, parts: int) -> set[int]:
+        """Sites among these that share, on every slot of a part of them."""
         of, columns = [], []
-        sampled: dict[int, Entries] = {}
+        known: dict[int, Entries] = {}
         for site in sites:
             key = id(site.plans)
-            if key not in sampled:
-                some = self._open[key][1] % every == 0
-                sampled[key] = tuple(column[some] for column in self._open[key])
-            which, slot, asked = sampled[key]
-            if len(slot):
-                one = standing[site.first]
-                begin, end = one.start + one.latency, one.end
-                times = (np.full(len(slot), c) if isinstance(c, float) else _of(c, which) for c in (begin, end))
-                of.append(np.full(len(slot), site.first))
-                columns.append((slot, *times, asked))
+            if key not in known:
+                some = self._open[key][1] % parts == part
+                known[key] = tuple(column[some] for column in self._open[key])
+            which, slot, asked = known[key]
+            one = standing[site.first]
+            begin, end = one.start + one.latency, one.end
+            times = (np.full(len(slot), c) if isinstance(c, float) else _of(c, which) for c in (begin, end))
+            of.append(np.full(len(slot), site.first))
+            columns.append((slot, *times, asked))
         if not of:
             return set()
         slot, begin, end, asked = (np.concatenate(column) for column in zip(*columns, strict=True))
         some = end > begin * (1 + 1e-12)
         owner = np.concatenate(of)[some]
-        found = owner[crowded(slot[some], begin[some], end[some], asked[some])]
-        return set(np.unique(found).tolist()) - self.clocked
+        return set(np.unique(owner[crowded(slot[some], begin[some], end[some], asked[some])]).tolist())
 
 
 def _of(column: Floats, which: Ints) -> Floats:
