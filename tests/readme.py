@@ -1,7 +1,8 @@
 """Figures in the README and in the pages of the folders are what a command prints, and nothing else.
 
-A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``. ``python tests/readme.py`` writes all of them anew, draws the
-pictures that ``--plot`` names, and dates the pages; ``tests/test_readme.py`` says when a part is stale.
+A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output of ``clustersim ARGUMENTS``. ``python
+tests/readme.py`` writes all of them anew, draws the pictures that ``--plot`` names, and dates the pages;
+``tests/test_readme.py`` says when a part is stale.
 
 A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
 ``python tests/readme.py --measured`` writes those alone, and the test looks at their rows only.

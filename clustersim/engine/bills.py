@@ -29,6 +29,7 @@ from clustersim.engine.sites import Site, Standing
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+
 class _Stream:
     """The watched collectives of a role's stream, in order: how many each rank is ``through``, and has ``paid``."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.compute.conv import is_winograd
 from clustersim.strategies import STRATEGIES
-from clustersim.timeline import first_ranks, step_ends
+from clustersim.timeline import step_ends
 
 if TYPE_CHECKING:
     from clustersim.scenario.running import Result
@@ -40,7 +40,7 @@ def _unsettled(result: Result) -> Iterator[str]:
     if len(steps) < LEAST:
         yield f"asynchronous: {len(steps)} steps are too few to tell whether the pace is steady; {more}"
         return
-    ended = step_ends(first_ranks(result.timeline, result.prepared.mesh.workers))[[steps[0] - 1, *steps]]
+    ended = step_ends(result.timeline)[[steps[0] - 1, *steps], : result.prepared.mesh.workers]
     half = len(steps) // 2
     early = float(np.mean(half / (ended[half] - ended[0])))
     late = float(np.mean((len(steps) - half) / (ended[-1] - ended[half])))
