@@ -89,7 +89,7 @@ def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
     ops = [Compute("a", 1.0), all_reduce("r", 20.0, [0, 1], after=(0,)), Compute("b", 1.0)]
     timeline = run(toy.program(ops))
     table = breakdown(timeline, begin=0.0)
-    assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed communication": 1 / 3})
+    assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed transfer": 1 / 3})
     assert table["hidden_communication_s"] == pytest.approx([1.0, 1.0])
     assert table["communication_s"] == pytest.approx([2.0, 2.0])
 
@@ -97,8 +97,10 @@ def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
 def test_a_wait_for_a_slower_rank_of_the_same_list_is_a_stall():
     ops = [Compute("a", np.array([1.0, 3.0])), all_reduce("r", 10.0, [0, 1], after=(0,))]
     timeline = run(toy.program(ops))
-    assert shares(timeline, 0) == pytest.approx({"compute-bound": 0.25, "stall": 0.5, "exposed communication": 0.25})
-    assert shares(timeline, 1) == pytest.approx({"compute-bound": 0.75, "exposed communication": 0.25})
+    assert shares(timeline, 0) == pytest.approx(
+        {"compute-bound": 0.25, "waiting for a peer": 0.5, "exposed transfer": 0.25}
+    )
+    assert shares(timeline, 1) == pytest.approx({"compute-bound": 0.75, "exposed transfer": 0.25})
 
 
 def pipeline(p, m):
@@ -147,7 +149,7 @@ def test_it_agrees_with_the_summary(name):
     assert table["step_time_s"] == pytest.approx(summary["step_time_s"])
     # The summary counts whole steps, the breakdown the window they end in: ranks enter it at slightly different times.
     assert kernels == pytest.approx(summary["compute_s"], rel=0.01)
-    waits = by_state["exposed communication"] + by_state["stall"]
+    waits = by_state["exposed transfer"] + by_state["waiting for a peer"]
     # A rank whose list is over waits for the last one: a stall here, idle in the summary, which counts collectives.
     assert waits == pytest.approx(summary["exposed_communication_s"] + summary["idle_s"], rel=1e-6)
 

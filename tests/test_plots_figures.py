@@ -30,8 +30,8 @@ STATES = (
     "memory-bound",
     "launch-bound",
     "optimizer",
-    "exposed communication",
-    "stall",
+    "exposed transfer",
+    "waiting for a peer",
     "bubble",
     "host",
 )

@@ -1,14 +1,14 @@
 """Where the time went: every instant of every GPU in exactly one state, so that shares add up to 100 %.
 
-* *Exposed communication* is time in which a GPU runs no kernel because a transfer is running (Megatron-LM's and
-  PyTorch HTA's "non-overlapped communication"; HTA counts a wait for a peer as communication too, since a trace shows
-  one NCCL kernel for both: here it is a *stall* of its own). Communication beside a kernel is *hidden* and costs only
-  what the kernel loses to it; it is counted beside the states, not among them.
+* An *exposed transfer* is time in which a GPU runs no kernel because a transfer is running. A trace shows one NCCL
+  kernel for it and for the wait for a late peer before it, so that what Megatron-LM and PyTorch HTA call exposed (or
+  non-overlapped) communication is both together; here the wait is a state of its own. Communication beside a kernel is
+  *hidden* and costs only what the kernel loses to it; it is counted beside the states, not among them.
 * *Bubble* is time a GPU is idle by the schedule's structure: a pipeline stage whose neighbours have nothing for it
   yet, or one whose own list is over. The *bubble fraction* is bubble time over the whole step (GPipe, Huang et al.
   2019, where p stages and m micro-batches give (p-1)/(m+p-1); Megatron-LM, Narayanan et al. 2021, divides by the ideal
   time without bubbles, (p-1)/m, which is this fraction f as f/(1-f)).
-* A *stall* is any other wait for a peer: ranks that run one op list can be apart only because one is slower, or is
+* *Waiting for a peer* is any other wait: ranks that run one op list can be apart only because one is slower, or is
   itself held; :func:`clustersim.analysis.stalls.stalls` says which.
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.analysis.bounds import warnings
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.pieces import KERNELS, SAID, Pieces, workers
+from clustersim.analysis.pieces import KERNELS, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import Loss, losses
 from clustersim.analysis.step_words import shares as step_shares
@@ -167,7 +167,7 @@ def _verdict(table: dict[str, Any], told: list[Loss]) -> str:
 def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str:
     mean = table["shares"][workers(timeline)].mean(axis=0)
     order = np.argsort(-mean, kind="stable")
-    states = {SAID.get(str(table["states"][i]), str(table["states"][i])): float(mean[i]) for i in order.tolist()}
+    states = {str(table["states"][i]): float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
     said = f"{', '.join(parts)}, of a {format_time(float(table['step_time_s']))} step"
     if rows:

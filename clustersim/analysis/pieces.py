@@ -36,16 +36,14 @@ STATES = (
     "memory-bound",
     "launch-bound",
     "optimizer",
-    "exposed communication",
-    "stall",
+    "exposed transfer",
+    "waiting for a peer",
     "bubble",
     "host",
 )
 """What an instant of a rank can be."""
 KERNELS = STATES[:4]
 """Those in which it computes."""
-SAID = {"exposed communication": "exposed transfer", "stall": "waiting for a peer"}
-"""What people read instead of a state's key; :mod:`clustersim.analysis.where` has the same words."""
 
 COMPUTE, MEMORY, LAUNCH, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
 _OF_BOUND = {"memory": MEMORY, "launch": LAUNCH, "host": HOST}

@@ -38,18 +38,27 @@ def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
 
     table = Table(title=f"{'ways to split' if split else 'strategies on'} {escape(scenario)}", title_justify="left")
     table.add_column("split" if split else "strategy", style="bold", no_wrap=True)
-    for name in ("step time", "samples/s", "exposed communication", "peak memory", "sent per GPU and step", "fits"):
+    for name in (
+        "step time",
+        "samples/s",
+        "exposed transfer",
+        "waiting",
+        "peak memory",
+        "sent per GPU and step",
+        "fits",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         label = escape(label_of(row, split=split))
         if row["step_time_s"] is None:
-            table.add_row(label, *[""] * 5, "-")
+            table.add_row(label, *[""] * 6, "-")
             continue
         table.add_row(
             label,
             format_time(row["step_time_s"]),
             f"{row['samples_per_s']:,.1f}",
-            format_time(row["exposed_communication_s"]),
+            format_time(row["exposed_transfer_s"]),
+            format_time(row["waiting_for_peer_s"]),
             format_bytes(row["peak_memory_bytes"]),
             format_bytes(row["bytes_sent_per_gpu"]),
             "yes" if row["fits"] else "no",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.pieces import SAID
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, new_figure, palette, plain_axes, series, time_unit, titled
 
@@ -23,8 +22,8 @@ STATE_STYLE: dict[str, tuple[str, str]] = {
     "memory-bound": (palette["gradient"], ""),
     "launch-bound": (palette["input"], ""),
     "optimizer": (palette["optimizer"], ""),
-    "exposed communication": (palette["communication"], ""),
-    "stall": (palette["stall"], "//////"),
+    "exposed transfer": (palette["communication"], ""),
+    "waiting for a peer": (palette["stall"], "//////"),
     "bubble": ("#C9CED3", "......"),
     "host": (palette["other"], ""),
 }
@@ -107,10 +106,10 @@ def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
         face, hatch = STATE_STYLE.get(state, (series[k % len(series)], ""))
         style: dict[str, Any] = {"color": face, "edgecolor": "white", "linewidth": 0.6}
         if hatch:
-            style |= {"color": "white" if state == "stall" else face, "hatch": hatch}
-            style["edgecolor"] = palette["stall"] if state == "stall" else "white"
+            style |= {"color": "white" if state == "waiting for a peer" else face, "hatch": hatch}
+            style["edgecolor"] = palette["stall"] if state == "waiting for a peer" else "white"
             style["linewidth"] = 0.0
-        axes.barh(y, width, left=left, height=0.72, label=SAID.get(state, state), **style)
+        axes.barh(y, width, left=left, height=0.72, label=state, **style)
         _percentages(
             axes, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale, longest * scale, state
         )
@@ -126,7 +125,7 @@ def _percentages(axes: Axes, y: Any, left: Floats, width: Floats, whole: Floats,
     dark = state in {"compute-bound", "host"}
     for at, start, size, total in zip(y, left, width, whole, strict=True):
         if size > 0.045 * longest:
-            box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"stall", "bubble"} else None
+            box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
             axes.text(
                 start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,
                 color="white" if dark else INK, bbox=box,
@@ -138,8 +137,6 @@ def alt(states: list[str], bars: Mapping[str, Floats]) -> str:
     parts = []
     for name, bar in bars.items():
         total = float(bar.sum()) or 1.0
-        said = ", ".join(
-            f"{SAID.get(s, s)} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0
-        )
+        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
         parts.append(f"{name}: {said}")
     return "Where the time of a step goes. " + "; ".join(parts) + "."

@@ -11,7 +11,6 @@ from clustersim import plots
 from clustersim.analysis.explain import Facts as Summary
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
-from clustersim.analysis.pieces import SAID
 from clustersim.analysis.pipeline import has_pipeline
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
@@ -66,10 +65,10 @@ def _figures(facts: Facts, table: Facts) -> Iterator[tuple[str, str]]:
     ):
         if facts.get(key) is not None:
             yield name, form.format(facts[key])
-    for state in ("exposed communication", "stall", "bubble"):
+    for state in ("exposed transfer", "waiting for a peer", "bubble"):
         share = float(table["mean"][list(table["states"]).index(state)])
-        if share or state == "exposed communication":
-            yield SAID.get(state, state), f"{share:.1%}"
+        if share or state == "exposed transfer":
+            yield state, f"{share:.1%}"
     if facts.get("bytes_sent_per_gpu") is not None:
         yield "sent per GPU and step", format_bytes(facts["bytes_sent_per_gpu"])
     if facts.get("peak_memory_bytes") is not None:
@@ -88,7 +87,7 @@ def _breakdown(table: Facts) -> dict[str, Any]:
             rows.append(
                 (
                     colour,
-                    SAID.get(state, state),
+                    state,
                     f"{float(table['mean'][k]):.1%}",
                     format_time(seconds[:, k].mean()),
                     spread,

@@ -118,8 +118,11 @@ def _gpus(own: Scenario) -> int:
 
 def _row(own: Scenario, form: Form) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(
-        ("step_time_s", "samples_per_s", "exposed_communication_s", "peak_memory_bytes", "bytes_sent_per_gpu", "fits")
-    )
+        (
+            "step_time_s", "samples_per_s", "exposed_communication_s", "exposed_transfer_s", "waiting_for_peer_s",
+            "peak_memory_bytes", "bytes_sent_per_gpu", "fits",
+        )
+    )  # fmt: skip
     row = {"strategy": form.kind, "variant": form.variant, "own": form.own} | row | {"reason": ""}
     try:
         result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
