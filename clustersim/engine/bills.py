@@ -63,7 +63,9 @@ class Bills:
         self.standing, self.on_its_way = standing, on_its_way
         self._streams = [{name: _Stream(tasks) for name, tasks in watched.items()} for watched in self._watched]
         self._kept = [0] * len(self._streams)  # the first kernel whose ``ran`` somebody may still ask for
-        self.held: list[dict[Task, None]] = [{} for _ in self._streams]  # whole kernels that wait for collectives
+        # Kernels that wait for collectives: whole ones, and pieces with whether they were tried before.
+        self.held: list[dict[Task, None]] = [{} for _ in self._streams]
+        self.waiting: dict[Task, dict[int, tuple[Piece, bool]]] = {}
 
     def settled(self, kernel: Task) -> bool:
         """Whether every collective its bill may depend on is over on all ranks, or known to be over when."""

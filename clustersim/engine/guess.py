@@ -30,7 +30,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
 
-AT_ONCE = 2**22
+AT_ONCE = 2**20
 """Uses of slots that are looked at together."""
 
 

@@ -248,7 +248,7 @@ class Network:
 
     def _use(self, one: Equals, booked: float) -> None:
         if len(one.slot_list) < SHORT:
-            for slot, weight in zip(one.slot_list, one.weight_list, strict=True):
+            for slot, weight in one.pairs:
                 self._usage[slot] += weight * booked
         else:
             self._usage[one.slots] += one.weights * booked
@@ -288,9 +288,9 @@ class Network:
 
 def _shared(some: list[Equals]) -> bool:
     """Whether any two flows are on one slot."""
-    if len(some) == 1:
-        return some[0].n > 1 and bool(some[0].slot_list)
-    entries = sum(len(one.slot_list) for one in some)
-    return (
-        any(one.n > 1 and one.slot_list for one in some) or len(frozenset().union(*(o.users for o in some))) < entries
-    )
+    seen: set[int] = set()
+    for one in some:
+        if one.slot_list and (one.n > 1 or not seen.isdisjoint(one.slot_list)):
+            return True
+        seen.update(one.slot_list)
+    return False

@@ -34,19 +34,20 @@ SHORT = 8
 class Equals:
     """The flows of one class that are on their way.
 
-    number : of the class. slots, weights : what each takes, as arrays and as lists. ceiling : [bytes/s].
+    number : of the class. slots, weights : what each takes, as arrays, as lists, and as ``pairs``. ceiling : [bytes/s].
     n : flows. rate : [bytes/s] of each. moved : [bytes] that a flow there from the start has moved until ``since`` [s].
     held : the slot that holds them back. booked : what the class takes in the books: rate times flows.
     flows : heap of (``moved`` at its end, transfer, begin); ``planned``, the first one's end that was asked for.
     course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "planned", "rate", "since",
-                 "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
+    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "pairs", "planned", "rate",
+                 "since",                 "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
 
     def __init__(self, number: int, slots: Ints, weights: Floats, ceiling: float) -> None:
         self.number, self.slots, self.weights, self.ceiling = number, slots, weights, ceiling
         self.slot_list, self.weight_list = slots.tolist(), weights.tolist()
+        self.pairs = list(zip(self.slot_list, self.weight_list, strict=True))
         self.users = frozenset(self.slot_list)
         self.flows: list[tuple[float, int, float]] = []
         self.version = 0
@@ -130,30 +131,35 @@ def _level_one(one: Equals, usage: Floats) -> tuple[list[float], list[int]]:
 
 def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:
     """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
-    left = {s: max(1.0 - usage.item(s), 0.0) for one in some for s in one.slot_list}
     rates, held = [0.0] * len(some), [CEILING] * len(some)
+    left: dict[int, float] = {}
     rising = list(range(len(some)))
     while rising:
         weight: dict[int, float] = {}
         for i in rising:
             one = some[i]
-            for s, w in zip(one.slot_list, one.weight_list, strict=True):
-                weight[s] = weight.get(s, 0.0) + w * one.n
+            n = one.n
+            for s, w in one.pairs:
+                weight[s] = weight.get(s, 0.0) + w * n
+        if not left:
+            left = {s: max(1.0 - usage.item(s), 0.0) for s in weight}
         at, water = CEILING, np.inf
         for s, total in weight.items():
             if left[s] < water * total:
                 at, water = s, left[s] / total
-        lowest = min(some[i].ceiling for i in rising)
+        lowest = min([some[i].ceiling for i in rising])
         if lowest <= water:
             at, water = CEILING, lowest
             stops = [i for i in rising if some[i].ceiling <= lowest]
         else:
             stops = [i for i in rising if at in some[i].users]
         for i in stops:
-            one = some[i]
             rates[i], held[i] = water, at
-            for s, w in zip(one.slot_list, one.weight_list, strict=True):
-                left[s] = max(left[s] - w * one.n * water, 0.0)
+        if len(stops) == len(rising):
+            break
+        for i in stops:
+            for s, w in some[i].pairs:
+                left[s] = max(left[s] - w * some[i].n * water, 0.0)
         rising = [i for i in rising if i not in stops]
     return rates, held
 
