@@ -8,7 +8,7 @@ when the one before it ends, so most columns are somebody else's already.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -20,115 +20,110 @@ Columns: TypeAlias = tuple[Ints, Ints, Floats, Floats, Floats]
 """Op, set, ready, start, end of rows."""
 
 
+class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A time of every rank that did an op [s]. Never written to: ops share columns.
+
+    Parameters
+    ----------
+    values : (1,) where all ranks agree, (k,) one each, or (m,) one per meeting of theirs.
+    of : (k,) int, each rank's meeting, an index into ``values``; None where there is one value for each rank or all.
+    low, high, mean : over ranks.
+    """
+
+    values: Floats
+    of: Ints | None
+    low: float
+    high: float
+    mean: float
+
+    @property
+    def all(self) -> Floats:
+        """(k,), or where all agree (1,)."""
+        return self.values if self.of is None else self.values[self.of]
+
+
 class Block(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op on the ranks that took part.
 
     Parameters
     ----------
     op : int, row in :attr:`clustersim.timeline.Timeline.ops`. ranks : (k,) int.
-    ready, start, end : [s], (k,) or, where all ranks agree, (1,). Never written to: blocks share them.
+    columns : ready, start and end. What a collective's members share is kept once a meeting.
     """
 
     op: int
     ranks: Ints
-    ready: Floats
-    start: Floats
-    end: Floats
+    columns: tuple[Column, Column, Column]
+
+    @property
+    def ready(self) -> Floats:
+        """(k,) or, where all ranks agree, (1,) [s]; made when asked for, as ``start`` and ``end``."""
+        return self.columns[0].all
+
+    @property
+    def start(self) -> Floats:
+        """See :attr:`ready`."""
+        return self.columns[1].all
+
+    @property
+    def end(self) -> Floats:
+        """See :attr:`ready`."""
+        return self.columns[2].all
 
     @property
     def times(self) -> tuple[Floats, Floats, Floats]:
-        """Ready, start and end, as stored."""
+        """Ready, start and end."""
         return self.ready, self.start, self.end
-
-    def of_ranks(self, kept: npt.NDArray[np.bool_]) -> Block:
-        """The block without the ranks that ``kept`` (k,) leaves out."""
-        if kept.all():
-            return self
-        times = (column[kept] if len(column) > 1 else column for column in self.times)
-        return Block(self.op, self.ranks[kept], *times)
-
-    def between(self, begin: float, end: float) -> Block | None:
-        """The block as it was between two times [s], without ranks that did nothing then; None where none did."""
-        if self.ready.min() >= begin and self.end.max() <= end and self.end.min() > begin and self.ready.max() < end:
-            return self
-        kept = np.broadcast_to((self.end > begin) & (self.ready < end), len(self.ranks))
-        if not kept.any():
-            return None
-        some = self if kept.all() else self.of_ranks(kept)
-        return Block(some.op, some.ranks, *(np.clip(column, begin, end) for column in some.times))
 
 
 AT_ONCE = 2**20
-"""Elements copied together by :class:`Extents`."""
+"""Elements that are copied to be looked at together."""
 
 
-class Extents:
-    """Least, greatest and mean of columns, each looked at once.
-
-    Blocks share their columns, and the views of a run share its blocks: a view starts from what is known of the run.
-    """
-
-    def __init__(self, known: Extents | None = None) -> None:
-        # By identity: columns in the table are held, so that no other can take the place of one.
-        self._place: dict[int, int] = {} if known is None else known._place.copy()
-        self._held: list[Floats] = [] if known is None else known._held.copy()
-        self._table: Floats = np.empty((0, 3)) if known is None else known._table
-
-    def __reduce__(self) -> tuple[type[Extents], tuple[()]]:
-        return Extents, ()  # a copy has columns of its own
-
-    def of(self, columns: Sequence[Floats]) -> Floats:
-        """(3, n): the least, the greatest and the mean of each of n columns."""
-        places = list(map(self._place.get, map(id, columns)))
-        if None in places:
-            self._look([column for column, place in zip(columns, places, strict=True) if place is None])
-            places = list(map(self._place.get, map(id, columns)))
-        return self._table[np.array(places, dtype=np.int64)].T
-
-    def _look(self, columns: list[Floats]) -> None:
-        """Reduce columns not met before, those of a length together."""
-        alike: dict[int, list[Floats]] = {}
-        for column in {id(column): column for column in columns}.values():
-            alike.setdefault(len(column), []).append(column)
-        for length, which in alike.items():
-            step = max(1, AT_ONCE // length)
-            for some in (which[at : at + step] for at in range(0, len(which), step)):
-                table, first = np.concatenate(some).reshape(-1, length), len(self._held)
-                three = table.min(axis=1), table.max(axis=1), table.sum(axis=1) / length
-                self._table = np.concatenate([self._table, np.stack(three, axis=1)])
-                self._held += some
-                self._place.update(zip(map(id, some), range(first, len(self._held)), strict=True))
+Meetings: TypeAlias = tuple[Ints, Ints]
+"""A place of each meeting in a column, and the meeting of each place."""
 
 
-def totals(blocks: Sequence[Block], extents: Extents) -> tuple[Ints, Floats, Floats, Floats, Floats]:
-    """Of each block: op, time from start to end summed over them, first ready, first start, last end [s]."""
-    first, _, _ = extents.of([block.ready for block in blocks])
-    began, _, begins = extents.of([block.start for block in blocks])
-    _, last, over = extents.of([block.end for block in blocks])
+def columns(times: Sequence[Floats], meetings: Sequence[Meetings | None]) -> list[Column]:
+    """A :class:`Column` for each of ``times``, (k,) or (1,) [s]: equal ones are one, one that is the same for all ranks
+    is short, and one of ``meetings`` is kept once a meeting."""
+    alike: dict[int, list[int]] = {}
+    for i, values in enumerate(times):
+        alike.setdefault(len(values), []).append(i)
+    made: list[Column | None] = [None] * len(times)
+    for length, which in alike.items():
+        known: dict[int, list[tuple[Floats, Column]]] = {}
+        odd = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        step = max(1, AT_ONCE // max(length, 1))
+        for some in (which[at : at + step] for at in range(0, len(which), step)):
+            table = np.concatenate([times[i] for i in some]).reshape(-1, length)
+            bits = table.view(np.uint64)
+            marks = ((bits ^ (bits >> np.uint64(29))) * odd).sum(axis=1, dtype=np.uint64).tolist()
+            facts = (table.min(axis=1).tolist(), table.max(axis=1).tolist(), (table.sum(axis=1) / length).tolist())
+            for i, mark, low, high, mean in zip(some, marks, *facts, strict=True):
+                alike_ones = known.setdefault(mark, [])
+                made[i] = next((column for values, column in alike_ones if np.array_equal(values, times[i])), None)
+                if made[i] is None:
+                    made[i] = _column(times[i], meetings[i], low, high, mean)
+                    alike_ones.append((times[i], cast(Column, made[i])))
+    return cast("list[Column]", made)
+
+
+def _column(values: Floats, meetings: Meetings | None, low: float, high: float, mean: float) -> Column:
+    if low == high:
+        return Column(values[:1].copy(), None, low, high, low)
+    if meetings is None:
+        return Column(values, None, low, high, mean)
+    return Column(values[meetings[0]], meetings[1], low, high, mean)
+
+
+def totals(blocks: Sequence[Block]) -> tuple[Ints, Floats, Floats, Floats, Floats]:
+    """Of each block: op, time from start to end summed over ranks, first ready, first start, last end [s]."""
     of = np.array([block.op for block in blocks], dtype=np.int64)
-    ranks = np.array([len(block.ranks) for block in blocks], dtype=np.int64)
-    return of, over * ranks - begins * ranks, first, began, last
-
-
-class Pool:
-    """Columns of times, each kept once: equal ones are one array, and one that is the same for all ranks is short."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[float, ...], list[Floats]] = {}
-
-    def keep(self, column: Floats) -> Floats:
-        """A column equal to this one, which the caller must not write to any more."""
-        if column.min() == column.max():
-            return column[:1].copy()
-        n = len(column)
-        # Columns that agree in four places are compared in all; a hash of everything would cost more.
-        key = (n, *(float(column[at]) for at in (0, n // 3, n // 2, n - 1)))
-        alike = self._known.setdefault(key, [])
-        for known in alike:
-            if known is column or np.array_equal(known, column):
-                return known
-        alike.append(column)
-        return column
+    told = [(len(b.ranks) * (b.columns[2].mean - b.columns[1].mean), b.columns[0].low, b.columns[1].low,
+             b.columns[2].high) for b in blocks]  # fmt: skip
+    seconds, ready, start, end = np.array(told, dtype=np.float64).reshape(-1, 4).T
+    return of, seconds, ready, start, end
 
 
 class RankSets:

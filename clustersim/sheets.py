@@ -8,13 +8,13 @@ ranks that did the same ops, a few megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import AT_ONCE, Block, Columns
+from clustersim.blocks import AT_ONCE, Block, Column, Columns
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -73,12 +73,20 @@ class Shelf:
             ranks = blocks[0].ranks
             courses[ranks] += draw.integers(2**63, dtype=np.uint64)
             # A column that several blocks share tells nothing new the second time.
-            columns = list({id(c): c for block in blocks for c in block.times if len(c) > 1}.values())
-            step = max(1, AT_ONCE // max(len(ranks), 1))
-            for at in range(0, len(columns), step):
-                bits = np.stack(columns[at : at + step]).view(np.uint64)
-                odd = draw.integers(2**63, size=(len(bits), 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-                courses[ranks] += ((bits ^ (bits >> np.uint64(31))) * odd).sum(axis=0, dtype=np.uint64)
+            distinct = {id(c): c for block in blocks for c in block.columns if len(c.values) > 1}
+            alike: dict[tuple[int, int], list[Column]] = {}
+            for column in distinct.values():
+                alike.setdefault((id(column.of), len(column.values)), []).append(column)
+            for (_, length), columns in alike.items():
+                step, total = max(1, AT_ONCE // length), np.zeros(length, dtype=np.uint64)
+                for at in range(0, len(columns), step):
+                    bits = (
+                        np.concatenate([c.values for c in columns[at : at + step]]).view(np.uint64).reshape(-1, length)
+                    )
+                    odd = draw.integers(2**63, size=(len(bits), 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+                    total += ((bits ^ (bits >> np.uint64(31))) * odd).sum(axis=0, dtype=np.uint64)
+                meeting = columns[0].of
+                courses[ranks] += total if meeting is None else total[meeting]
         return courses
 
     def parts(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Part]:
@@ -117,7 +125,7 @@ class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
 def _sheet(part: Part) -> Sheet:
     parts = [] if part.rows is None else [part.rows]
     for places, blocks in part.held:
-        times = (stacked(columns, places) for columns in zip(*(block.times for block in blocks), strict=True))
+        times = (stacked(columns, places) for columns in zip(*(block.columns for block in blocks), strict=True))
         parts.append(Sheet(part.ranks, np.array([block.op for block in blocks], dtype=np.int64), *times))
     if len(parts) == 1:
         return parts[0]
@@ -129,12 +137,19 @@ def _sheet(part: Part) -> Sheet:
     return Sheet(part.ranks, op[order], *times)
 
 
-def stacked(columns: Sequence[Floats], places: Ints) -> Floats:
+def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
     n, first = len(places), int(places[0])
-    at = slice(first, first + n) if int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all() else places
-    flat = np.concatenate([c[at] if len(c) > 1 else c.repeat(n) for c in columns])
-    return np.ascontiguousarray(flat.reshape(-1, n).T)
+    straight = int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all()
+    own = slice(first, first + n) if straight else places
+    at: dict[int, Ints | slice] = {id(None): own}
+    parts = []
+    for column in columns:
+        of, values = column.of, column.values
+        if id(of) not in at:
+            at[id(of)] = cast(Ints, of)[own]
+        parts.append(values[at[id(of)]] if len(values) > 1 else values.repeat(n))
+    return np.ascontiguousarray(np.concatenate(parts).reshape(-1, n).T)
 
 
 def _places(among: Ints, ranks: Ints) -> Ints:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import AT_ONCE, Block, Columns, Extents, RankSets, joined, totals
+from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, totals
 from clustersim.label import Label
 from clustersim.sheets import Rows, Sheet, Shelf, expanded
 
@@ -182,13 +182,8 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """Seconds from 0 to the end of the last span."""
-        ends = [self._rows()[5], *(block.end for block in self.blocks)]
-        return max((float(end.max()) for end in ends if len(end)), default=0.0)
-
-    @cached_property
-    def extents(self) -> Extents:
-        """Least, greatest and mean of the blocks' columns; a view of the run begins with what is known here."""
-        return Extents()
+        blocks = max((block.columns[2].high for block in self.blocks), default=0.0)
+        return max(float(self._rows()[5].max(initial=0.0)), blocks)
 
     def per_op(self) -> dict[str, npt.NDArray[Any]]:
         """What each op came to over its ranks, a column element per op, without expanding anything.
@@ -220,7 +215,7 @@ class Timeline:
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)
-        of_block, *columns = totals(self.blocks, self.extents)
+        of_block, *columns = totals(self.blocks)
         into = (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
         for (how, column), values in zip(into, columns, strict=True):
             how.at(column, of_block, values)

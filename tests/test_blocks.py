@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,7 @@ from clustersim.analysis.replay import graph, replayed
 from clustersim.analysis.sample import LEAST, Classes, classes
 from clustersim.analysis.stalls import stalls
 from clustersim.analysis.whatif import whatif
-from clustersim.blocks import Extents
+from clustersim.blocks import columns
 from clustersim.engine import rows, simulate
 from clustersim.program import Compute, Program, Role
 from clustersim.timeline import alike
@@ -129,17 +128,32 @@ def opened(begin, end, moments):
     return ((begin[:, None] < moments) & (moments < end[:, None])).any(axis=0)
 
 
-def test_what_is_known_of_columns_is_about_these_and_not_about_a_copy():
-    columns = [np.array([3.0, 1.0, 2.0]), np.array([5.0]), np.array([0.0, 4.0, -1.0])]
-    extents = Extents()
-    extents.of(columns[:1])
-    expected = [[1.0, 5.0, -1.0], [3.0, 5.0, 4.0], [2.0, 5.0, 1.0]]
-    view = Extents(extents)
-    assert view.of(columns).tolist() == expected
-    assert extents.of(columns[::-1]).tolist() == [row[::-1] for row in expected]
-    copied, twins = pickle.loads(pickle.dumps((extents, columns)))
-    assert copied.of([column * 2 for column in twins]).tolist() == [[2 * x for x in row] for row in expected]
-    assert extents.of([]).shape == (3, 0)
+def test_equal_columns_are_one_and_those_that_agree_are_short():
+    pairs = np.array([0, 2]), np.array([0, 0, 1, 1])  # a rank of each meeting, the meeting of each rank
+    low = [3.0, 3.0, 1.0, 1.0]
+    times = [np.array(values) for values in (low, low, [2.0] * 4, [2.0], [3.0, 1.0])]
+    made = columns(times, [pairs, None, pairs, None, None])
+    assert made[0] is made[1]
+    assert [column.values.tolist() for column in made] == [[3, 1], [3, 1], [2], [2], [3, 1]]
+    assert [column.all.tolist() for column in made] == [low, low, [2], [2], [3, 1]]
+    assert [(column.low, column.high, column.mean) for column in made[:3]] == [(1, 3, 2), (1, 3, 2), (2, 2, 2)]
+    assert columns([], []) == []
+
+
+def test_what_members_of_a_meeting_share_is_kept_once_a_meeting():
+    groups = np.arange(64).reshape(8, 8)
+    ops = [
+        Compute("c", np.linspace(1, 2, 64)),
+        toy.all_reduce("r", 8.0, groups, after=(0,)),
+        Compute("d", 1.0, after=(1,)),
+    ]
+    run = play(toy.program(ops, ranks=64), 2)
+    _, (ready, start, end), (again, begun, _) = (block.columns for block in run.blocks)
+    assert len(ready.values) == 64
+    assert len(start.values) == len(end.values) == 8
+    assert end is again
+    assert end is begun
+    assert run.blocks[1].start.tolist() == np.linspace(1, 2, 64).reshape(8, 8).max(axis=1).repeat(8).tolist()
 
 
 def test_sums_over_ranks_are_not_written_to_by_whoever_asks_first():
@@ -162,9 +176,9 @@ def test_a_copy_has_rows_and_no_blocks(program):
 def test_ops_that_begin_where_others_end_share_their_columns():
     ops = [Compute(f"c{i}", np.linspace(1, 2, 64)) for i in range(10)]
     run = play(toy.program(ops, ranks=64), 64)
-    columns = {id(column) for block in run.blocks for column in block.times}
+    distinct = {id(column) for block in run.blocks for column in block.columns}
     assert len(run.blocks) == 10
-    assert len(columns) <= 10 + 2  # an end each; the first begins at 0
+    assert len(distinct) <= 10 + 2  # an end each; the first begins at 0
 
 
 def test_a_misspelt_name_is_no_attribute():

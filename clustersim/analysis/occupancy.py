@@ -5,7 +5,7 @@ gaps; and a gap opens where a span begins, in order of begins, after the latest 
 running maximum over a table of ranks x spans. What is open beside something else follows from unions too: transfers
 that run while nothing computes are what they add to its union.
 
-Most spans begin where another ends, and then they share a column (:class:`~clustersim.blocks.Block`): a chain of them
+Most spans begin where another ends, and then they share a :class:`~clustersim.blocks.Column`: a chain of them
 is one interval, on whatever many ranks, and nobody looks at the moments in between.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import OpColumns
-from clustersim.blocks import Block
+from clustersim.blocks import Block, Column
 from clustersim.program import COMPUTE_STREAM
 from clustersim.sheets import Part, Sheet, stacked
 from clustersim.timeline import Timeline
@@ -49,7 +49,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     computing, talking = is_compute(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
     of = {"compute": computing, "talk": talking, "both": computing | talking}
     length = np.zeros((len(UNIONS), len(ranks)))
-    chains: dict[tuple[int, int], tuple[list[Floats], list[Floats]]] = {}
+    chains: dict[tuple[int, int], tuple[list[Column], list[Column]]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE):
         at = np.searchsorted(ranks, part.ranks)
         for u, (whose, since) in enumerate(UNIONS):
@@ -73,21 +73,22 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     }
 
 
-def _chains(blocks: list[Block], chosen: Bools, waiting: Bools | None) -> tuple[list[Floats], list[Floats]]:
+def _chains(blocks: list[Block], chosen: Bools, waiting: Bools | None) -> tuple[list[Column], list[Column]]:
     """Columns of begins and of ends of some blocks, those that follow each other without a gap as one; the ops
     ``waiting`` begin when they are ready."""
-    begins: list[Floats] = []
-    ends: list[Floats] = []
+    begins: list[Column] = []
+    ends: list[Column] = []
     last: dict[int, int] = {}
     for block in blocks:
         if chosen[block.op]:
-            begin = block.start if waiting is None or not waiting[block.op] else block.ready
+            ready, start, end = block.columns
+            begin = start if waiting is None or not waiting[block.op] else ready
             at = last.pop(id(begin), len(ends))
             if at == len(ends):
                 begins.append(begin)
-                ends.append(block.end)
-            ends[at] = block.end
-            last[id(block.end)] = at
+                ends.append(end)
+            ends[at] = end
+            last[id(end)] = at
     return begins, ends
 
 

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import Block, Columns, Pool, RankSets, joined
+from clustersim.blocks import Block, Columns, Meetings, RankSets, columns, joined
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.engine.loads import Loads
-from clustersim.engine.order import Column, Task
+from clustersim.engine.order import Task
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
 from clustersim.mesh import Mesh
@@ -28,17 +28,17 @@ WIDE = 4
 
 
 class Rows:
-    """What happened, collected op by op: rows, and blocks where many ranks differ."""
+    """What happened, collected role by role: rows, and blocks where many ranks differ."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         sizes = [len(role.ops) for role in program.roles]
         self._first = np.cumsum([0, *sizes]).tolist()
-        self._book, self._pool = RankSets(program.world_size), Pool()
+        self._book = RankSets(program.world_size)
         self._parts: list[Columns] = []
         self._agreed: list[tuple[int, int, float, float, float]] = []
         self._sets: dict[int, int] = {}
-        self._same: dict[int, tuple[Floats, Floats]] = {}
+        self._open: list[tuple[Task, Ints | None]] = []
         self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
@@ -47,30 +47,32 @@ class Rows:
 
     def add(self, task: Task) -> None:
         """Keep what the ranks of a finished op did; its columns are not written to any more."""
+        if self._open and self._open[0][0].key[0] != task.key[0]:
+            self._keep()
+        ready, start, end = task.ready, task.start, task.end
         who = _taking_part(task)
         if who is not None and not len(who):
             return
-        columns = task.ready, task.start, task.end
-        row = self.row_of(task.key)
-        if who is None and all(isinstance(column, float) for column in columns):
-            self._agreed.append((row, self._whole_role(task.key[0]), *columns))  # type: ignore[arg-type]
-            return
-        ranks = self.program.roles[task.key[0]].ranks
-        block = Block(row, ranks if who is None else ranks[who], *(self._kept(column, who) for column in columns))
-        if len(block.ranks) < WIDE or all(len(column) == 1 for column in block.times):
-            self._parts.append(self._book.rows(block))
+        if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
+            self._agreed.append((self.row_of(task.key), self._whole_role(task.key[0]), ready, start, end))
         else:
-            self.blocks.append(block)
+            self._open.append((task, who))
 
-    def _kept(self, column: Column, who: Ints | None) -> Floats:
-        if isinstance(column, float):
-            return np.array([column])
-        if who is not None:
-            return self._pool.keep(column[who])
-        # Ops share columns: what is ready of one is the end of another. A column is held, so that its id stays its own.
-        if id(column) not in self._same:
-            self._same[id(column)] = column, self._pool.keep(column)
-        return self._same[id(column)][1]
+    def _keep(self) -> None:
+        """Make blocks, or rows, of the ops of one role, and let go of the columns they were played with."""
+        drafts = _Drafts()
+        which = [tuple(drafts.number(task, who, i) for i in range(3)) for task, who in self._open]
+        made = columns(drafts.values, drafts.meetings)
+        for (task, who), (ready, start, end) in zip(self._open, which, strict=True):
+            ranks = self.program.roles[task.key[0]].ranks
+            ranks = ranks if who is None else drafts.one(ranks[who])
+            block = Block(self.row_of(task.key), ranks, (made[ready], made[start], made[end]))
+            if len(ranks) < WIDE or all(len(column.values) == 1 for column in block.columns):
+                self._parts.append(self._book.rows(block))
+            else:
+                self.blocks.append(block)
+            task.ready = task.start = task.end = 0.0
+        self._open = []
 
     def _whole_role(self, role: int) -> int:
         """Id of the set of all ranks of a role."""
@@ -80,12 +82,48 @@ class Rows:
 
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
+        self._keep()
         if self._agreed:
             op, ranks, *times = zip(*self._agreed, strict=True)
             ready, start, end = (np.array(column) for column in times)
             self._parts.append((np.array(op, dtype=np.int64), np.array(ranks, dtype=np.int64), ready, start, end))
             self._agreed = []
         return tuple(self._book.sets), joined(self._parts)
+
+
+class _Drafts:
+    """The distinct columns of a role's ops. Ops share them: what is ready of one is the end of another."""
+
+    def __init__(self) -> None:
+        self.values: list[Floats] = []
+        self.meetings: list[Meetings | None] = []
+        self._known: dict[object, int] = {}
+        self._ranks: dict[bytes, Ints] = {}
+
+    def number(self, task: Task, who: Ints | None, which: int) -> int:
+        """Which column the ready (0), start (1) or end (2) of an op is."""
+        column = (task.ready, task.start, task.end)[which]
+        # By identity: the tasks hold their columns, so that no other can take the place of one. No time is negative.
+        key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
+        found = self._known.get(key)
+        if found is not None:
+            return found
+        self._known[key] = len(self.values)
+        self.meetings.append(_meetings(task) if which and who is None else None)
+        self.values.append(np.array([column]) if isinstance(column, float) else column if who is None else column[who])
+        return len(self.values) - 1
+
+    def one(self, ranks: Ints) -> Ints:
+        """Equal arrays of ranks as one."""
+        return self._ranks.setdefault(ranks.tobytes(), ranks)
+
+
+def _meetings(task: Task) -> Meetings | None:
+    """Of an op whose ranks meet in groups: a rank of each meeting, and the meeting of each rank; None for others."""
+    if len(task.meets) != 1:
+        return None
+    side = task.meets[0][1]
+    return (side.order[side.ptr[:-1]], side.meeting_of) if side.everyone and not side.lone and side.each > 1 else None
 
 
 def _taking_part(task: Task) -> Ints | None:
@@ -110,10 +148,11 @@ def timeline(
     stats: dict[str, float],
 ) -> Timeline:
     """The finished run as a Timeline."""
+    kept = rows.columns()
     return Timeline.of_blocks(
         program.world_size,
         _ops(program, rows, sites, topology, mesh),
-        *rows.columns(),
+        *kept,
         tuple(rows.blocks),
         links=_link_use(topology, rows, sites, loads, segments, transfers),
         rank_node=topology.vertex_node[mesh.gpus],

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.blocks import Block
+from clustersim.blocks import Block, Column
+from clustersim.blocks import columns as blocks_columns
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -77,13 +78,13 @@ def _unshuffled(rows: Array) -> Array:
 
 def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
     """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared."""
-    known: dict[int, tuple[int, Array]] = {}
+    known: dict[int, tuple[int, Column]] = {}
     ranks: dict[int, tuple[int, Array]] = {}
     for block in blocks:  # ends first: most of the other times are somebody's end
-        known.setdefault(id(block.end), (len(known), block.end))
-    which = [[known.setdefault(id(c), (len(known), c))[0] for c in block.times] for block in blocks]
+        known.setdefault(id(block.columns[2]), (len(known), block.columns[2]))
+    which = [[known.setdefault(id(c), (len(known), c))[0] for c in block.columns] for block in blocks]
     whose = [ranks.setdefault(id(block.ranks), (len(ranks), block.ranks))[0] for block in blocks]
-    columns = [column for _, column in known.values()]
+    columns = [column.all for _, column in known.values()]
     mixes = _mixes(columns)
     own = [column[mix < 0] for column, mix in zip(columns, mixes, strict=True)]
     rows = _shuffled(np.concatenate([*own, np.zeros(0)]))
@@ -111,9 +112,9 @@ def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
             np.copyto(column, columns[k], where=mix == k)
         columns.append(column)
         used = after
-    ranks = parts("block_ranks", arrays)
+    ranks, made = parts("block_ranks", arrays), blocks_columns(columns, [None] * len(columns))
     rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
-    return tuple(Block(op, ranks[whose], *(columns[k] for k in which)) for op, whose, which in rows)
+    return tuple(Block(op, ranks[whose], (made[a], made[b], made[c])) for op, whose, (a, b, c) in rows)
 
 
 def _mixes(columns: list[Array]) -> list[Array]:

@@ -64,7 +64,7 @@ def test_a_ddp_step_is_a_flow_a_bucket_and_no_event_whatever_its_ranks(benchmark
 def test_ranks_at_their_own_pace_cost_columns_and_no_event_each(benchmark, nodes):
     prepared = scenario.load(FSDP, {**JITTER, "cluster.nodes": nodes}).prepare()
     timeline = counted(benchmark, benchmark(lambda: prepared.run().timeline))
-    columns = {id(column): column.nbytes for block in timeline.blocks for column in block.times}
+    columns = {id(column): column.values.nbytes for block in timeline.blocks for column in block.columns}
     # Two columns of 8 bytes an op and rank at most, where rows would be five.
     assert sum(columns.values()) <= 2 * 8 * len(timeline.blocks) * 8 * nodes
     assert timeline.stats["events"] == 0
