@@ -38,7 +38,8 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
     detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
         alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
-        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op.
+        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
+        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean.
     """
 
     name: str
@@ -86,13 +87,24 @@ class LinkUse:
 
     def bytes_per_link(self) -> Floats:
         """(L,) float [bytes]: everything that crossed each link."""
+        links, weights, load = self.per_byte
+        per_load = np.bincount(self.transfer_load, weights=self.payload, minlength=len(self.loads))
+        moved = weights * per_load[load]
+        return np.bincount(links, weights=moved, minlength=len(self.link_bandwidth)).astype(np.float64)
+
+    @cached_property
+    def payload(self) -> Floats:
+        """(T,) float [bytes] that each transfer moved."""
         moved = self.segment_rate * (self.segment_end - self.segment_start)
-        per_transfer = np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op))
-        per_load = np.bincount(self.transfer_load, weights=per_transfer, minlength=len(self.loads))
-        total = np.zeros(len(self.link_bandwidth))
-        for payload, (links, weights) in zip(per_load.tolist(), self.loads, strict=True):
-            np.add.at(total, links, payload * weights)
-        return total
+        return np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op)).astype(np.float64)
+
+    @cached_property
+    def per_byte(self) -> tuple[Ints, Floats, Ints]:
+        """Links and weights of all loads one after another, and whose they are."""
+        if not self.loads:
+            return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64)
+        links, weights = (np.concatenate(column) for column in zip(*self.loads, strict=True))
+        return links, weights, np.repeat(np.arange(len(self.loads)), [len(links) for links, _ in self.loads])
 
     def series(self, link: int) -> tuple[Floats, Floats]:
         """Rate over time on one link: ``(times (n+1,) [s], rates (n,) [bytes/s])``, constant between two times."""

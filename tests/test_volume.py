@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import toy
 
 import clustersim
+from clustersim import fabrics
 from clustersim.analysis.volume import volume
+from clustersim.byte_matrix import byte_matrix
+from clustersim.engine import simulate
+from clustersim.program import Collective
 
 
 def run(scenario: str, **changes: object):
@@ -65,3 +70,21 @@ def test_steps_that_were_not_asked_for_do_not_count():
     assert np.all(one["op"] == all_three["op"])
     assert one["sent"].sum() > 0
     assert volume(result.timeline, [7])["op"].tolist() == []
+
+
+def test_a_message_between_stages_is_one_row_sent_and_received_and_crosses_its_links_once():
+    result = run("1f1b_gpt2_xl_1x8_a100", run__steps=1)
+    rows = by_op(result)
+    assert "recv" not in rows
+    assert rows["send"]["sent"] == rows["send"]["received"] > 0
+    (messages,) = np.flatnonzero(result.volume_by_dimension["dimension"] == "PP")
+    assert rows["send"]["link_nvlink"] == pytest.approx(result.volume_by_dimension["link_nvlink"][messages])
+
+
+def test_an_uneven_all_to_all_sends_what_its_byte_matrix_says():
+    pairs = 0.25 * np.eye(8) + 0.5 * np.roll(np.eye(8), 1, axis=1)  # half of S to the next, a quarter stays
+    op = Collective("a2a", "all_to_all", 12.0, np.arange(8)[None], matrix=byte_matrix(pairs.tolist()))
+    topology = fabrics.load("hgx-h100", nodes=1)
+    timeline = simulate(toy.program([op], ranks=8), topology, fabrics.mesh(topology))
+    table = volume(timeline, [0])
+    assert table["sent"].tolist() == table["received"].tolist() == pytest.approx([8 * 0.5 * 12.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from clustersim.timeline import OpInfo
 
 DIMENSIONS = ("TP", "CP", "EP", "PP", "DP", "step end", "point to point")
@@ -20,9 +22,14 @@ def dimension(op: OpInfo) -> str:
     >>> [dimension(OpInfo("x", "all_reduce", "s", label=Label(dim=dim))) for dim in ("tp", "dp-cp", "etp-ep", "embd")]
     ['TP', 'DP', 'EP', 'step end']
     """
-    dims = frozenset(op.label.dim.split("-")) - {""} if op.label is not None else frozenset()
+    return _name(op.kind in {"send", "recv"}, "" if op.label is None else op.label.dim)
+
+
+@cache
+def _name(message: bool, dim: str) -> str:
+    dims = frozenset(dim.split("-")) - {""}
     if not dims:
-        return "point to point" if op.kind in {"send", "recv"} else "DP"
+        return "point to point" if message else "DP"
     if dims == {"pp"}:
         return "PP"
     if dims & {"pp", "embd"}:

@@ -184,12 +184,10 @@ def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list
     """``(name, utilisation, bytes)`` of the ``n`` busiest links between two times [s], busiest first; ties by id."""
     if use is None or end <= begin or not len(use.segment_start):
         return []
-    inside = replace(
-        use,
-        segment_start=np.clip(use.segment_start, begin, end),
-        segment_end=np.clip(use.segment_end, begin, end),
-    )
-    nbytes = inside.bytes_per_link()
+    start, stop = use.segment_start, use.segment_end
+    if start.min() < begin or stop.max() > end:
+        use = replace(use, segment_start=np.clip(start, begin, end), segment_end=np.clip(stop, begin, end))
+    nbytes = use.bytes_per_link()
     utilisation = nbytes / (use.link_bandwidth * (end - begin))
     order = np.argsort(-utilisation, kind="stable")[:n]
     return [(use.link_names[i], float(utilisation[i]), float(nbytes[i])) for i in order.tolist() if nbytes[i] > 0]

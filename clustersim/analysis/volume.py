@@ -29,7 +29,7 @@ def volume(
 
     Returns a dict of columns:
 
-    * ``op``: a collective's kind, or the first word of a send ("push", "pull", "send").
+    * ``op``: a collective's kind, or the first word of a message ("push", "pull", "send").
     * ``count``: collectives in a step, as one rank counts them, or sends of all ranks. ``ranks``: how many send.
     * ``sent``, ``received`` [bytes]: by all ranks together, of payload: what the algorithm played needs, see
       :func:`clustersim.collectives.volume.per_member`. A switch that adds and multicasts (NVLS) sends and receives
@@ -83,13 +83,16 @@ def _word(op: OpInfo) -> str:
     if op.kind not in {"send", "recv"}:
         return op.kind
     first, _, rest = op.name.partition(" ")
-    return "pull request" if rest.startswith("request") else first
+    # A message of a pipeline is a send on one rank and a recv on another, and crosses its links once.
+    return "pull request" if rest.startswith("request") else "send" if first == "recv" else first
 
 
 def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
     """(sent, received): bytes of payload of one rank for an op, mean over the members of its group."""
     if op.kind in {"compute", "send", "recv"}:
         return op.nbytes * (op.kind == "send"), op.nbytes * (op.kind == "recv")
+    if (pairs := op.detail.get("between")) is not None:  # an uneven all-to-all says what it moves
+        return op.nbytes * pairs, op.nbytes * pairs
     n = int(op.detail.get("group_size", world_size))
     algorithm = str(op.detail.get("algorithm", "ring"))
     out, into = per_member(op.kind, n, algorithm, int(op.detail.get("n_islands", 1)))
@@ -98,17 +101,13 @@ def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
 
 def _by_link_kind(use: LinkUse, row_of: npt.NDArray[np.int64], n_rows: int) -> dict[str, Floats]:
     """Per kind of link that carried anything, (rows,) bytes on all links of that kind."""
-    number = {kind: k for k, kind in enumerate(LINK_KINDS)}
-    kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)
-    per_byte = np.array(
-        [np.bincount(kind_of[links], weights=weights, minlength=len(LINK_KINDS)) for links, weights in use.loads]
-    ).reshape(-1, len(LINK_KINDS))
-    moved = np.bincount(
-        use.segment_transfer,
-        weights=use.segment_rate * (use.segment_end - use.segment_start),
-        minlength=len(use.transfer_op),
-    )
+    number, (links, weights, load) = {kind: k for k, kind in enumerate(LINK_KINDS)}, use.per_byte
+    kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)[links]
+    per_byte = np.bincount(load * len(number) + kind_of, weights=weights, minlength=len(use.loads) * len(number))
     row = row_of[use.transfer_op]
-    total = np.zeros((n_rows, len(LINK_KINDS)))
-    np.add.at(total, row[row >= 0], (moved[:, None] * per_byte[use.transfer_load])[row >= 0])
+    mine = np.flatnonzero(row >= 0)
+    of_load = row[mine] * len(use.loads) + use.transfer_load[mine]
+    moved = np.bincount(of_load, weights=use.payload[mine], minlength=n_rows * len(use.loads))
+    total: Floats = np.zeros((n_rows, len(number)))
+    total += moved.reshape(n_rows, len(use.loads)) @ per_byte.reshape(len(use.loads), len(number))
     return {kind: total[:, k] for kind, k in number.items() if total[:, k].any()}

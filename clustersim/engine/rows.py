@@ -204,41 +204,21 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
     known: dict[int, int] = {}
-
-    def islands(groups: Ints) -> int:  # ops share their groups
-        if id(groups) not in known:
-            known[id(groups)] = _islands(topology, mesh, groups[0])
-        return known[id(groups)]
-
     for site in sites:
-        plan = site.plans.each[0]
-        least = min(one.lower_bound for one in site.plans.each)  # pairs of one op may be near or far
+        if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in known:  # ops share their groups
+            known[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
+        detail = _detail(site, known.get(id(site.ranks), 1))
         for side in site.sides:
-            detail = details.setdefault(
-                side.key,
-                {
-                    "algorithm": plan.algorithm,
-                    "protocol": plan.protocol,
-                    "n_channels": plan.n_channels,
-                    "group_size": site.ranks.shape[1],
-                    "dtype": site.plans.request.dtype,
-                    "n_groups": 0,
-                    "lower_bound": least,
-                    "nbytes": site.plans.request.nbytes,
-                    "latency": plan.latency - plan.host,
-                    "ceiling": plan.ceiling,
-                    "n_islands": islands(site.ranks) if plan.algorithm == "nvls_tree" else 1,
-                },
-            )
-            detail["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
-            detail["lower_bound"] = min(detail["lower_bound"], least)
+            mine = details.setdefault(side.key, detail if len(site.sides) == 1 else detail.copy())
+            mine["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
+            mine["lower_bound"] = min(mine["lower_bound"], detail["lower_bound"])
             groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
             if len(site.sides) > 1:
                 met = site.sides[:1] if side.lone else site.sides
                 partners.setdefault(side.key, {rows.row_of(side.key)}).update(rows.row_of(other.key) for other in met)
     for key, detail in details.items():
-        mine = groups[key]
-        detail["groups"] = mine[0] if len(mine) == 1 else np.concatenate(mine)
+        held = groups[key]
+        detail["groups"] = held[0] if len(held) == 1 else np.concatenate(held)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
     return tuple(
@@ -248,9 +228,27 @@ def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topolo
     )
 
 
-def _islands(topology: Topology, mesh: Mesh, ranks: Ints) -> int:
-    """NVLink domains these ranks are in."""
-    return n_islands(Group(topology, mesh.gpus[ranks]))
+def _detail(site: Site, islands: int) -> dict[str, Any]:
+    """What a viewer is told of a site's transfers; nobody has counted its groups yet."""
+    plan, request = site.plans.each[0], site.plans.request
+    matrix = request.matrix
+    # Of an all-to-all that is not even, what a member sends to others per byte of S, in the mean.
+    uneven = {} if matrix is None else {"between": float(matrix.between.sum()) / matrix.n}
+    return {
+        "algorithm": plan.algorithm,
+        "protocol": plan.protocol,
+        "n_channels": plan.n_channels,
+        "group_size": site.ranks.shape[1],
+        "dtype": request.dtype,
+        "n_groups": 0,
+        # Pairs of one op may be near or far.
+        "lower_bound": min(one.lower_bound for one in site.plans.each),
+        "nbytes": request.nbytes,
+        "latency": plan.latency - plan.host,
+        "ceiling": plan.ceiling,
+        "n_islands": islands,
+        **uneven,
+    }
 
 
 def _info(op: Op, role: Role, first: int, detail: dict[str, Any]) -> OpInfo:
