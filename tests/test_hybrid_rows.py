@@ -123,7 +123,7 @@ def test_fewer_micro_batches_and_replicas_give_the_time_of_the_whole_run(columns
     whole, few = hybrid_play._replicas(table)
     assert few < whole
     count = table["parallel"]["microbatches"]
-    assert hybrid_play.step_time(table) == pytest.approx(hybrid_play._played(table, "x", whole, count), rel=5e-3)
+    assert hybrid_play.step_time(table) == pytest.approx(hybrid_play._played(table, whole, count), rel=5e-3)
 
 
 # Scored

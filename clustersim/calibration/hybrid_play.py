@@ -7,10 +7,14 @@ Nothing in these runs is random, so two things are exact or nearly so, and table
 * Replicas do the same at the same time; only their exchanges differ with their number. A step of all replicas takes
   what a step of a few takes, and on top what *all* of them add to a step of the least micro-batches. The few fill
   whole nodes, so that every other exchange uses the links it used before.
+
+Rows that differ in their numbers of micro-batches or replicas alone share the smaller runs, which are played once.
 """
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
@@ -19,30 +23,30 @@ from clustersim import scenario
 Table = dict[str, Any]
 
 
-def step_time(table: Table, name: str = "row.toml") -> float:
+def step_time(table: Table) -> float:
     """Seconds of one optimizer step of a scenario's tables (:func:`clustersim.calibration.hybrid_rows.scenario_table`).
 
     Raises a clustersim error where it cannot be played.
     """
     count, least = table["parallel"]["microbatches"], _least(table)
     whole, few = _replicas(table)
-    some = _line(table, name, few, count)
+    some = _line(table, few, count)
     if few == whole:
         return some
-    return some + max(0.0, _played(table, name, whole, least) - _played(table, name, few, least))
+    return some + max(0.0, _played(table, whole, least) - _played(table, few, least))
 
 
-def _line(table: Table, name: str, replicas: int, count: int) -> float:
+def _line(table: Table, replicas: int, count: int) -> float:
     """The step of ``replicas`` with ``count`` micro-batches, played with fewer where its steady state allows."""
     stages, interleaved = table["parallel"]["pp"], table["parallel"].get("vpp", 1) > 1
     if table["parallel"].get("schedule", "1f1b") not in {"1f1b", "interleaved_1f1b"}:
-        return _played(table, name, replicas, count)
+        return _played(table, replicas, count)
     short, long = (2, 3) if stages == 1 else (stages, 2 * stages)
     if interleaved and count % stages:
-        return _played(table, name, replicas, count)
+        return _played(table, replicas, count)
     if count <= long:
-        return _played(table, name, replicas, count)
-    one, other = _played(table, name, replicas, short), _played(table, name, replicas, long)
+        return _played(table, replicas, count)
+    one, other = _played(table, replicas, short), _played(table, replicas, long)
     return other + (count - long) * (other - one) / (long - short)
 
 
@@ -68,7 +72,7 @@ def _replicas(table: Table) -> tuple[int, int]:
     return whole, few if whole % few == 0 else whole
 
 
-def _played(table: Table, name: str, replicas: int, microbatches: int) -> float:
+def _played(table: Table, replicas: int, microbatches: int) -> float:
     parallel, cluster = table["parallel"], table["cluster"]
     ranks = replicas * parallel["tp"] * parallel["cp"] * parallel["pp"]
     # Parameters gathered beside the next forward need a next forward to be seen; else a step is like the one before.
@@ -81,4 +85,9 @@ def _played(table: Table, name: str, replicas: int, microbatches: int) -> float:
         "parallel": parallel | {"microbatches": microbatches},
         "run": table["run"] | {"steps": steps},
     }
-    return float(scenario.from_table(changed, name).run().summary["step_time_s"])
+    return _known(json.dumps(changed, sort_keys=True))
+
+
+@lru_cache(maxsize=4096)
+def _known(text: str) -> float:
+    return float(scenario.from_table(json.loads(text), "row.toml").run().summary["step_time_s"])

@@ -82,7 +82,10 @@ def evaluate(rows: Iterable[dict[str, str]], predict: Predict, workers: int = 1)
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(partial(_evaluated, predict=predict), rows))
+        rows = list(rows)
+        # Neighbours in a table are alike, and predictions may share work.
+        chunk = -(-len(rows) // (4 * workers))
+        return list(pool.map(partial(_evaluated, predict=predict), rows, chunksize=chunk))
 
 
 def _evaluated(row: dict[str, str], predict: Predict) -> Row:

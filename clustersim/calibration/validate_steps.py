@@ -65,7 +65,7 @@ ROWS_A_WORKER = 16
 
 def _predict_hybrid(row: Row) -> tuple[float, float]:
     table = scenario_table(row)
-    return measured(row, table), hybrid_play.step_time(table, f"{row['case_id']}.toml")
+    return measured(row, table), hybrid_play.step_time(table)
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {

@@ -30,9 +30,6 @@ class Constants:
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
-    misaligned_batched : the same for batched products of activations whose 16-bit rows begin at no multiple of 16 bytes
-        (heads of 150 or 450 elements): cuBLAS runs them on slower kernels. From BLOOM's precursors, 14,400 wide with
-        such heads against 13,824 wide without; at 0.085 both are off by the same.
     fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
@@ -61,7 +58,6 @@ class Constants:
     gemm_memory: float = 0.75
     sustained: float = 0.95
     misaligned: float = 0.45
-    misaligned_batched: float = 0.085
     fp8_linear: float = 0.906
     memory_half: float = 0.58
     memory_fp32: float = 0.75
