@@ -4,6 +4,9 @@ A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output 
 tests/readme.py`` writes all of them anew, draws the pictures that ``--plot`` names, and dates the pages;
 ``tests/test_readme.py`` says when a part is stale.
 
+A part that begins with ``slow:`` instead is written by the same command, but takes too long (half an hour) for the test
+to print it again; ``--quick`` leaves those as they are.
+
 A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
 ``python tests/readme.py --measured`` writes those alone, and the test looks at their rows only.
 """
@@ -32,6 +35,7 @@ EVIDENCE = ROOT / "tests" / "README.md"
 ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
 DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+SLOW = re.compile(r"(<!-- slow: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 MEASURED = re.compile(r"(<!-- measured: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -62,18 +66,20 @@ def printed(arguments: str, *, draw: bool = False) -> str:
 
 
 def accuracy(text: str) -> str:
-    """What the table of training steps says of each kind of strategy, as ``data/accuracy.toml`` holds it."""
-    tables = (body for arguments, body in parts(text) if arguments.startswith("validate steps") and "kind" in arguments)
-    part = next(tables)
-    row = r"^\| (?:kind)? *\| (\w+) \| \d+ \| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) %"
-    found = re.findall(row, part, re.MULTILINE)
+    """What the tables of training steps say of each kind of strategy, and of models split in each way, as
+    ``data/accuracy.toml`` holds it."""
     said = [
         "# How far predicted training steps are from published ones: written by `python tests/readme.py`.",
         f'date = "{DATE.findall(text)[0]}"',
     ]
-    for kind, cases, median, p90 in found:
-        shares = [f"{name} = {float(value) / 100:.4g}" for name, value in (("median", median), ("p90", p90))]
-        said += ["", f"[steps.{kind}]", f"cases = {cases}", *shares]
+    tables = (body for arguments, body in parts(text) if arguments.startswith("validate steps") and "kind" in arguments)
+    split = "".join(found["body"] for found in SLOW.finditer(text) if "validate steps" in found["arguments"])
+    row = r"^\| (?:kind)? *\| ([\w+]+) \| \d+ \| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) %"
+    for table, part in (("steps", next(tables)), ("split", split)):
+        for kind, cases, median, p90 in re.findall(row, part, re.MULTILINE):
+            shares = [f"{name} = {float(value) / 100:.4g}" for name, value in (("median", median), ("p90", p90))]
+            name = kind if kind.isidentifier() else f'"{kind}"'
+            said += ["", f"[{table}.{name}]", f"cases = {cases}", *shares]
     return "\n".join(said) + "\n"
 
 
@@ -89,7 +95,8 @@ def main() -> None:
         if sys.argv[1:] == ["--measured"]:
             text = MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], text)
         else:
-            text = PART.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], text)
+            for kind in (PART,) if sys.argv[1:] == ["--quick"] else (PART, SLOW):
+                text = kind.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], text)
             text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
         page.write_text(text)
     if sys.argv[1:] != ["--measured"]:

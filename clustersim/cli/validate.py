@@ -80,7 +80,9 @@ def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
         from clustersim.calibration.order import by_source, orders
 
         result["order"] = by_source(orders(result["rows"]))
-        if not looks["as_json"]:
+        if looks["markdown"]:
+            click.echo("\n".join((*_lines(ORDER, (_order_cells(*one) for one in result["order"].items())), "")))
+        elif not looks["as_json"]:
             stdout().print(_order_table(result["order"]))
     _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
 
@@ -198,13 +200,19 @@ def _order_table(order: Mapping[str, Mapping[str, float]]) -> Any:
     from rich.table import Table
 
     table = Table(title="the order of comparable configurations", title_justify="left")
-    for heading in ("source", "sets", "rows", "best found", "Spearman", "the pick loses"):
+    for heading in ORDER:
         table.add_column(heading, justify="left" if heading == "source" else "right")
-    for source, n in order.items():
-        rank = "-" if math.isnan(n["spearman"]) else f"{n['spearman']:.2f}"
-        counts = (f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}")
-        table.add_row(source, *counts, _percent(n["best_found"]), rank, _percent(n["lost"]))
+    for source, numbers in order.items():
+        table.add_row(*_order_cells(source, numbers))
     return table
+
+
+ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses")
+
+
+def _order_cells(source: str, n: Mapping[str, float]) -> list[str]:
+    rank = "-" if math.isnan(n["spearman"]) else f"{n['spearman']:.2f}"
+    return [source, f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}", _percent(n["best_found"]), rank, _percent(n["lost"])]
 
 
 Groups = dict[str, dict[str, dict[str, Any]]]
@@ -231,16 +239,25 @@ def _table(title: str, groups: Groups) -> Any:
     return table
 
 
+def _lines(headings: Iterable[str], rows: Iterable[list[str]], left: int = 1) -> Iterator[str]:
+    """A Markdown table whose first ``left`` columns are words."""
+    titles = [heading.replace("|", "\\|") for heading in headings]
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * left + "|--:" * (len(titles) - left) + "|"
+    yield from (f"| {' | '.join(cells)} |" for cells in rows)
+
+
 def _markdown(groups: Groups) -> Iterator[str]:
-    headings = [heading.replace("|", "\\|") for heading in HEADINGS]
-    yield f"| {' | '.join(headings)} |"
-    yield "|---|---" + "|--:" * (len(HEADINGS) - 2) + "|"
+    return _lines(HEADINGS, _parts(groups), left=2)
+
+
+def _parts(groups: Groups) -> Iterator[list[str]]:
     for dimension, parts in groups.items():
         if dimension != "case":
             # A part without a prediction says nothing about accuracy; the count of skipped rows is in the first line.
             for value, numbers in parts.items():
                 if numbers["n_cases"]:
-                    yield f"| {' | '.join(_cells(dimension, value, numbers))} |"
+                    yield _cells(dimension, value, numbers)
 
 
 def _short(value: str) -> str:
