@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from toy import plan as toy_plan
@@ -31,6 +31,7 @@ class ToyCost:
     micro_batch_size: int = 1
 
     def work(self, runs, *, dense, cast=0):
+        runs = [run for run in runs if run[0][0].kind != "host"]
         return Pass(
             sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs), 0.0, "compute", 0.0
         )
@@ -49,24 +50,29 @@ class Nothing:
         pass
 
 
-def partition(p, v, placement, message=1.0):
-    """One layer a chunk."""
+def partition(p, v, placement, message=1.0, head=False):
+    """One layer a chunk; ``head``: the last has another like it, the head."""
     layer = LocalLayer(
         "layer", "block", (Work("", (KERNEL,), "F"),), (Work("", (KERNEL,), "I"), Work("", (KERNEL,), "W"))
     )
     n = stage_count(placement, p, v)
     at = [[stage_of(placement, r, c, p) for c in range(v)] for r in range(p)]
-    stages = tuple(Stage(tuple(Chunk(s, (layer,), 0.0 if s == n - 1 else message) for s in mine)) for mine in at)
+    last = (layer, replace(layer, name="head", kind="head")) if head else (layer,)
+    stages = tuple(
+        Stage(tuple(Chunk(s, last if s == n - 1 else (layer,), 0.0 if s == n - 1 else message) for s in mine))
+        for mine in at
+    )
     return Partition(Model("toy", "toy", ()), stages)
 
 
-def play(orders, placement="loop", *, mode="overlapped", cost=None, transfer=0.0, steps=1):
+def play(orders, placement="loop", *, mode="overlapped", cost=None, transfer=0.0, steps=1, head=False, **recipe):
     """The Timeline of a toy pipeline whose transfers take ``transfer`` seconds each and share nothing."""
     p, v = len(orders), 1 + max(action.chunk for order in orders for slot in order for action in slot)
     topology = star(p)
     mesh = Mesh(topology.gpus, p, dims=Dims(pp=p))
-    recipe = Recipe(partition(p, v, placement), orders, placement, mode, "bf16", lambda *_: Nothing())
-    program = build(recipe, cost or ToyCost(), STEADY, mesh, steps, 0)
+    parts = partition(p, v, placement, head=head)
+    made = Recipe(parts, orders, placement, mode, "bf16", lambda *_: Nothing(), **recipe)
+    program = build(made, cost or ToyCost(), STEADY, mesh, steps, 0)
     program.check()
     return simulate(program, topology, mesh, planner=lambda request, group: toy_plan(request, [], transfer, np.inf))
 

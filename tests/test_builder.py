@@ -11,7 +11,7 @@ from pipelines import Nothing, play
 from clustersim.schedules import beside, check, schedule
 from clustersim.schedules.notation import parse
 from clustersim.strategies.base import OpList
-from clustersim.strategies.walk import Walk
+from clustersim.strategies.walk import WHOLE, Walk
 
 DATA = Path(__file__).parent / "data"
 
@@ -95,3 +95,40 @@ def test_of_a_pair_each_has_the_same_share_of_its_exchanges_behind_it(turns):
     for kind, count in pair:
         done[kind] = count
         assert abs(done["F"] / turns["F"] - done["B"] / turns["B"]) <= 1.0 / turns["F"] + 1e-12
+
+
+@pytest.mark.parametrize(("name", "chunks", "microbatches", "mode"), [key for key in TRANSFERS if key[3] == "blocking"])
+def test_shapes_sent_first_double_what_short_messages_take(name, chunks, microbatches, mode):
+    """A transfer that takes x whatever its size takes 2 x with its shape; the host's own time is another matter."""
+    orders = schedule(name).order(4, chunks, microbatches)
+    spent = [play(orders, mode=mode, transfer=transfer, shapes=True).makespan for transfer in (0.0, 0.05, 0.125)]
+    assert spent == pytest.approx(TRANSFERS[name, chunks, microbatches, mode], rel=1e-12)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4, 8, 99])
+@pytest.mark.parametrize("p", [2, 4])
+def test_deferred_weight_gradients_of_the_head_fill_the_drain(p, limit):
+    """The last stage has a layer (F I W) and the head (F I W), so that it is the slowest: 6 a micro-batch.
+
+    Its end is 1 (p-1) of the first forward, and 6 m; the others then drain for 2 (p-1). Each deferred W lets them begin
+    to drain 1 earlier, and the last stage itself ends when all its work is done.
+    """
+    m = 8
+    played = play(schedule("1f1b").order(p, 1, m), head=True, deferral=limit)
+    deferred = min(limit, m)
+    assert played.makespan == pytest.approx(max(p - 1 + 6 * m, p - 1 + 6 * m - deferred + 2 * (p - 1)))
+
+
+def test_a_deferred_weight_gradient_completes_its_layers_gradients():
+    complete = []
+
+    class Told(Nothing):
+        def around(self, place, action, *, last):
+            yield WHOLE
+            if last:
+                complete.append((place, action.kind))
+
+    walk = Walk(OpList(), parse("F0 B0 F1 B1"), (2,), lambda *_: (), Told(), deferred=frozenset({(0, 1)}), limit=1)
+    walk.step()
+    backward = [(place, kind) for place, kind in complete if kind != "F"]
+    assert backward == [((0, 0), "B"), ((0, 1), "W")]

@@ -29,6 +29,8 @@ class Recipe:
     partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks.
     messages : how stages wait for each other, one of :data:`clustersim.builder.messages.MODES`.
     dtype : of activations and messages. replicas : the data-parallel hooks.
+    shapes : as in :class:`~clustersim.builder.mail.Mail`. deferral : micro-batches whose weight gradients of the head
+        wait for the end of a step (Megatron's ``defer_embedding_wgrad_compute``).
     microbatches, accumulates : as in :class:`~clustersim.strategies.walk.Walk`.
     """
 
@@ -40,6 +42,8 @@ class Recipe:
     replicas: MakeReplicas
     microbatches: int = 0
     accumulates: bool = True
+    shapes: bool = False
+    deferral: int = 0
 
 
 def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
@@ -73,10 +77,12 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
         [len(chunk.layers) for chunk in stage.chunks],
         laid,
         recipe.replicas(here, ops, stage, rank),
-        Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype),
+        Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,
         laid.turns,
+        stage.heads,
+        recipe.deferral,
     )
     if recipe.microbatches:
         walk.through()

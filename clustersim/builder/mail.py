@@ -8,6 +8,8 @@ from clustersim.builder.laying import Here
 from clustersim.builder.messages import Call, Transfer, calls, direction
 from clustersim.label import Label
 from clustersim.mesh import Ints
+from clustersim.model import Kernel
+from clustersim.partition.dispatch import HOST_WAITS
 from clustersim.program import DTYPE_BYTES, Recv, Send
 from clustersim.schedules.base import Action, Order, rank_and_chunk, stage_of
 from clustersim.strategies.base import OpList
@@ -48,6 +50,10 @@ class Route:
         return rank, min(stage, target)
 
 
+SHAPE_BYTES = 3.0 * DTYPE_BYTES["int64"]
+READ = Kernel("read_shapes", "host", launches=HOST_WAITS, backward_launches=0)
+
+
 @dataclass
 class Mail:
     """The messages of one stage: :class:`clustersim.strategies.walk.Messages`.
@@ -55,6 +61,8 @@ class Mail:
     Parameters
     ----------
     order : the stage's slots. mode : how it sends, see :mod:`clustersim.builder.messages`. dtype : of messages.
+    shapes : a call sends the shapes of its tensors first, and the host waits for those that come before it asks for
+        the tensors (Megatron-LM p2p_communication.py ``_communicate_shapes``).
     """
 
     here: Here
@@ -63,6 +71,7 @@ class Mail:
     order: InitVar[Order]
     mode: InitVar[str]
     dtype: str
+    shapes: bool = False
     _calls: dict[int, list[Call]] = field(default_factory=dict, init=False)
     _arrived: dict[Action, tuple[int, ...]] = field(default_factory=dict, init=False)
 
@@ -78,6 +87,8 @@ class Mail:
     def call(self, at: int) -> None:
         """The calls made after a slot: waited for by everything behind, or each receive by its action alone."""
         for call in self._calls.get(at, ()):
+            if self.shapes:
+                self._read(tuple(self._transfer(transfer, shape=True) for transfer in call.transfers))
             done = tuple(self._transfer(transfer) for transfer in call.transfers)
             if call.waited:
                 self.ops.waits = (*self.ops.waits, *done)
@@ -86,7 +97,13 @@ class Mail:
                 if not transfer.sends:
                     self._arrived[transfer.action] = (*self._arrived.get(transfer.action, ()), op)
 
-    def _transfer(self, transfer: Transfer) -> int:
+    def _read(self, shapes: tuple[int, ...]) -> None:
+        """The host waits for the device, and for shapes."""
+        ops, cost = self.ops, self.here.cost.work((((READ,), "F"),), dense=False)
+        after, ops.waits = (*ops.waits, *shapes), ()
+        ops.kernel = ops.compute("read shapes", cost.seconds, "other", "host", after=after)
+
+    def _transfer(self, transfer: Transfer, *, shape: bool = False) -> int:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
         ops, here, action, way = self.ops, self.here, transfer.action, transfer.direction
         rank, border = self.route.border(action, out=transfer.sends)
@@ -95,6 +112,8 @@ class Mail:
         tag = f"{way} {border}.{action.chunk if self.route.placement == 'both' else 0} mb {action.microbatch}"
         kind, verb = (Send, "send") if transfer.sends else (Recv, "recv")
         what = "activation" if way == "F" else "gradient"
+        if shape:
+            nbytes, tag, what = SHAPE_BYTES, f"{tag} shape", f"shape of {what}"
         label = Label("", action.kind, action.microbatch, action.chunk, "pp")
         stream = f"pp {verb} {way} {rank}"  # a pair of ranks has a communicator of its own
         return ops.add(

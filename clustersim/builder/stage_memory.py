@@ -47,17 +47,19 @@ def stages(
     batch: int,
     element: int,
     versions: Sequence[int] | None = None,
+    deferral: int = 0,
 ) -> tuple[MemoryUse, ...]:
     """What one rank of each stage holds over a step.
 
     Parameters
     ----------
     batch : samples of a micro-batch. element : bytes of an activation. versions : of the weights that each rank keeps,
-        more than one under an asynchronous schedule; None is one everywhere.
+        more than one under an asynchronous schedule; None is one everywhere. deferral : micro-batches whose weight
+        gradients of the head wait for the end of the step, with its input and the gradient of its output.
     """
     kept = versions or [1] * len(orders)
     return tuple(
-        _stage(stage, order, states, batch, element, copies)
+        _stage(stage, order, states, batch, element, copies, deferral)
         for stage, order, copies in zip(partition.stages, orders, kept, strict=True)
     )
 
@@ -67,9 +69,11 @@ def worst(uses: Sequence[MemoryUse]) -> int:
     return int(np.argmax([use.total for use in uses]))
 
 
-def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: int, versions: int) -> MemoryUse:
+def _stage(
+    stage: Stage, order: Order, states: StateBytes, batch: int, element: int, versions: int, deferral: int
+) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
-    names, activations, logits = zip(*_moments(stage, order, batch, element), strict=True)
+    names, activations, logits = zip(*_moments(stage, order, batch, element, deferral), strict=True)
     n = len(names)
 
     def always(each: tuple[float, float]) -> Floats:
@@ -92,9 +96,10 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: int, element: 
     return MemoryUse(**largest, course=course)
 
 
-def _moments(stage: Stage, order: Order, batch: int, element: int) -> Iterator[tuple[str, float, float]]:
+def _moments(stage: Stage, order: Order, batch: int, element: int, deferral: int) -> Iterator[tuple[str, float, float]]:
     """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
     held = heads = 0.0
+    at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
             made = _Made.of(stage.chunks[action.chunk], batch, element)
@@ -110,6 +115,8 @@ def _moments(stage: Stage, order: Order, batch: int, element: int) -> Iterator[t
                 held += made.stashed
             if action.kind in "BW":
                 held -= made.for_weights + (made.stashed if action.kind == "W" else 0.0)
+            if action.kind == "B" and action.chunk in at and action.microbatch < deferral:
+                held += batch * element * (at[action.chunk].kept_for_weights + at[action.chunk].stashed)
     yield "optimizer", max(held, 0.0), max(heads, 0.0)
 
 

@@ -181,6 +181,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     gradient_accumulation_fusion: bool | None = None
     make_vocab_size_divisible_by: AtLeastOne = 128
 
+    def deferral(self, microbatches: int) -> int:
+        """Micro-batches of a step whose weight gradients of the head wait for its end."""
+        return (self.wgrad_deferral_limit or microbatches) if self.defer_embedding_wgrad_compute else 0
+
     @property
     def splits(self) -> bool:
         """Whether anything but data is split."""

@@ -155,6 +155,12 @@ class Stage:
         return tuple(layer for chunk in self.chunks for layer in chunk.layers)
 
     @cached_property
+    def heads(self) -> frozenset[tuple[int, int]]:
+        """Heads, by chunk and place in it."""
+        every = ((c, i, layer) for c, chunk in enumerate(self.chunks) for i, layer in enumerate(chunk.layers))
+        return frozenset((c, i) for c, i, layer in every if layer.kind == "head")
+
+    @cached_property
     def parameters(self) -> int:
         """Elements of dense parameters on one rank."""
         return sum(layer.parameters for layer in self.layers)

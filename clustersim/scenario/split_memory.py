@@ -28,7 +28,9 @@ def stage_memory(
     states = _states(scenario, parallel, mesh, parts)
     versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
     element = DTYPE_BYTES[activations(scenario)]
-    uses = stages(parts, orders, states, scenario.config.micro_batch_size, element, versions)
+    config = scenario.config
+    deferral = parallel.deferral(config.gradient_accumulation_steps)
+    uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral)
     return tuple(replace(use, where=f"stage {i}" if len(uses) > 1 else "") for i, use in enumerate(uses))
 
 

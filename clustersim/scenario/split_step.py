@@ -34,13 +34,10 @@ NOT_PLAYED = (
     "align_grad_reduce",
     "ddp_num_buckets",
     "deallocate_pipeline_outputs",
-    "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
     "num_microbatches_with_partial_activation_checkpoints",
     "overlap_p2p_communication_warmup_flush",
     "sp_overlap_comm",
-    "variable_seq_lengths",
-    "wgrad_deferral_limit",
 )
 """Fields of ``[parallel]`` that are read and checked, and change nothing yet: a run that sets one says so."""
 
@@ -126,6 +123,8 @@ def program_of(
         replicas(scenario, parallel, split.partition, split.schedule, cost),
         0 if split.schedule.synchronous else scenario.config.gradient_accumulation_steps,
         split.schedule.accumulates,
+        parallel.variable_seq_lengths,
+        parallel.deferral(scenario.config.gradient_accumulation_steps) * split.schedule.synchronous,
     )
     run = scenario.file.run
     program = build(recipe, _local(scenario, gpu), cost, mesh, run.steps, run.seed)

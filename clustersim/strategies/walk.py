@@ -8,6 +8,7 @@ send each other (:class:`Messages`). It knows no formula: a bubble is what the e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -73,6 +74,7 @@ class Walk:
     microbatches, accumulates : of an asynchronous order, which is all steps: micro-batches of a step, and whether a
         stage updates once in a step or after each of them; 0 where each step ends in a flush.
     turns : how often a layer's pass yields.
+    deferred : layers whose weight gradients, those of at most ``limit`` micro-batches of a step, wait for its end.
     """
 
     ops: base.OpList
@@ -84,6 +86,9 @@ class Walk:
     microbatches: int = 0
     accumulates: bool = True
     turns: Callable[[Place, Action], int] = lambda place, action: 0
+    deferred: frozenset[Place] = frozenset()
+    limit: int = 0
+    _later: list[tuple[Place, Action]] = field(default_factory=list, init=False)
     _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +109,9 @@ class Walk:
         for at, slot in enumerate(self.order):
             self._slot(slot)
             self._call(at)
+        while self._later:
+            place, action = self._later.pop(0)
+            deque(self._layer(place, action, last=place not in dict(self._later)), 0)
         self.hooks.finish()
 
     def through(self) -> None:
@@ -147,8 +155,16 @@ class Walk:
         last = self._last[action.chunk, self._update(action)] == action
         for i in places if action.kind == "F" else reversed(places):
             place = action.chunk, i
-            for part in self.hooks.around(place, action, last=last):
-                yield from self.lay(place, action, part)
+            waiting = sum(one == place for one, _ in self._later)
+            if action.kind == "B" and place in self.deferred and waiting < self.limit:
+                self._later.append((place, action._replace(kind="W")))
+                yield from self._layer(place, action._replace(kind="I"), last=False)
+            else:
+                yield from self._layer(place, action, last=last and not waiting)
+
+    def _layer(self, place: Place, action: Action, *, last: bool) -> Iterator[None]:
+        for part in self.hooks.around(place, action, last=last):
+            yield from self.lay(place, action, part)
 
 
 def accumulation(passes: int) -> Order:
