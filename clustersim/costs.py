@@ -12,12 +12,12 @@ with H the host floor (how fast processes can launch), L the hops in sequence, B
 narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
-They come from a study of 102 public nccl-tests tables (P100 to GB200) that started from NCCL's own constants. Fitted
-again to all machines but one, with priors, they predicted that one better once and worse seven times, of the eight
-tried (``validate nccl --cross-validate platform``: median of a case 21 to 17 % on Alps, but 3 to 6 % on HGX H100, 11 to
-21, 16 to 24, 25 to 37, 66 to 68, 26 to 35 and 5.6 to 5.9 % elsewhere), worse above all up to 64 KiB, where hosts
-differ. So they are kept as they are.
-``clustersim validate nccl`` prints the error on any such table.
+They start from documented values (:mod:`clustersim.fitting.priors`) and are moved a little by 102 public nccl-tests
+tables (P100 to GB200), in which every machine may differ from its kind as a whole
+(:mod:`clustersim.calibration.fit.learn`); with a whole machine left out they predict it to 16, 15 and 5 % in the median
+of its cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLE --cross-validate platform``). Freer
+fits were worse: 28, 19 and 7 % with three times the spread. ``clustersim validate nccl`` prints the error on any such
+table.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
 channels allow, and a host floor that grows with the peers, since each needs a send and a receive posted. A program's
@@ -55,15 +55,15 @@ class Costs:
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(
         **{
-            "nvlink/LL": 0.90 * US,
-            "nvlink/LL128": 2.0 * US,
-            "nvlink/Simple": 3.2 * US,
-            "pcie/LL": 6.2 * US,
-            "pcie/LL128": 6.5 * US,
-            "pcie/Simple": 7.0 * US,
-            "net/LL": 3.8 * US,
-            "net/LL128": 5.3 * US,
-            "net/Simple": 17.0 * US,
+            "nvlink/LL": 0.965 * US,
+            "nvlink/LL128": 1.73 * US,
+            "nvlink/Simple": 2.91 * US,
+            "pcie/LL": 4.29 * US,
+            "pcie/LL128": 2.5 * US,
+            "pcie/Simple": 4.45 * US,
+            "net/LL": 3.12 * US,
+            "net/LL128": 6.85 * US,
+            "net/Simple": 13.2 * US,
         }
     )
     # NVLink hops by GPU generation and protocol, relative to Hopper.
@@ -72,10 +72,10 @@ class Costs:
             f"{age}/{protocol}": factor
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.3, 1.5, 1.8),
-                "ampere": (1.3, 1.5, 1.8),
+                "volta": (1.42, 1.56, 1.47),
+                "ampere": (1.24, 1.68, 1.82),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.3, 1.3, 1.3),
+                "blackwell": (1.39, 1.19, 1.3),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
@@ -83,74 +83,74 @@ class Costs:
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
-    simple_ring_net: float = 0.39  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    simple_ring_net: float = 0.379  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.34, LL128=0.34, Simple=0.6)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.315, LL128=0.601, Simple=0.574)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(
         **{
-            "nvlink/LL": 0.31,
-            "nvlink/LL128": 0.71,
-            "nvlink/Simple": 0.81,
-            "pcie/LL": 0.31,
-            "pcie/LL128": 0.70,
-            "pcie/Simple": 0.80,
-            "shm/LL": 0.31,
-            "shm/LL128": 0.43,
-            "shm/Simple": 0.43,
-            "net/LL": 0.27,
-            "net/LL128": 1.0,
+            "nvlink/LL": 0.34,
+            "nvlink/LL128": 0.729,
+            "nvlink/Simple": 0.814,
+            "pcie/LL": 0.35,
+            "pcie/LL128": 0.7,
+            "pcie/Simple": 0.76,
+            "shm/LL": 0.332,
+            "shm/LL128": 0.5,
+            "shm/Simple": 0.438,
+            "net/LL": 0.253,
+            "net/LL128": 0.955,
             "net/Simple": 1.0,
         }
     )
     share_generation: Mapping[str, float] = _table(
-        pascal=1.02, volta=1.02, ampere=0.95, hopper=1.02, blackwell=0.97, amd=0.8
+        pascal=0.996, volta=1.0, ampere=1.0, hopper=0.995, blackwell=0.997, amd=0.8
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
     # Of that, messages with flags and data in one word.
     net_ll: Mapping[str, float] = _table(**{name: row.ll for name, row in TRANSPORTS.items()})
-    tree_share: float = 0.71
+    tree_share: float = 0.799
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
-    nvls_share: Mapping[str, float] = _table(hopper=0.684, blackwell=0.595)
-    nvls_tree_share: float = 0.907
-    tree_levels: float = 1.5  # network hops per log2(nodes), each way
-    nvls_latency: float = 25.0 * US
-    nvls_tree_hop: float = 20.0 * US
+    nvls_share: Mapping[str, float] = _table(hopper=0.69, blackwell=0.65)
+    nvls_tree_share: float = 0.922
+    tree_levels: float = 1.29  # network hops per log2(nodes), each way
+    nvls_latency: float = 25.8 * US
+    nvls_tree_hop: float = 20.6 * US
     # Point to point (all_to_all, send): channels open as the message grows.
-    p2p_share: float = 0.74
-    p2p_net_share: float = 0.91
-    send_share: float = 0.805
+    p2p_share: float = 0.756
+    p2p_net_share: float = 0.891
+    send_share: float = 0.817
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=13.9e9, hopper=82e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=18.4e9, hopper=87.9e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
         volta=2.2 * 2**20,
-        ampere=2.2 * 2**20,
-        hopper=66 * 2**20,
+        ampere=2.47 * 2**20,
+        hopper=66.8 * 2**20,
         blackwell=66 * 2**20,
         amd=2.2 * 2**20,
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 3.6 * US
-    rooted_base: float = 5.7 * US
+    base: float = 4.88 * US
+    rooted_base: float = 5.11 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=15.0 * US, amd=15.0 * US, power=15.0 * US, arm=9.3 * US)
+    host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.9 * US, power=15.0 * US, arm=11.1 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.5 * US
-    host_floor_per_gpu: float = 3.0 * US
-    host_p2p_factor: float = 2.1  # of that, for all_to_all: many more launches and proxies
+    host_single: float = 9.4 * US
+    host_floor_per_gpu: float = 2.86 * US
+    host_p2p_factor: float = 2.44  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
     # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
-    host_p2p: float = 14.0 * US
+    host_p2p: float = 11.8 * US
     host_p2p_peer: float = 2.8 * US
-    threads_base: float = 8.7 * US
-    threads_step: float = 2.1 * US
-    fill_norm: float = 0.70
-    fill_span: float = 30.0  # bytes over hops beyond which the pipeline is full
+    threads_base: float = 7.78 * US
+    threads_step: float = 2.13 * US
+    fill_norm: float = 0.7
+    fill_span: float = 30.8  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
 

@@ -60,14 +60,14 @@ TRANSPORTS: Mapping[str, Transport] = {
     "slingshot": Transport(
         "Slingshot by libfabric (CXI)",
         "Alps and Polaris; messages above libfabric's eager limit go by rendezvous, which LL's many messages pay most",
-        hop=1.7 * US,
-        share=0.89,
-        ll=0.22,
+        hop=1.18 * US,
+        share=0.9,
+        ll=0.186,
     ),
     "efa": Transport(
         "EFA with RDMA writes (P5 and later)",
         f"{_OFI}: protocol RDMA, 75 us told to the tuner, 35 us from P5en on; two published tables of P5",
-        hop=14.5 * US,
+        hop=13.8 * US,
         share=0.9,
         bundled=True,
         reported=75 * US,
@@ -102,8 +102,8 @@ TRANSPORTS: Mapping[str, Transport] = {
     "tcpxo": Transport(
         "GPUDirect-TCPXO, FasTrak (A3 Mega)",
         "one published table of A3 Mega",
-        hop=26.0 * US,
-        share=0.9,
+        hop=26.4 * US,
+        share=0.904,
     ),
     "tcp": Transport(
         "TCP sockets through host memory",

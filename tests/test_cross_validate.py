@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from clustersim import fabrics
 from clustersim.calibration.cross_validate import HOLDOUTS, cross_validate
-from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.calibration.validate_nccl import size_class, validate_nccl
 from clustersim.cli import main
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
@@ -63,14 +63,39 @@ def test_small_runs_tell_of_larger_ones(tmp_path):
     assert after["overall"]["median_abs_rel_error"] < 0.05
 
 
-def test_a_platform_is_predicted_from_the_others(tmp_path):
-    # Both have hosts slower than the default; none says so for itself.
-    path = table(tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("aws-p4d", 1, {"host_floor.intel": 60e-6}))
-    before, after = validate_nccl(path), cross_validate(path, "platform")
-    assert after["overall"]["n_rows"] == 60
-    for name in ("hgx-h100", "aws-p4d"):
-        error = [r["by"]["platform"][name]["median_abs_rel_error"] for r in (before, after)]
-        assert error[1] < error[0]
+def test_what_all_others_have_alike_is_their_kind(tmp_path):
+    slow = {"share.nvlink/Simple": 0.6}
+    path = table(tmp_path, *(rows_of(name, 1, slow) for name in ("hgx-h100", "hgx-a100", "dgx-2", "hgx-h800")))
+    before, after = (r["by"]["size_class"][">32 MiB"] for r in (validate_nccl(path), cross_validate(path, "platform")))
+    assert after["n_rows"] == before["n_rows"]
+    assert after["median_abs_rel_error"] < before["median_abs_rel_error"]
+
+
+def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
+    path = table(
+        tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST), rows_of("dgx-2", 1, {})
+    )
+    blind, told = (cross_validate(path, how) for how in ("platform", "three-numbers"))
+    assert told["overall"]["n_rows"] == blind["overall"]["n_rows"] - 6  # the numbers themselves are known
+    for part in ("<=64 KiB", ">32 MiB"):
+        errors = [
+            np.median([abs(r["rel_error"]) for r in run["rows"] if r["topology"] == "hgx-h100" and chosen(r) == part])
+            for run in (blind, told)
+        ]
+        assert errors[1] < 0.5 * errors[0]
+
+
+def chosen(row: dict[str, str]) -> str:
+    return size_class(float(row["size_bytes"]))
+
+
+def test_a_transport_left_out_has_its_documented_values(tmp_path):
+    slow = {"net_extra.slingshot": 50e-6}
+    path = table(tmp_path, rows_of("alps-gh200", 2, slow), rows_of("polaris-a100", 2, slow), rows_of("hgx-h100", 2, {}))
+    platform, transport = (
+        cross_validate(path, how)["by"]["platform"]["alps-gh200"] for how in ("platform", "transport")
+    )
+    assert platform["median_abs_rel_error"] < transport["median_abs_rel_error"]
 
 
 def test_what_cannot_be_held_out_is_said(tmp_path):
@@ -81,7 +106,7 @@ def test_what_cannot_be_held_out_is_said(tmp_path):
         cross_validate(path, "platform")
     with pytest.raises(ClusterSimError, match="did you mean 'half'"):
         cross_validate(path, "halve")
-    assert set(HOLDOUTS) == {"half", "scale", "platform"}
+    assert set(HOLDOUTS) == {"half", "scale", "platform", "transport", "three-numbers"}
 
 
 def test_the_command_prints_the_usual_table(tmp_path, capsys):

@@ -43,10 +43,10 @@ def validate() -> None:
 @click.option(
     "--cross-validate",
     "holdout",
-    type=click.Choice(["half", "scale", "platform"]),
+    type=click.Choice(["half", "scale", "platform", "transport", "three-numbers"]),
     default=None,
-    help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, or "
-    "a whole platform (minutes).",
+    help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, a "
+    "whole platform, all platforms of a transport, or a platform of which three numbers are known.",
 )
 def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""

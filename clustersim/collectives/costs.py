@@ -22,6 +22,11 @@ def costs_of(group: Group) -> Costs:
     return _nccl(machine.net, machine.net_share or _streamed(group), group.topology.calibration)
 
 
+def costs_of_kind(group: Group) -> Costs:
+    """NCCL's constants on a machine of this kind of which nothing was measured."""
+    return _nccl(group.node_type.net, _streamed(group), None)
+
+
 def _streamed(group: Group) -> float:
     """Share of a NIC that its streams reach, where their rate is less than the transport's usual share; else 0."""
     way = transport(group.node_type.net)

@@ -8,7 +8,7 @@ slow NIC, a shared PCIe switch or an odd number of GPUs changes the answer witho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,6 +49,12 @@ class Choice:
     algorithm: str
     protocol: str
     n_channels: int
+
+    @cached_property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for choices that differ in size alone."""
+        request = self.request
+        return request.kind, request.root, request.matrix, self.group, self.algorithm, self.protocol, self.n_channels
 
     @cached_property
     def loads(self) -> PathLoads:
@@ -107,6 +113,22 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
 
 def seconds(chosen: Choice, costs: Costs) -> float:
     """What ``plan(...).time`` says on an idle network, without making the Plan: for fits, which ask very often."""
+    pace, hops = _pace_and_hops(chosen, costs)
+    return _law(chosen.request, chosen.group, hops, costs)(chosen.request.nbytes * pace)
+
+
+def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
+    """:func:`seconds` of many: what does not depend on the size is worked out once for rows that differ in it alone."""
+    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    for chosen in choices:
+        if chosen.alike not in known:
+            known[chosen.alike] = _pace_and_hops(chosen, costs)
+        pace, hops = known[chosen.alike]
+        yield _law(chosen.request, chosen.group, hops, costs)(chosen.request.nbytes * pace)
+
+
+def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
+    """Seconds per byte of S on the narrowest link, and seconds of the hops."""
     request, group = chosen.request, chosen.group
     shares, ceiling, hops = _direct_shares(request.kind, group, costs), math.inf, 0.0
     if request.kind in TUNED:
@@ -114,8 +136,7 @@ def seconds(chosen: Choice, costs: Costs) -> float:
         shares = shares_of(algorithm, protocol, group, costs)
         ceiling = _kernel_ceiling(request.kind, group, algorithm, protocol, costs)
         hops = hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
-    pace = max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling)
-    return _law(request, group, hops, costs)(request.nbytes * pace)
+    return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
 
 
 @dataclass(frozen=True, eq=False)

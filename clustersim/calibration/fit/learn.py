@@ -1,0 +1,145 @@
+"""The constants of kinds, learned from the published tables of many machines: what a machine that none saw gets.
+
+Every machine may differ from its kind as a whole (:data:`clustersim.fitting.FACTORS`), so that one operator's slow host
+does not become everybody's. What is left moves the documented values (:data:`clustersim.fitting.PRIORS`), which are
+taken to be surer for the kind than for any one machine. Leaving machines out costs one linear solve each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.calibration.fit.nccl import Measured
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl_backend import seconds_of
+from clustersim.costs import COSTS, Costs, flat, overlaid
+from clustersim.fitting.bayes import STEP, Floats, solved
+from clustersim.fitting.machine import moved_costs
+from clustersim.fitting.priors import FACTORS, PRIORS
+
+Bools = npt.NDArray[np.bool_]
+
+SURE = 0.3
+"""A documented value is this much surer for a kind than for one machine of it."""
+
+WIDE, WIDEST = 1.5, 0.45
+"""Machines of one kind are let differ by so many times their prior spread, or so much, so that none pulls its kind."""
+
+NOISE = 0.05
+"""|ln(predicted / measured)| from which on an error counts by its size, not by its square."""
+
+ROUNDS = 5
+
+NAMES = tuple(PRIORS)
+_SPREAD = SURE * np.array([prior.spread for prior in PRIORS.values()])
+_FACTOR_SPREAD = np.minimum(WIDE * np.array([factor.spread for factor in FACTORS.values()]), WIDEST)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Constants learned from all rows, and what it takes to leave some of them out.
+
+    Parameters
+    ----------
+    at : (k,) ln(constant / documented value), of :data:`NAMES` and then of each machine's factors.
+    slopes : (n, k). errors : (n,) ln(predicted / measured). weight : (n,). prior : (k,) inverse variances.
+    """
+
+    at: Floats
+    slopes: Floats
+    errors: Floats
+    weight: Floats
+    prior: Floats
+
+    def without(self, held_out: Bools) -> dict[str, float]:
+        """The constants that the other rows make most likely, by flat name."""
+        weight = np.where(held_out, 0.0, self.weight)
+        step, _ = solved(self.slopes, self.errors, weight, self.at, self.prior)
+        return _values(self.at + step)
+
+
+def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
+    """Fit the constants of kinds to rows of many machines.
+
+    Parameters
+    ----------
+    machines : (n,) whose row it is.
+    """
+    tables = _Tables(rows, machines)
+    at = np.zeros(len(NAMES) + len(tables.names) * len(FACTORS))
+    prior = np.concatenate([_SPREAD**-2.0, np.tile(_FACTOR_SPREAD**-2.0, len(tables.names))])
+    for _ in range(ROUNDS):
+        here = tables.log_times(at)
+        errors, slopes = here - tables.measured, tables.slopes(at, here)
+        # The soft L1 loss as weights: a series of n sizes counts as sqrt(n) rows, an error far off by its size.
+        weight = tables.weight / (NOISE**2 * np.sqrt(1.0 + (errors / NOISE) ** 2))
+        step, _ = solved(slopes, errors, weight, at, prior)
+        if np.abs(step).max() < 1e-2:
+            break
+        at = at + step
+    return Learned(at, slopes, errors, weight, prior)
+
+
+def _values(at: Floats) -> dict[str, float]:
+    moved = np.exp(at[: len(NAMES)]).tolist()
+    found = {name: PRIORS[name].value * by for name, by in zip(NAMES, moved, strict=True)}
+    return {name: min(value, 1.0) if "share" in name and "generation" not in name else value
+            for name, value in found.items()}  # fmt: skip
+
+
+def with_learned(costs: Costs, values: Mapping[str, float]) -> Costs:
+    """A machine's constants with those of its kind learned anew; what its own file says of it stays."""
+    usual, own = flat(COSTS), flat(costs)
+    return overlaid(costs, {name: value for name, value in values.items() if own[name] == usual[name]})
+
+
+class _Tables:
+    """Rows by machine, and their times with constants moved."""
+
+    def __init__(self, rows: Sequence[Measured], machines: Sequence[str]) -> None:
+        self.rows = rows
+        self.names = tuple(dict.fromkeys(machines))
+        self.machine = np.array([self.names.index(machine) for machine in machines])
+        self.measured = np.log(np.array([row.seconds for row in rows]))
+        series = [f"{row.case} {row.choice.algorithm} {row.choice.protocol}" for row in rows]
+        _, which, count = np.unique(series, return_inverse=True, return_counts=True)
+        self.weight = count[which.reshape(-1)].astype(np.float64) ** -0.5
+        self.parts: dict[tuple[int, int], list[int]] = {}
+        self.base: list[Costs] = []
+        for i, row in enumerate(rows):
+            costs = costs_of(row.choice.group)
+            if not any(costs is known for known in self.base):
+                self.base.append(costs)
+            which_base = next(j for j, known in enumerate(self.base) if known is costs)
+            self.parts.setdefault((int(self.machine[i]), which_base), []).append(i)
+
+    def log_times(self, at: Floats) -> Floats:
+        """(n,) ln(seconds)."""
+        values = _values(at)
+        factors = at[len(NAMES) :].reshape(-1, len(FACTORS))
+        out = np.zeros(len(self.rows))
+        for (machine, base), mine in self.parts.items():
+            costs = moved_costs(with_learned(self.base[base], values), (), factors[machine])
+            out[mine] = np.log(list(seconds_of((self.rows[i].choice for i in mine), costs)))
+        return out
+
+    def slopes(self, at: Floats, here: Floats) -> Floats:
+        """(n, k) by each constant and by each machine's factors."""
+        columns = np.zeros((len(self.rows), len(at)))
+        for i in range(len(NAMES)):
+            columns[:, i] = (here - self.log_times(at - STEP * _unit(len(at), [i]))) / STEP
+        for j in range(len(FACTORS)):  # a factor moves its own machine's rows alone, so all machines move at once
+            every = [len(NAMES) + m * len(FACTORS) + j for m in range(len(self.names))]
+            moved = (here - self.log_times(at - STEP * _unit(len(at), every))) / STEP
+            columns[np.arange(len(self.rows)), np.array(every)[self.machine]] = moved
+        return columns
+
+
+def _unit(n: int, where: Sequence[int]) -> Floats:
+    out = np.zeros(n)
+    out[list(where)] = 1.0
+    return out
