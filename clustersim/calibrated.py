@@ -50,6 +50,28 @@ class Provenance:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class MeasuredNumber:
+    """One collective that was timed on a machine: one of the few numbers that tell it from its kind.
+
+    Parameters
+    ----------
+    kind : as :class:`clustersim.collectives.Request`. nbytes : float [bytes], S. nodes, gpus : that ran it, ``gpus`` on
+    each node, 0 for all of them. seconds : float, 0 where ``busbw`` [bytes/s] says it. launch : how it was started.
+    version : (major, minor) of NCCL. where : the file and field, for errors.
+    """
+
+    kind: str
+    nbytes: float
+    nodes: int
+    gpus: int
+    seconds: float
+    busbw: float
+    launch: str
+    version: tuple[int, int]
+    where: str
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """Constants fitted to one machine's measurements.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.calibrated import Calibration
+from clustersim.calibrated import Calibration, MeasuredNumber
 from clustersim.errors import TopologyError, nearest
 from clustersim.memo import Keeper
 
@@ -92,6 +92,7 @@ class Topology(Keeper):
     routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
         fat-tree routing) or ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP).
     calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
+    measured : a few numbers of its own, which :func:`clustersim.fitting.load` turns into constants.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Topology(Keeper):
     fabric: str = ""
     routing: str = "destination"
     calibration: Calibration | None = None
+    measured: tuple[MeasuredNumber, ...] = ()
 
     @property
     def n_nodes(self) -> int:

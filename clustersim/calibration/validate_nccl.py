@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim import collectives, fabrics
+from clustersim import collectives, fabrics, fitting
 from clustersim.calibration.score import Row, evaluate, number, read_table, score, with_ranges
 from clustersim.collectives.base import Group, Request
 from clustersim.costs import generation
@@ -111,7 +111,7 @@ def launch_of(row: dict[str, str]) -> str:
 def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None) -> Group:
     if ranks % nodes:
         raise ValueError(f"{ranks} ranks do not divide over {nodes} nodes")
-    machine = fabrics.load(topology, nodes=nodes)
+    machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=ranks // nodes)
     return Group(
         machine, mesh.gpus, launch or usual_launch(machine, nodes), nccl_version=version or usual_version(machine)

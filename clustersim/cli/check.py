@@ -21,14 +21,16 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     """Check a topology: FILE is a .toml file or the name of a shipped one."""
     import dataclasses
 
-    from clustersim import fabrics
+    from clustersim import fabrics, fitting
 
     with working(f"checking {file}"):
-        report = fabrics.check(fabrics.load(file, nodes=nodes))
+        topology = fabrics.load(file, nodes=nodes)
+        report = fabrics.check(topology)
+        numbers = list(fitting.informed(topology.measured, file).words()) if topology.measured else []
     if as_json:
         print_json(dataclasses.asdict(report))
     else:
-        click.echo("\n".join(_lines(report)))
+        click.echo("\n".join([*_lines(report), *numbers]))
 
 
 def _lines(report: Report) -> Iterator[str]:

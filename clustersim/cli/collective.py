@@ -72,7 +72,7 @@ COLUMNS = (
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
     gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
-    from clustersim import fabrics
+    from clustersim import fabrics, fitting
     from clustersim.scenario.schema import version
 
     options["nccl_version"] = version(options["nccl_version"])
@@ -82,7 +82,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     nbytes = (
         [0] if name == "barrier" else list(sizes(options["size"], options["minbytes"], options["maxbytes"], options))
     )
-    machine = fabrics.load(topology, nodes=nodes)
+    machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
     options["backend"] = options["backend"] or ("nccl" if len(machine.gpus) else "gloo")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):

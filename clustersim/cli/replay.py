@@ -77,7 +77,7 @@ def replay(
 
 def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:
     """What to play on; None where no topology is named."""
-    from clustersim import fabrics
+    from clustersim import fabrics, fitting
 
     if name is None:
         if nodes is not None:
@@ -87,7 +87,7 @@ def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int
     machines, ranks = nodes or seen * times, measured.world_size * times
     if ranks % machines:
         raise ClusterSimError(f"--nodes {machines}: {ranks} ranks do not divide over {machines} machines")
-    topology = fabrics.load(name, nodes=machines)
+    topology = fitting.load(name, nodes=machines)
     return topology, fabrics.mesh(topology, nproc_per_node=ranks // machines)
 
 

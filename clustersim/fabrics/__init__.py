@@ -11,6 +11,7 @@ from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.check import Report, check
 from clustersim.fabrics.fitted import calibration_text
 from clustersim.fabrics.load import files, load, mesh, node, uncalibrated
+from clustersim.fabrics.measured import numbers_of
 from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
 from clustersim.fabrics.node import Node
 
@@ -28,6 +29,7 @@ __all__ = [
     "mesh",
     "no_fabric",
     "node",
+    "numbers_of",
     "one_switch",
     "rail_optimised",
     "uncalibrated",

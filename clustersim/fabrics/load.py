@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from clustersim.calibrated import Calibration
+from clustersim.calibrated import Calibration, MeasuredNumber
 from clustersim.errors import TopologyError, nearest
-from clustersim.fabrics import fitted, networks, reading, schema
+from clustersim.fabrics import fitted, measured, networks, reading, schema
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.draft import Draft
 from clustersim.fabrics.names import expand
@@ -70,7 +70,7 @@ def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[st
         if fabric:
             joined = reading.changed_fabric(joined, dict(fabric))
         topology = _join(machines, joined, spec.name, str(path))
-    topology = replace(topology, calibration=_calibration(spec, path))
+    topology = replace(topology, calibration=_calibration(spec, path), measured=_measured(spec, path))
     if device is not None:
         types = {id(t): replace(t, device=device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
@@ -91,8 +91,8 @@ def files(name_or_path: str) -> tuple[Path, ...]:
 
 
 def uncalibrated(topology: Topology) -> Topology:
-    """The topology without constants fitted to its measurements."""
-    return replace(topology, calibration=None)
+    """The topology without constants fitted to its measurements, and without the measurements."""
+    return replace(topology, calibration=None, measured=())
 
 
 def node(name_or_path: str) -> Node:
@@ -190,6 +190,14 @@ def _calibration(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] =
     base = _base(spec, path, seen)
     below = _calibration(*base, (*seen, path)) if base else None
     return fitted.calibration(spec.calibration, str(path)).over(below) if spec.calibration else below
+
+
+def _measured(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> tuple[MeasuredNumber, ...]:
+    """The file's measured numbers, else those of the file it extends."""
+    if spec.measured:
+        return measured.numbers(spec.measured, str(path))
+    base = _base(spec, path, seen)
+    return _measured(*base, (*seen, path)) if base else ()
 
 
 def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Sequence[Node]:

@@ -22,9 +22,11 @@ from clustersim.fabrics.schema import (
     FabricSpec,
     FatTree,
     LinksSpec,
+    MeasuredSpec,
     NodeSpec,
     NodesSpec,
     NoFabric,
+    NumberSpec,
     OneFabric,
     OneSwitch,
     RailOptimised,
@@ -129,6 +131,8 @@ _BY_PATH: dict[str, type[msgspec.Struct]] = {
     ".calibration.nccl[...]": ConstantSpec,
     ".calibration.gloo[...]": ConstantSpec,
     ".calibration.device[...]": ConstantSpec,
+    ".measured": MeasuredSpec,
+    **{f".measured.{kind}[]": NumberSpec for kind in MeasuredSpec.__struct_fields__},
 }
 
 

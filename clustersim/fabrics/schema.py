@@ -249,6 +249,34 @@ class CalibrationSpec(_Strict, frozen=True):
     refused: dict[str, str] = {}
 
 
+class NumberSpec(_Strict, frozen=True):
+    """One timed collective: ``{nodes = 2, size = "8 B", time = "38 us"}``, or ``busbw`` as nccl-tests prints it.
+
+    ``gpus`` is how many of each node took part, all where it is not said; ``launch`` how the job was started
+    (nccl-tests' ``-g 8`` is ``single_process``, ``-t 8`` is ``threads``); ``nccl`` its version.
+    """
+
+    size: str
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    time: Seconds | None = None
+    busbw: Bandwidth | None = None
+    launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
+    nccl: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9]+")] = "2.28"
+
+
+class MeasuredSpec(_Strict, frozen=True):
+    """A few numbers of this machine, by collective."""
+
+    all_reduce: list[NumberSpec] = []
+    all_gather: list[NumberSpec] = []
+    reduce_scatter: list[NumberSpec] = []
+    broadcast: list[NumberSpec] = []
+    reduce: list[NumberSpec] = []
+    all_to_all: list[NumberSpec] = []
+    send: list[NumberSpec] = []
+
+
 class TopologyFile(_Strict, frozen=True):
     """A whole file.
 
@@ -271,3 +299,4 @@ class TopologyFile(_Strict, frozen=True):
     links: list[LinksSpec] = []
     changes: list[ChangeSpec] = []
     calibration: CalibrationSpec | None = None
+    measured: MeasuredSpec | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim import engine, fabrics
+from clustersim import engine, fabrics, fitting
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
@@ -45,7 +45,7 @@ def exchange(n: int, nbytes: float, how: str, topology: str = MACHINE, fidelity:
     if how not in known:
         raise ProgramError(f"no exchange {how!r}; {nearest(how, known)}")
     served = how == SERVER
-    machine = fabrics.load(topology, nodes=n + served)
+    machine = fitting.load(topology, nodes=n + served)
     mesh = fabrics.mesh(machine, nproc_per_node=1)
     if not served:
         return collective(machine, "all_reduce", nbytes, mesh, backend="ideal", fidelity=fidelity, algorithm=how)
@@ -107,7 +107,7 @@ def exchanges(
     for how in hows:
         for n in counts:
             timeline = exchange(n, nbytes, how, topology)
-            machine = fabrics.load(topology, nodes=n + (how == SERVER))
+            machine = fitting.load(topology, nodes=n + (how == SERVER))
             busiest, total = _traffic(timeline, machine)
             rows.append(
                 {"how": how, "n": n, "seconds": timeline.makespan, "busiest_bytes": busiest, "total_bytes": total}

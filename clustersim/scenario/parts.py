@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustersim import fabrics, models
+from clustersim import fabrics, fitting, models
 from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
@@ -34,8 +34,10 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
             device(cluster.device)
     with scenario.at("$.cluster.topology"):
         found = _beside(scenario, cluster.topology)
+    with scenario.at("$.cluster.measured"):
+        told = fabrics.numbers_of(cluster.measured, "[cluster]") if cluster.measured else ()
     with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
-        topology = fabrics.load(found, nodes=cluster.nodes, device=cluster.device, fabric=cluster.fabric)
+        topology = fitting.load(found, cluster.nodes, cluster.device, cluster.fabric, told)
     for i, one in enumerate(cluster.changes):
         with scenario.at(f"$.cluster.changes[{i}]"):
             rate = None if one.bandwidth is None else float(one.bandwidth)

@@ -52,6 +52,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``.
     fabric : fields of the topology's ``[fabric]`` to change, such as ``oversubscription``; with ``kind``, a whole one.
     changes : parts degraded or gone. slow : GPUs slower than the others.
+    measured : a few timed collectives of this machine, as in a topology's ``[measured]``:
+        ``all_reduce = [{nodes = 2, size = "8 B", time = "38 us"}]``.
     """
 
     topology: str
@@ -61,6 +63,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fabric: dict[str, Any] = {}
     changes: tuple[Change, ...] = ()
     slow: tuple[Slow, ...] = ()
+    measured: dict[str, Any] = {}
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -185,6 +185,7 @@ def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
 
     types = [NodeType(**fields) for fields in words["node_types"]]
     fitted = words.get("calibration")
+    links: dict[str, Any] = {name: arrays[f"topology_{name}"] for name in _LINKS}
     return Topology(
         name=words["name"],
         vertex_names=tuple(words["vertex_names"]),
@@ -194,7 +195,7 @@ def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
         fabric=words["fabric"],
         routing=words["routing"],
         calibration=msgspec.convert(fitted, Calibration) if fitted else None,
-        **{name: arrays[f"topology_{name}"] for name in _LINKS},
+        **links,
     )
 
 
