@@ -19,9 +19,18 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
         for child in active_children():
             child.terminate()
+        _unlink_semaphores()
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")
     os._exit(130)
+
+
+def _unlink_semaphores() -> None:
+    """Give back what the pool's queues have named in the system; else its watchdog prints that they leaked."""
+    registry = getattr(sys.modules.get("multiprocessing.util"), "_finalizer_registry", {})
+    for one in list(registry.values()):
+        if getattr(getattr(one, "_callback", None), "__qualname__", "") == "SemLock._cleanup":
+            one()
 
 
 def main() -> None:

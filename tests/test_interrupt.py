@@ -90,6 +90,16 @@ def test_a_report_that_is_interrupted_leaves_no_page(tmp_path, clustersim):
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
+def test_a_sweep_of_two_jobs_that_is_interrupted_says_nothing_of_semaphores(tmp_path):
+    values = [1 + i / 10 for i in range(400)]
+    text = f'base = "ddp_resnet50_1x8_v100"\n[[axes]]\nkey = "strategy.bucket_cap_mb"\nvalues = {values}\n'
+    (tmp_path / "many.toml").write_text(text)
+    process = started("sweep", tmp_path / "many.toml", "--out", tmp_path / "out", "--jobs", "2")
+    rows = tmp_path / "out" / "results.jsonl"
+    code, _, err = interrupted(process, lambda: rows.exists() and rows.stat().st_size > 0)
+    assert (code, err) == (130, "")
+
+
 def test_a_sweep_that_is_interrupted_keeps_whole_rows_and_goes_on_from_them(tmp_path):
     out = tmp_path / "out"
     values = [1 + i / 10 for i in range(400)]

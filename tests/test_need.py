@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clustersim import limits
 from clustersim.engine import need
 from clustersim.errors import ProgramError
 
@@ -28,6 +29,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 RUN = """
 from clustersim import scenario
+from clustersim import limits
 from clustersim.engine import need
 prepared = scenario.load({name!r}, {changes!r}).prepare()
 print(need.flow(prepared.program, prepared.topology))
@@ -75,21 +77,21 @@ def test_a_replay_takes_what_was_told(algorithm, nodes, channels):
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(need, "GROUPS", tmp_path)
+    monkeypatch.setattr(limits, "GROUPS", tmp_path)
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
-    assert need.free_memory() == 400_000
+    assert limits.free_memory() == 400_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert need.free_memory() != 400_000
+    assert limits.free_memory() != 400_000
 
 
 def test_little_is_not_asked_for_and_much_is_refused(monkeypatch):
-    monkeypatch.setattr(need, "free_memory", lambda: 4 * 2.0**30)
+    monkeypatch.setattr(limits, "free_memory", lambda: 4 * 2.0**30)
     need.check(3 * 2.0**30, "at flow fidelity", "use less")
     with pytest.raises(ProgramError, match="needs about 9 GiB at chunk fidelity, 4 GiB are free; use fidelity 'flow'"):
         need.check(9 * 2.0**30, "at chunk fidelity", "use fidelity 'flow'")
-    monkeypatch.setattr(need, "free_memory", lambda: 0.0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 0.0)
     need.check(1e6, "at flow fidelity", "use less")
 
 

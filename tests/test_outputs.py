@@ -204,3 +204,14 @@ def test_the_same_run_gives_the_same_bytes_in_every_file(tmp_path, clustersim, m
         out = tmp_path / seed
         assert clustersim("run", BASE, *SMALL, "--out", out, "--report", out / "page.html").returncode == 0
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [("run", BASE, "--json"), ("check", "hgx-h100")])
+def test_a_full_disk_under_stdout_is_one_line(words):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "clustersim", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: stdout: cannot be written: No space left on device\n"

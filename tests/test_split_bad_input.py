@@ -27,7 +27,7 @@ WRONG = [
     (PIPELINE, {"schedule": "zbv"}, "vpp = 1: this schedule gives every rank 2 chunks; use 2 (at $.parallel.vpp)"),
     (PIPELINE, {"schedule": "dualpipe", "microbatches": 25}, "the nearest that works is 26 (at $.parallel"),
     (PIPELINE, {"schedule": "pipedream_2bw", "microbatches": 4}, "the nearest that works is 8 (at $.parallel"),
-    (PIPELINE, {"schedule_csv": "none.csv"}, "none.csv: No such file or directory (at $.parallel.schedule_csv)"),
+    (PIPELINE, {"schedule_csv": "none.csv"}, "nor beside 1f1b_gpt2_xl_1x8_a100.toml (at $.parallel.schedule_csv)"),
     (PIPELINE, {"layout": [6, 6, 6, 6, 6, 6, 6, 5]}, "layout has 8 stages of 47 layers together; the pipeline has 8"),
     (PIPELINE, {"layout": "Et*6|(t*6|*6,t*6L"}, "cannot read '('; write E, t, m, L, '|', '*n' and parentheses"),
     (PIPELINE, {"layout": [24, 24]}, "layout has 2 stages, which pp 8 and vpp 1 do not make (at $.parallel.layout)"),

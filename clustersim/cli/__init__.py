@@ -6,6 +6,7 @@ stdout, progress and errors to stderr, so ``--json`` output can be piped.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -90,6 +91,17 @@ for _command in (
     cli.add_command(_command)
 
 
+LONGEST = 1500
+"""Characters of an error."""
+
+
+def _line(text: str) -> str:
+    """An error as one line that a terminal can show: long words cut, nothing that moves the cursor."""
+    words = (word if len(word) <= 200 else f"{word[:90]}...{word[-30:]}" for word in text.split())
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(words))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 203]}...{line[-200:]}"
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     try:
@@ -100,7 +112,10 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except (click.ClickException, ClusterSimError) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo("error: " + " ".join(text.split()), err=True)
+        click.echo("error: " + _line(text), err=True)
+        sys.exit(2)
+    except MemoryError:
+        click.echo("error: this needs more memory than there is; use fewer ranks, steps or scenarios", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -108,4 +123,14 @@ def main(args: Sequence[str] | None = None) -> None:
         # The reader (head, less) has gone: keep the interpreter from failing again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES):  # of a name on the command line
+            click.echo("error: " + _line(f"{error.filename}: {error.strerror}"), err=True)
+            sys.exit(2)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        # What stdout is written to has no room; as with a reader that has gone, the interpreter must not fail again.
+        click.echo(f"error: stdout: cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)

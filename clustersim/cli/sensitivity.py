@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from clustersim.cli.common import json_option, print_json, set_option, stdout, working
 
@@ -73,23 +74,32 @@ def sensitivity(
         _print(said, wrote)
 
 
+class _Option(msgspec.Struct):
+    option: str
+    path: str
+    scenario: dict[str, Any]
+
+
+class _Plan(msgspec.Struct):
+    front: list[_Option]
+
+
 def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario, str]:
     """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front; and its title."""
-    import msgspec
-
     from clustersim import scenario as scenarios
     from clustersim.errors import ClusterSimError
+    from clustersim.texts import decoded, text_of
 
     overrides = scenarios.parse_overrides(changes)
     file = Path(name) / "plan.json"
     if not file.is_file():
         found = scenarios.load(name, overrides)
         return found, found.title
-    front = msgspec.json.decode(file.read_bytes())["front"]
+    front = decoded(text_of(file, ClusterSimError), _Plan, f"{file}: is damaged", ClusterSimError).front
     if place > len(front):
         raise ClusterSimError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
     row = front[place - 1]
-    return scenarios.from_table(row["scenario"], Path(row["path"]), overrides), str(row["option"])
+    return scenarios.from_table(row.scenario, Path(row.path), overrides), row.option
 
 
 def _nodes(text: str | None) -> list[int] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clustersim import limits
 from clustersim.calibrated import Calibration, MeasuredNumber
 from clustersim.errors import TopologyError, nearest
 from clustersim.fabrics import fitted, measured, networks, reading, schema
@@ -20,6 +21,7 @@ from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wir
 from clustersim.memo import ByWeight
 from clustersim.mesh import Mesh
 from clustersim.paths import data_path, shipped
+from clustersim.texts import is_file, plain_file, short, shown, there
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, Topology
 
 
@@ -51,6 +53,9 @@ def load(
 def _links(topology: Topology) -> int:
     return topology.n_links
 
+
+PART = 500.0
+"""[bytes] that a vertex or a directed link takes at least, while a topology is built."""
 
 _KNOWN: ByWeight[Topology] = ByWeight(300_000, _links)
 """Topologies asked for last, by the content of their files: two of 2,048 nodes, or eighty of 8."""
@@ -86,7 +91,8 @@ def files(name_or_path: str) -> tuple[Path, ...]:
         if path not in found:
             found[path] = None
             spec = reading.read(path)
-            ahead += [_find(name, path) for name in (spec.extends, *(entry.type for entry in spec.nodes)) if name]
+            named = {"extends": spec.extends} | {f"nodes[{i}].type": entry.type for i, entry in enumerate(spec.nodes)}
+            ahead += [_named(name, path, field) for field, name in named.items() if name]
     return tuple(found)
 
 
@@ -143,23 +149,34 @@ def _on_cpus(topology: Topology, nodes: int, nproc_per_node: int | None) -> Mesh
 
 def _find(name_or_path: str, beside: Path | None = None) -> Path:
     """A file by path, then beside the file that names it, then among the shipped ones."""
-    if name_or_path.endswith(".toml") or "/" in name_or_path:
-        path = Path(name_or_path)
-        if not path.is_absolute() and beside is not None and (beside.parent / path).is_file():
-            path = beside.parent / path
-        if not path.is_file():
-            raise TopologyError(f"no topology file {name_or_path!r}; shipped names need no path and no suffix")
+    name = name_or_path
+    if name.endswith(".toml") or "/" in name:
+        looked = [beside.parent / name] if beside is not None else []
+        looked += [] if Path(name) in looked else [Path(name)]
+        path = next((path for path in looked if there(path)), None)
+        if path is None:
+            where = " nor ".join(short(str(path)) for path in looked)
+            raise TopologyError(f"no topology file {shown(name)}: neither is there {where}; shipped ones need no path")
+        plain_file(path, TopologyError)
         return path
     for folder in (*([beside.parent] if beside else []), data_path("topologies")):
-        if (folder / f"{name_or_path}.toml").is_file():
-            return folder / f"{name_or_path}.toml"
-    raise TopologyError(f"unknown topology {name_or_path!r}; {nearest(name_or_path, shipped('topologies'))}")
+        if is_file(folder / f"{name}.toml"):
+            return folder / f"{name}.toml"
+    raise TopologyError(f"unknown topology {shown(name)}; {nearest(name, shipped('topologies'))}")
+
+
+def _named(name: str, path: Path, field: str) -> Path:
+    """The file that a field of the file ``path`` names. Raises :class:`TopologyError` saying which field."""
+    try:
+        return _find(name, path)
+    except TopologyError as error:
+        raise TopologyError(f"{path}: $.{field}: {error}") from None
 
 
 def _base(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> tuple[schema.TopologyFile, Path] | None:
     if spec.extends is None:
         return None
-    base = _find(spec.extends, path)
+    base = _named(spec.extends, path, "extends")
     if base in (*seen, path):
         raise TopologyError(f"{path}: $.extends: {spec.extends!r} leads back to this file")
     return reading.read(base), base
@@ -202,16 +219,25 @@ def _measured(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()
 
 def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Sequence[Node]:
     if not spec.nodes:
-        return [_node(spec, path, ())] * (nodes or 1)
+        one = _node(spec, path, ())
+        _affordable((nodes or 1) * (len(one.kinds) + len(one.wires)), nodes or 1, f"{path}")
+        return [one] * (nodes or 1)
     out: list[Node] = []
     for i, entry in enumerate(spec.nodes):
         if entry.count < 1:
             raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
         other = _find(entry.type, path)
-        out += [_node(reading.read(other), other, (path,))] * entry.count
+        one = _node(reading.read(other), other, (path,))
+        _affordable(entry.count * (len(one.kinds) + len(one.wires)), entry.count, f"{path}: $.nodes[{i}].count")
+        out += [one] * entry.count
     if nodes not in (None, len(out)):
         raise TopologyError(f"{path}: lists {len(out)} nodes of its own; {nodes} were asked for")
     return out
+
+
+def _affordable(parts: int, nodes: int, where: str) -> None:
+    """Raise :class:`TopologyError` where the vertices and links of so many nodes take more memory than there is."""
+    limits.check(PART * parts, f"for a topology of {nodes:,} nodes ({where})", "use fewer nodes", TopologyError)
 
 
 def _join(machines: Sequence[Node], spec: schema.FabricSpec, name: str, where: str) -> Topology:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from clustersim.errors import TopologyError
+from clustersim.limits import MOST_NAMES, counted
+from clustersim.texts import shown
 
 
 def expand(names: str) -> list[str]:
@@ -16,8 +18,9 @@ def expand(names: str) -> list[str]:
     ['node0/nic0', 'node0/nic3', 'node1/nic0', 'node1/nic3']
     """
     if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]+\])+", names):
-        raise TopologyError(f"cannot read the names {names!r}; write them like 'gpu[0-7]' or 'nic[0,2]'")
+        raise TopologyError(f"cannot read the names {shown(names)}; write them like 'gpu[0-7]' or 'nic[0,2]'")
     out: list[str] = []
+    counted(_count(names), MOST_NAMES, f"the names {shown(names)}", TopologyError)
     for part in re.split(r",(?![^\[]*\])", names):
         expanded = [""]
         for literal, group in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part.strip()):
@@ -27,11 +30,23 @@ def expand(names: str) -> list[str]:
     return out
 
 
+def _count(names: str) -> float:
+    """How many names there will be, before any is made."""
+    total = 0.0
+    for part in re.split(r",(?![^\[]*\])", names):
+        here = 1.0
+        for _, group in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+            ranges = re.findall(r"(\d{1,300})(?:-(\d{1,300}))?", group)
+            here *= sum(abs(float(high or low) - float(low)) + 1 for low, high in ranges) if group else 1.0
+        total += here
+    return total
+
+
 def _numbers(group: str, whole: str) -> list[str]:
     out: list[str] = []
     for item in group.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
         if not found or (found.group(2) and int(found.group(2)) < int(found.group(1))):
-            raise TopologyError(f"cannot read the names {whole!r}; write them like 'gpu[0-7]' or 'nic[0,2]'")
+            raise TopologyError(f"cannot read the names {shown(whole)}; write them like 'gpu[0-7]' or 'nic[0,2]'")
         out += [str(i) for i in range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1)]
     return out

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from clustersim import texts
 from clustersim.errors import TopologyError, nearest
 from clustersim.fabrics.names import expand
 from clustersim.fabrics.schema import (
@@ -89,20 +89,13 @@ def read(path: Path) -> TopologyFile:
 
 def text_of(path: Path) -> str:
     """What a file says. Raises :class:`TopologyError`."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TopologyError(f"{path}: cannot be read: {error}") from None
+    return texts.text_of(path, TopologyError)
 
 
 @lru_cache(maxsize=64)
 def parse(text: str, where: str) -> TopologyFile:
     """A checked file from its text; ``where`` is what errors name. Raises :class:`TopologyError`."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TopologyError(f"{where}: not TOML: {error}") from None
-    return decode(data, where)
+    return decode(texts.toml(text, where, TopologyError), where)
 
 
 def _explain(message: str, data: dict[str, Any]) -> str:

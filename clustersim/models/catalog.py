@@ -12,6 +12,7 @@ from clustersim.models.hf import from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
+from clustersim.texts import is_folder
 
 
 def catalog() -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     (124439808, 25557032)
     """
     path = Path(name_or_path)
-    if path.suffix == ".json" or path.is_dir():
+    if path.suffix == ".json" or is_folder(path):
         return from_hf(path, **overrides)
     name = _known(str(name_or_path))
     if name in CONVNETS:
@@ -51,8 +52,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
 def file(name_or_path: str | Path) -> Path | None:
     """The config.json that :func:`model` reads; None for a model that is described in Python. Raises as it does."""
     path = Path(name_or_path)
-    if path.suffix == ".json" or path.is_dir():
-        return path / "config.json" if path.is_dir() else path
+    if path.suffix == ".json" or is_folder(path):
+        return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
     return None if name in CONVNETS or name in TRANSFORMER_XL else _config(name)
 

@@ -6,7 +6,6 @@ A new ``model_type`` is one reader function and one row of :data:`READERS`.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from clustersim.models.hf_experts import (
     qwen_experts,
 )
 from clustersim.models.transformer import build, execution
+from clustersim.texts import is_folder, json_table, text_of
 
 # Llama 3.1 allows 131,072 positions, but nobody means that when they do not say a sequence length.
 DEFAULT_SEQ_LEN = 8192
@@ -260,13 +260,5 @@ def shape_from_hf(
 
 
 def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror or error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file}: not a JSON file: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{file}: a config.json holds an object at its top, not a {type(data).__name__}")
-    return str(file), data
+    file = path / "config.json" if is_folder(path) else path
+    return str(file), json_table(text_of(file, ModelError), str(file), ModelError)

@@ -8,7 +8,6 @@ times the mean; which are popular is drawn. ``histogram``: as often as was measu
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from clustersim.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.errors import ScenarioError
 from clustersim.parallel import Routing
+from clustersim.texts import csv_rows, text_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -180,12 +180,8 @@ def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:
     ------
     ScenarioError : naming file and row, for what is no number, negative, or another count than the row above.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"cannot read {path}: {error} (at $.parallel.routing.file)") from error
     found: list[tuple[float, ...]] = []
-    for number, row in enumerate(csv.reader(lines), start=1):
+    for number, row in enumerate(csv_rows(text_of(path, ScenarioError), str(path), ScenarioError), start=1):
         try:
             counts = tuple(float(cell) for cell in row)
         except ValueError as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clustersim import scenario
+from clustersim.errors import ScenarioError
+from clustersim.limits import MOST_VALUES, counted
 from clustersim.planner.spec import Machine, PlanFile
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
@@ -70,6 +73,9 @@ def candidates(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int]) -> Iterat
     gpus_of : (index of a machine, nodes) -> GPUs; those left out could not be built.
     """
     numbers, limit = itertools.count(), plan.limits.gpus
+    kinds = sum(_count(table) for table in plan.tried.strategies)
+    total = len(gpus_of) * kinds * len(plan.tried.micro_batch_size) * len(plan.tried.activation_checkpointing)
+    counted(total, MOST_VALUES, "$.try: options of the plan", ScenarioError)
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
     words = [_words(one, strategies) for one in strategies]
     for (m, nodes), gpus in gpus_of.items():
@@ -96,6 +102,12 @@ def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             choices.append(value if isinstance(value, list) else [value])
     for chosen in itertools.product(*choices):
         yield dict(zip(table, chosen, strict=True))
+
+
+def _count(table: Mapping[str, Any]) -> int:
+    """How many tables :func:`expanded` makes."""
+    sizes = (_count(v) if isinstance(v, dict) else len(v) if isinstance(v, list) else 1 for v in table.values())
+    return math.prod(sizes)
 
 
 def _accumulations(plan: PlanFile, strategy: Mapping[str, Any], gpus: int, micro: int) -> list[int]:

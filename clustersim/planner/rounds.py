@@ -46,7 +46,7 @@ class Runner:
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)
             for line in lines:
-                row = msgspec.json.decode(line)
+                row: dict[str, Any] = msgspec.json.decode(line)
                 self.rows[row["key"]] = row
 
         driver: Driver[Task] = Driver(self.team, partial(compute, base(self.plan), str(self.path), version()), took)

@@ -66,7 +66,7 @@ class Machine(_Strict, frozen=True):
     gpus_per_node: Positive | None = None
     changes: list[dict[str, Any]] = []
     fabric: dict[str, Any] = {}
-    usd_per_gpu_hour: Annotated[float, Meta(gt=0)] | None = None
+    usd_per_gpu_hour: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     power: dict[str, float] = {}
 
     def cluster(self, nodes: int) -> Table:
@@ -115,7 +115,7 @@ class Limits(_Strict, frozen=True):
 
     gpus: Positive | None = None
     memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.05
-    tokens: Annotated[float, Meta(gt=0)] | None = None
+    tokens: Annotated[float, Meta(gt=0, le=1e18)] | None = None
     deadline: Seconds | None = None
     budget_usd: Annotated[float, Meta(gt=0)] | None = None
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clustersim import sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.report.pages import Page, Said
 from clustersim.report.plan import plan_page
 from clustersim.report.sensitivity import sensitivity_page
 from clustersim.report.sweep import sweep_page
+from clustersim.texts import decoded, text_of
 
 PAGES: dict[str, Callable[[Said], Page]] = {"plan.json": plan_page, "sensitivity.json": sensitivity_page}
 """Of an answer, by the file it is kept in; a sweep is its rows."""
@@ -26,7 +25,11 @@ def page_of(folder: Path) -> Page:
     """
     for name, page in PAGES.items():
         if (folder / name).is_file():
-            return page(_read(folder / name))
+            said = _read(folder / name)
+            try:
+                return page(said)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise ClusterSimError(f"{folder / name}: is damaged, or of another version: {error!r}") from None
     return sweep_page(folder)
 
 
@@ -36,8 +39,4 @@ def holds_study(folder: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ClusterSimError(f"{path}: cannot be read: {error}") from None
-    return found
+    return decoded(text_of(path, ClusterSimError), dict[str, Any], f"{path}: cannot be read", ClusterSimError)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ScenarioError, nearest
-from clustersim.paths import data_path, shipped
-from clustersim.scenario.reading import Table, convert, override, parse_overrides, place, read_toml
+from clustersim.paths import shipped
+from clustersim.scenario.reading import EXCLUSIVE, Table, convert, file_of, override, parse_overrides, place, read_toml
 from clustersim.scenario.schema import ScenarioFile, version
 from clustersim.units import quantity
 
@@ -70,7 +70,9 @@ class Scenario:
 
     def changed(self, changes: Mapping[str, object]) -> Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
-        return from_table(self.table, self.path, {**self.changes, **changes})
+        gone = {other for one, other in EXCLUSIVE if changes.get(one) is not None}
+        kept = {key: value for key, value in self.changes.items() if key not in gone}
+        return from_table(self.table, self.path, {**kept, **changes})
 
     def prepare(self) -> Prepared:
         """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
@@ -135,14 +137,7 @@ def from_table(
 
 def find(path: str | Path) -> Path:
     """The file of a scenario given by path or by shipped name. Raises :class:`ScenarioError`."""
-    text = str(path)
-    if text.endswith(".toml") or "/" in text or Path(text).is_file():
-        if not Path(text).is_file():
-            raise ScenarioError(f"{text}: no such file; shipped scenarios need no path: {', '.join(names())}")
-        return Path(text)
-    if text not in names():
-        raise ScenarioError(f"no scenario {text!r}; {nearest(text, names())}")
-    return data_path("scenarios") / f"{text}.toml"
+    return file_of(path, "scenario", names())
 
 
 def names() -> list[str]:

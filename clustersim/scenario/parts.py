@@ -11,6 +11,7 @@ from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
+from clustersim.errors import ScenarioError
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, MemoryUse, memory
 from clustersim.mesh import Mesh
@@ -20,6 +21,7 @@ from clustersim.models.hf import shape_from_hf
 from clustersim.parallel import ModelShape
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import shown, there
 from clustersim.topology import CPU, Topology
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
         if cluster.device is not None:
             device(cluster.device)
     with scenario.at("$.cluster.topology"):
-        found = _beside(scenario, cluster.topology)
+        found = located(scenario, "cluster.topology", cluster.topology)
     with scenario.at("$.cluster.measured"):
         told = fabrics.numbers_of(cluster.measured, "[cluster]") if cluster.measured else ()
     with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
@@ -57,11 +59,19 @@ def placed(scenario: Scenario) -> tuple[Topology, Mesh]:
     return topology, ranks if parallel is None else split(scenario, parallel, ranks, shape_of(scenario))
 
 
-def _beside(scenario: Scenario, name: str) -> str:
-    """A path starts at the scenario's own folder; a shipped name stays as it is."""
-    if name.endswith((".toml", ".json")) or "/" in name:
-        return str(scenario.path.parent / name)
-    return name
+def located(scenario: Scenario, field: str, name: str) -> str:
+    """Where the file that a field names is. A shipped name stays as it is; a path starts at the scenario's own folder,
+    and one that was set from outside the file at the working folder, if it is there. Raises :class:`ScenarioError`."""
+    if field == "cluster.topology" and not name.endswith(".toml") and "/" not in name:
+        return name
+    own = scenario.path.parent / name
+    changed = any(field == key or field.startswith(f"{key}.") for key in scenario.changes)
+    if changed and there(name):
+        return name
+    if changed and not there(own):
+        where = f"neither in the working folder nor beside {scenario.path.name}"
+        raise ScenarioError(f"no file {shown(name)}: {where} (at $.{field})")
+    return str(own)
 
 
 def model_of(scenario: Scenario) -> Model:
@@ -73,7 +83,7 @@ def model_of(scenario: Scenario) -> Model:
     choices |= {k: v for k in ("implementation", "seq_len") if (v := getattr(spec, k)) is not None}
     if spec.hf_config is not None:
         with scenario.at("$.model.hf_config"):
-            return models.from_hf(scenario.path.parent / Path(spec.hf_config), **choices)
+            return models.from_hf(Path(located(scenario, "model.hf_config", spec.hf_config)), **choices)
     with scenario.at("$.model.name"):
         return models.model(str(spec.name), **choices)
 
@@ -105,7 +115,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
 def _transformer(scenario: Scenario) -> Shape | None:
     """The shape that the model was built from; None for one that comes from no config.json."""
     spec = scenario.file.model
-    path = scenario.path.parent / Path(spec.hf_config) if spec.hf_config else models.file(str(spec.name))
+    path = Path(located(scenario, "model.hf_config", spec.hf_config)) if spec.hf_config else models.file(str(spec.name))
     if path is None:
         return None
     shape, _ = shape_from_hf(path)

@@ -7,7 +7,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -17,40 +17,43 @@ import msgspec
 
 from clustersim.errors import ClusterSimError, ScenarioError, nearest
 from clustersim.paths import data_path, shipped
+from clustersim.texts import check, plain_file, short, shown, text_of, there, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 Table = dict[str, Any]
+
+EXCLUSIVE = (("model.hf_config", "model.name"), ("model.name", "model.hf_config"))
+"""Of each pair only one may be there: setting the first takes the second away."""
 
 
 def shipped_or_file(path: str | Path, noun: str) -> Path:
     """The file of a ``noun``, such as ``"sweep"``, by path or by shipped name, where the noun may be left out: files in
     ``scenarios/`` that are no scenarios begin with what they are. Raises :class:`ScenarioError`."""
-    text, known = str(path), [name for name in shipped("scenarios") if name.startswith(f"{noun}_")]
-    if text.endswith(".toml") or "/" in text or Path(text).is_file():
-        if not Path(text).is_file():
-            raise ScenarioError(f"{text}: no such file; shipped {noun}s need no path: {', '.join(known)}")
+    return file_of(path, noun, [name for name in shipped("scenarios") if name.startswith(f"{noun}_")])
+
+
+def file_of(path: str | Path, noun: str, known: Sequence[str]) -> Path:
+    """The file of a ``noun``, by path or by one of the ``known`` shipped names. Raises :class:`ScenarioError`."""
+    text = str(path)
+    if there(text):
+        plain_file(Path(text), ScenarioError)
         return Path(text)
     for name in (text, f"{noun}_{text}"):
         if name in known:
             return data_path("scenarios") / f"{name}.toml"
-    raise ScenarioError(f"no {noun} {text!r}; {nearest(text, known)}")
+    if text.endswith(".toml") or "/" in text:
+        raise ScenarioError(f"{short(text)}: no such file; shipped {noun}s need no path: {', '.join(known)}")
+    raise ScenarioError(f"no {noun} {shown(text)}; {nearest(text, known)}")
 
 
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file. Raises :class:`ScenarioError` naming file, line and column."""
-    try:
-        return copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: is not a text file in UTF-8: {error.reason}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{path}: is not TOML: {error}") from None
+    return copy.deepcopy(_parsed(text_of(path, ScenarioError), str(path)))
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str) -> Table:
-    return tomllib.loads(text)
+def _parsed(text: str, where: str) -> Table:
+    return toml(text, where, ScenarioError)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
@@ -58,13 +61,18 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
 
     >>> parse_overrides(["cluster.nodes=4", "model.dtype=bf16", "run.fidelity='flow'"])
     {'cluster.nodes': 4, 'model.dtype': 'bf16', 'run.fidelity': 'flow'}
+
+    Nothing after the sign takes a field away:
+
+    >>> parse_overrides(["model.seq_len="])
+    {'model.seq_len': None}
     """
     found: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key.strip()):
-            raise ScenarioError(f"--set {text}: write it as table.key=value, like cluster.nodes=4")
-        found[key.strip()] = _value(text, value.strip())
+            raise ScenarioError(f"--set {short(text)}: write it as table.key=value, like cluster.nodes=4")
+        found[key.strip()] = _value(text, value.strip()) if value.strip() else None
     return found
 
 
@@ -75,26 +83,35 @@ def _value(text: str, value: str) -> object:
         # A shell eats quotes, so --set model.dtype=bf16 must mean the text; a broken list or table must not.
         if value and value[0] not in "[{\"'":
             return value
-        raise ScenarioError(f"--set {text}: the value is not TOML: {error}") from None
+        raise ScenarioError(f"--set {short(text)}: the value is not TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise ScenarioError(f"--set {short(text)}: the value is larger or deeper than any field holds") from None
     if set(table) != {"value"}:
-        raise ScenarioError(f"--set {text}: one value only")
+        raise ScenarioError(f"--set {short(text)}: one value only")
+    check(table["value"], f"--set {short(text)}", ScenarioError)
     return table["value"]
 
 
 def override(table: Table, changes: Mapping[str, object]) -> Table:
-    """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array."""
+    """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
+
+    None takes a field away, and so does the other of two that exclude each other, which is not set itself.
+    """
     result = copy.deepcopy(table)
-    for key, value in changes.items():
+    gone = {other: None for one, other in EXCLUSIVE if changes.get(one) is not None and other not in changes}
+    for key, value in (gone | dict(changes)).items():
         here: Any = result
         *way, last = key.split(".")
         for part in way:
             here = _step(here, part, key)
-        if isinstance(here, list):
+        if value is None and isinstance(here, dict):
+            here.pop(last, None)
+        elif isinstance(here, list):
             here[_index(here, last, key)] = value
         elif isinstance(here, dict):
             here[last] = value
         else:
-            raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {here!r}, not a table")
+            raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {shown(here)}, not a table")
     return result
 
 
@@ -103,7 +120,7 @@ def _step(here: Any, part: str, key: str) -> Any:
         return here[_index(here, part, key)]
     if isinstance(here, dict):
         return here.setdefault(part, {})
-    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {here!r}")
+    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {shown(here)}")
 
 
 def _index(items: list[Any], part: str, key: str) -> int:
@@ -142,14 +159,14 @@ def _explain(message: str, table: Table, struct: type, file: str, at: str, chang
     value, kind = _walk(table, struct, path)
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         name = found.group(1)
-        wrong = f"unknown field {name!r} = {_show(value.get(name))}; {nearest(name, _names(kind))}"
+        wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, _names(kind))}"
         path += f".{name}"
     elif found := re.fullmatch(r"Object missing required field `(.*)`", what):
         wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(_names(kind))}"
     elif what.startswith("Invalid enum value"):
-        wrong = f"{_show(value)} is not a choice; {nearest(str(value), _choices(kind))}"
+        wrong = f"{shown(value)} is not a choice; {nearest(str(value), _choices(kind))}"
     elif what.startswith("Expected"):
-        wrong = f"{_show(value)} does not fit: {_plain(what)}"
+        wrong = f"{shown(value)} does not fit: {_plain(what)}"
     else:
         wrong = what  # of a type with a unit, or a table's own check
     full = at + path
@@ -162,11 +179,6 @@ def _plain(what: str) -> str:
     words |= {"float": "a number", "object": "a table", "array": "an array"}
     text = re.sub(r"`([^`]*)`", lambda m: " or ".join(words.get(w, w) for w in m.group(1).split(" | ")), what)
     return text[:1].lower() + text[1:]
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _walk(value: Any, kind: Any, path: str) -> tuple[Any, Any]:

@@ -11,7 +11,8 @@ from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.units import Bandwidth
 
-Positive = Annotated[int, Meta(ge=1)]
+Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
+"""Of anything that is counted; more of it exists nowhere."""
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """
 
     match: str
-    factor: Annotated[float, Meta(gt=0)] | None = None
+    factor: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
     bandwidth: Bandwidth | None = None
     remove: bool = False
 
@@ -38,7 +39,7 @@ class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """
 
     ranks: tuple[int, ...]
-    speed: Annotated[float, Meta(gt=0)]
+    speed: Annotated[float, Meta(ge=1e-3, le=1e3)]
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,8 +114,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """
 
     steps: Positive = 3
-    seed: int = 0
-    jitter: Annotated[float, Meta(ge=0)] | None = None
+    seed: Annotated[int, Meta(ge=0)] = 0
+    jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
     fidelity: Literal["flow", "chunk"] = "flow"
     backend: Literal["nccl", "gloo", "ideal"] | None = None
     optimizer: str = "adam"

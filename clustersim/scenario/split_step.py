@@ -22,6 +22,7 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
+from clustersim.scenario.parts import located
 from clustersim.scenario.replicas import HALF, check_replicas, replicas, sharding_zero
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
@@ -78,7 +79,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
         repeated,
         placement=row.placement,
         nproc_per_node=mesh.nproc_per_node,
-        histograms=read_histogram(_beside(scenario, histogram)) if histogram else (),
+        histograms=read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
     )
     config, chunks = scenario.config, len(parts.stages[0].chunks)
     options = _options(row, parallel)
@@ -101,13 +102,9 @@ def resized(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, split: Spl
 
 def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Schedule:
     if parallel.schedule_csv is not None:
-        return from_csv(_beside(scenario, parallel.schedule_csv))
+        with scenario.at("$.parallel.schedule_csv"):
+            return from_csv(located(scenario, "parallel.schedule_csv", parallel.schedule_csv))
     return schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
-
-
-def _beside(scenario: Scenario, name: str) -> Path:
-    """A path starts at the scenario's own folder."""
-    return scenario.path.parent / name
 
 
 def program_of(

@@ -18,6 +18,7 @@ from pathlib import Path
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import Action, Orders, Placement, Schedule, rank_and_chunk, stage_of
 from clustersim.schedules.playable import check
+from clustersim.texts import csv_rows, text_of
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
@@ -30,13 +31,10 @@ def from_csv(path: str | Path) -> Schedule:
     Raises :class:`ScenarioError` naming the file, the row and the cell that cannot be read, or the rank and the action
     that cannot be played.
     """
-    try:
-        content = Path(path).read_text()
-    except OSError as error:
-        raise ScenarioError(f"cannot read the schedule {path}: {error.strerror} (at $.parallel.schedule_csv)") from None
+    content = text_of(Path(path), ScenarioError)
     rows = [
         [_cell(cell.strip(), f"{path}: row {row}, cell {column}") for column, cell in enumerate(cells) if cell.strip()]
-        for row, cells in enumerate(csv.reader(io.StringIO(content)))
+        for row, cells in enumerate(csv_rows(content, str(path), ScenarioError))
         if cells
     ]
     if not rows or not all(rows):

@@ -6,6 +6,7 @@ that a list is made longer instead of replaced: ``"cluster.changes+"``.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.errors import ScenarioError
+from clustersim.limits import MOST_VALUES, counted
 
 Number: TypeAlias = int | float
 Scalar: TypeAlias = str | int | float | bool
@@ -31,7 +33,7 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     start: Number
     stop: Number
     step: Number | None = None
-    num: Annotated[int, Meta(ge=2)] | None = None
+    num: Annotated[int, Meta(ge=2, le=100_000)] | None = None
 
     def __post_init__(self) -> None:
         if (self.step is None) == (self.num is None):
@@ -44,6 +46,7 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.step is not None:
             # A last step that misses stop by rounding alone is on it.
             count = int((self.stop - self.start) / self.step + 1e-9) + 1
+            counted(count, MOST_VALUES, "a range: values", ScenarioError)
             return [self.start + i * self.step for i in range(count)]
         count = self.num or 2
         return [_whole(self.start + i * (self.stop - self.start) / (count - 1), self) for i in range(count)]
@@ -60,7 +63,7 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     start: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
     stop: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
     factor: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)] | None = None
-    num: Annotated[int, Meta(ge=2)] | None = None
+    num: Annotated[int, Meta(ge=2, le=100_000)] | None = None
 
     def __post_init__(self) -> None:
         if (self.factor is None) == (self.num is None):
@@ -71,6 +74,9 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def values(self) -> list[Number]:
         """Whole numbers, each once, where start and stop are."""
         count = self.num or 2
+        if self.factor is not None:
+            steps = math.log(self.stop / self.start) / math.log(self.factor)
+            counted(steps, MOST_VALUES, "a logarithmic axis: values", ScenarioError)
         factor = self.factor or (self.stop / self.start) ** (1 / (count - 1))
         found: list[Number] = []
         while (len(found) < count) if self.num else self._reached(self.start * factor ** len(found), factor):
@@ -126,7 +132,7 @@ class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     log: Log | None = None
     zip: dict[str, Any] | None = None
     random: dict[str, Any] | None = None
-    num: Annotated[int, Meta(ge=1)] | None = None
+    num: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     seed: int = 0
     name: str | None = None
     labels: list[str] | None = None

@@ -17,6 +17,7 @@ import msgspec
 
 from clustersim.errors import ClusterSimError
 from clustersim.paths import data_path, plain
+from clustersim.scenario.parts import located
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -47,7 +48,7 @@ class Identity:
     Parameters
     ----------
     key : SHA-256, 64 hexadecimal digits. inputs : every field of the scenario, in plain values.
-    files : name -> SHA-256 of the files it reads: topologies and the model's config.json.
+    files : name -> SHA-256 of the files it reads: topologies, the model's config.json, a schedule, a routing table.
     """
 
     key: str
@@ -65,12 +66,23 @@ class Fingerprints:
     def __call__(self, scenario: Scenario) -> Identity:
         """The identity of a scenario; a file that cannot be read is the run's error, not this one's."""
         inputs = scenario.inputs()
-        folder, file = scenario.path.parent, scenario.file
-        topologies = self._of("topology", file.cluster.topology, folder)
-        return identity(inputs, topologies | self._of("model", file.model.hf_config or str(file.model.name), folder))
+        file, split = scenario.file, scenario.file.parallel
+        found = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
+        config = file.model.hf_config
+        found |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
+        if split is not None:
+            found |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)
+            found |= self._of("routing", scenario, "parallel.routing.file", split.routing.file)
+        return identity(inputs, found)
 
-    def _of(self, kind: str, name: str, folder: Path) -> dict[str, str]:
-        given = str(folder / name) if "/" in name or name.endswith((".toml", ".json")) else name
+    def _of(self, kind: str, scenario: Scenario, field: str, name: str | None) -> dict[str, str]:
+        """Digests of what a field names; nothing where it names nothing."""
+        if not name:
+            return {}
+        try:
+            given = located(scenario, field, name) if field else name
+        except ClusterSimError:
+            return {}
         if (kind, given) not in self.chains:
             try:
                 self.chains[kind, given] = {f"{kind}/{path.name}": self._digest(path) for path in _paths(kind, given)}
@@ -96,6 +108,8 @@ def _paths(kind: str, given: str) -> tuple[Path, ...]:
 
     if kind == "topology":
         return fabrics.files(given)
+    if kind != "model":
+        return (Path(given),)
     found = models.file(given)
     return () if found is None else (found,)
 

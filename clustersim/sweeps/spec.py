@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,7 @@ from msgspec import Meta
 
 from clustersim import scenario
 from clustersim.errors import ScenarioError, nearest
+from clustersim.limits import MOST_CASES, counted
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table, convert, override, read_toml, shipped_or_file
 from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis, flat
@@ -79,7 +81,7 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     set: dict[str, Any] = {}
     axes: list[AxisTable] = []
     question: Question | None = None
-    sample: Annotated[int, Meta(ge=1)] | None = None
+    sample: Annotated[int, Meta(ge=1, le=MOST_CASES)] | None = None
     seed: int = 0
 
 
@@ -117,13 +119,22 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    @property
+    def total(self) -> int:
+        """Points of the whole grid: counted, not made."""
+        return math.prod(len(one.points) for one in self.axes)
+
     @cached_property
     def chosen(self) -> range | list[int]:
         """Numbers of the grid's points that are taken, ascending."""
-        total = math.prod(len(one.points) for one in self.axes)
-        if self.sample is None or self.sample >= total:
-            return range(total)
-        return sorted(random.Random(self.seed).sample(range(total), self.sample))
+        if self.sample is None or self.sample >= self.total:
+            return range(self.total)
+        source, drawn = random.Random(self.seed), set[int]()
+        if self.total <= sys.maxsize:
+            return sorted(source.sample(range(self.total), self.sample))
+        while len(drawn) < self.sample:
+            drawn.add(source.randrange(self.total))
+        return sorted(drawn)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -179,6 +190,8 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
     axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
     title = file.title or path.stem.removeprefix("sweep_").replace("_", " ")
     sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
+    taken = min(sweep.total, file.sample or sweep.total)
+    counted(taken, MOST_CASES, f"{path}: $.axes: scenarios of the grid, or its sample,", ScenarioError)
     check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
     _check_columns(sweep)
     _check_question(sweep)

@@ -15,7 +15,8 @@ from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import fresh
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
-from clustersim.sweeps.store import RESULTS, Store
+from clustersim.sweeps.store import RESULTS, Store, row_of
+from clustersim.texts import decoded
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -42,19 +43,34 @@ SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_com
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
 
+class _About(msgspec.Struct):
+    name: str
+    title: str
+    base: str
+    axes: list[str]
+    cases: int
+    version: str
+    question: dict[str, Any] | None = None
+
+
+class _Case(msgspec.Struct):
+    key: str
+    axes: dict[str, Any]
+
+
 def about(folder: str | Path) -> dict[str, Any]:
     """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns),
     ``question`` (None where the file asks none), ``cases``, ``version``.
 
     Raises :class:`ClusterSimError` where there is none.
     """
+    instead = "`clustersim sweep FILE --out DIR` writes one"
     try:
-        found: dict[str, Any] = msgspec.json.decode((Path(folder) / ABOUT).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ClusterSimError(
-            f"{folder}: holds no sweep ({error}); `clustersim sweep FILE --out DIR` writes one"
-        ) from None
-    return found
+        text = (Path(folder) / ABOUT).read_bytes()
+    except OSError as error:
+        raise ClusterSimError(f"{folder}: holds no sweep ({error.strerror}: {ABOUT}); {instead}") from None
+    damaged = f"{folder}: holds no sweep, {ABOUT} is damaged; {instead}"
+    return msgspec.structs.asdict(decoded(text, _About, damaged, ClusterSimError))
 
 
 def rows(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -67,10 +83,10 @@ def rows(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     places = store.places()
     with (store.path / CASES).open("rb") as cases, store.file.open("rb") as results:
         for text in cases:
-            case = msgspec.json.decode(text)
-            if case["key"] in places:
-                results.seek(places[case["key"]])
-                yield case["axes"], msgspec.json.decode(results.readline())
+            case = decoded(text, _Case, f"{store.path / CASES} is damaged; sweep again", ClusterSimError)
+            if case.key in places:
+                results.seek(places[case.key])
+                yield case.axes, row_of(results.readline(), f"{store.file}: the row {case.key[:12]}...")
 
 
 def read(folder: str | Path) -> Columns:

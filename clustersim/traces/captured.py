@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clustersim.errors import TraceError
+from clustersim.texts import decoded
 from clustersim.traces import files
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined
 
@@ -66,13 +65,7 @@ def lines(path: Path) -> tuple[list[Row], int]:
 
 
 def _json(path: Path, text: str) -> Row:
-    try:
-        found = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise TraceError(f"{path}: not a capture: a line that is no object")
-    return found
+    return decoded(text, dict[str, Any], f"{path}: not a capture's line of JSON", TraceError)
 
 
 def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clustersim.errors import TraceError
+from clustersim.texts import is_folder, plain_file, short, there
 from clustersim.units import format_bytes
 
 HEAD = 64 * 1024
@@ -24,15 +25,16 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found: list[Path] = []
     for path in map(Path, given):
-        if path.is_dir():
+        if is_folder(path):
             inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
             if not inside:
                 raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
             found += inside
-        elif path.is_file():
+        elif there(path):
+            plain_file(path, TraceError)
             found.append(path)
         else:
-            raise TraceError(f"{path}: no such file")
+            raise TraceError(f"{short(str(path))}: no such file")
     if not found:
         raise TraceError("no trace file was named")
     return list(dict.fromkeys(found))

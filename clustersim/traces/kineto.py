@@ -121,7 +121,7 @@ def _read_one(path: Path, n: int) -> list[RankTrace]:
         file = _FILE.decode(files.whole(path))
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
     info = file.info or _Info()
     if info.rank is None and n > 1:

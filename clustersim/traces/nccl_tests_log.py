@@ -212,7 +212,7 @@ def _read_report(path: Path) -> Samples:
     try:
         report = msgspec.json.decode(files.whole(path))
         config, results = report["config"], report["results"]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not a whole nccl-tests -J report: {error}") from None
     run = _Run(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))

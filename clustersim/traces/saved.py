@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,20 @@ import numpy.typing as npt
 from clustersim.calibrated import Calibration
 from clustersim.errors import TraceError
 from clustersim.label import Label
+from clustersim.texts import is_folder, plain_file, there
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
+from clustersim.traces.files import LARGEST
 from clustersim.traces.packing import packed, packed_blocks, parts, ragged, unpacked, unpacked_blocks, zipped
+from clustersim.units import format_bytes
 
 NAME = "run.npz"
 """Of the file in the folder of a run."""
-_BROKEN = (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error)
+_BROKEN = (
+    ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError,
+    RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 """What a file that is cut off, or something else, makes readers raise."""
 VERSION = 3
 """Of the file's layout."""
@@ -98,9 +105,11 @@ def load_run(path: str | Path) -> SavedRun:
     import msgspec
 
     path = Path(path)
-    path = path / NAME if path.is_dir() else path
-
+    path = path / NAME if is_folder(path) else path
+    if there(path):
+        plain_file(path, TraceError)
     try:
+        _fits(path)
         with np.load(path, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
         words = msgspec.json.decode(arrays["words"].tobytes())
@@ -109,11 +118,34 @@ def load_run(path: str | Path) -> SavedRun:
                 f"{path}: written by another version of clustersim (layout {words['version']}); run it again"
             )
         topology = _topology(words["topology"], arrays) if "topology" in words else None
-        return SavedRun(_timeline(words, arrays, topology), topology, words["facts"])
+        return SavedRun(_whole(_timeline(words, arrays, topology)), topology, dict(words["facts"]))
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
         raise TraceError(f"{path}: not a run that clustersim saved ({type(error).__name__})") from None
+
+
+def _fits(path: Path) -> None:
+    """Raise :class:`TraceError` where what is packed in a file would be larger than any trace that is read."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > LARGEST:
+        raise TraceError(f"{path}: unpacks to {format_bytes(size)}; at most {format_bytes(LARGEST)} are read")
+
+
+def _whole(timeline: Timeline) -> Timeline:
+    """The same. Raises :class:`ValueError` where its rows are of ops or ranks that it does not have, or end before they
+    begin."""
+    _, op, of, _, start, end = timeline._rows()
+    sets = timeline._rows()[0]
+    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *sets, *(block.ranks for block in timeline.blocks)])
+    ops = np.concatenate([op, np.array([block.op for block in timeline.blocks], dtype=np.int64)])
+    places = ((ops, len(timeline.ops)), (of, len(sets)), (ranks, timeline.world_size))
+    if any(len(values) and not 0 <= values.min() <= values.max() < most for values, most in places):
+        raise ValueError("a span of nobody")
+    if not (np.isfinite(start) & np.isfinite(end) & (start <= end)).all():
+        raise ValueError("a span that ends before it begins")
+    return timeline
 
 
 def sniff(head: bytes) -> bool:

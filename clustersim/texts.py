@@ -1,0 +1,190 @@
+"""Reading what people wrote: one place where text becomes tables, and anything else becomes one clear line.
+
+Whatever a file holds (broken UTF-8, a NUL, nesting a thousand deep, a number of thousands of digits, a key twice), the
+caller's own error says file, place and what would be right, with values shortened.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from clustersim.errors import ClusterSimError
+from clustersim.units import format_bytes
+
+LARGEST = 64 * 2**20
+"""Largest file that a person writes [bytes]: tables of a hundred thousand rows are below it."""
+DEEPEST = 60
+"""How deep tables and lists may lie inside each other."""
+SHOWN = 60
+"""Characters of a value in a message."""
+
+Raised = type[ClusterSimError]
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it.
+
+    >>> shown("x" * 100), shown(10 ** 9999)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a whole number of thousands of digits')
+    """
+    try:
+        text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes) else value)
+    except ValueError:  # of Python's own limit
+        return "a whole number of thousands of digits"
+    except RecursionError:
+        return "tables nested without end"
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def short(text: str) -> str:
+    """A name or path as a message shows it."""
+    kept = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
+    return kept if len(text) <= 4 * SHOWN else kept + "..."
+
+
+def there(path: str | Path) -> bool:
+    """Whether there is anything of this name; a path that cannot be one, such as one of a megabyte, is none."""
+    try:
+        return os.path.exists(path)
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file."""
+    return there(path) and os.path.isfile(path)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is such a folder."""
+    return there(path) and os.path.isdir(path)
+
+
+def plain_file(path: Path, error: Raised) -> int:
+    """The size [bytes] of a file. Raises ``error`` for a folder, a pipe or a device, which would have no end."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as wrong:
+        raise error(f"{path}: cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe"}
+        raise error(f"{path}: cannot be read: it is a {kinds.get(stat.S_IFMT(found.st_mode), 'device')}, not a file")
+    return found.st_size
+
+
+def text_of(path: Path, error: Raised) -> str:
+    """The whole text of a file in UTF-8. Raises ``error``."""
+    size = plain_file(path, error)
+    if size > LARGEST:
+        raise error(f"{path}: {format_bytes(size)} are more than the {format_bytes(LARGEST)} of text that are read")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as wrong:
+        raise error(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
+    except UnicodeDecodeError as wrong:
+        line = 1 + wrong.object[: wrong.start].count(b"\n")
+        raise error(f"{path}: is not a text file in UTF-8: {wrong.reason} (line {line})") from None
+
+
+def toml(text: str, where: str, error: Raised) -> dict[str, Any]:
+    """The tables of a TOML text; ``where`` is said first in an error. Raises ``error``."""
+    try:
+        found = tomllib.loads(text.replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as wrong:
+        raise error(f"{where}: is not TOML: {wrong}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not TOML: {_beyond(wrong)}") from None
+    check(found, where, error)
+    return found
+
+
+def json_table(text: str, where: str, error: Raised) -> dict[str, Any]:
+    """The object of a JSON text, every key once. Raises ``error``."""
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice.append(next(name for name in names if names.count(name) > 1))
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not JSON: {_beyond(wrong)}") from None
+    if twice:
+        raise error(f"{where}: the key {shown(twice[0])} is there twice; say it once")
+    if not isinstance(found, dict):
+        raise error(f"{where}: holds {shown(found)}, not an object in braces")
+    check(found, where, error)
+    return found
+
+
+T = TypeVar("T")
+
+
+def decoded(data: bytes | bytearray | str, kind: type[T], damaged: str, error: Raised) -> T:
+    """JSON that a program wrote, as ``kind``; ``damaged`` is the error's beginning, with file and line. Raises
+    ``error``."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        raise error(f"{damaged}: {str(wrong)[:200]}") from None
+
+
+def csv_rows(text: str, where: str, error: Raised) -> Iterator[list[str]]:
+    """The rows of a CSV text. Raises ``error`` for a NUL, or a cell without an end."""
+    if "\0" in text:
+        raise error(f"{where}: line {1 + text[: text.index(chr(0))].count(chr(10))} holds a NUL character")
+    try:
+        yield from csv.reader(io.StringIO(text, newline=""))
+    except csv.Error as wrong:
+        raise error(f"{where}: is not a CSV table: {wrong}") from None
+
+
+def check(table: Any, where: str, error: Raised) -> None:
+    """Raise ``error`` for what no field can hold: numbers without end or of more than 64 bits, NUL, endless nesting."""
+    for path, depth, value in _values(table):
+        at = f"(at $.{path[:200]})"
+        if depth > DEEPEST:
+            raise error(f"{where}: tables and lists lie more than {DEEPEST} deep inside each other {at}")
+        if isinstance(value, str) and "\0" in value:
+            raise error(f"{where}: {shown(value)} holds a NUL character {at}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise error(f"{where}: {shown(value)} is larger than any number that is meant here {at}")
+        if isinstance(value, float) and not abs(value) < 1e200:
+            raise error(f"{where}: {value} is not a number that a field can hold {at}")
+
+
+def _values(table: Any) -> Iterator[tuple[str, int, Any]]:
+    """(path, depth, value) of everything inside, without recursion."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, table)]
+    while waiting:
+        path, depth, value = waiting.pop()
+        yield path, depth, value
+        if depth > DEEPEST:
+            continue
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield f"{path}.{key}".lstrip("."), depth, key
+                waiting.append((f"{path}.{key}".lstrip("."), depth + 1, item))
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{i}]", depth + 1, item) for i, item in enumerate(value)]
+
+
+def _beyond(wrong: Exception) -> str:
+    if isinstance(wrong, RecursionError):
+        return "tables and lists lie too deep inside each other"
+    text = str(wrong)
+    return "a whole number has thousands of digits" if "integer string conversion" in text else text[:200]
