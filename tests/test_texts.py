@@ -156,6 +156,15 @@ def test_a_topology_that_does_not_fit_in_memory_is_refused_before_it_is_built(mo
         fabrics.load("hgx-h100", nodes=1_000_000)
 
 
+def test_passes_and_layers_that_do_not_fit_in_memory_are_refused_before_they_are_made(tmp_path, monkeypatch):
+    with pytest.raises(ClusterSimError, match=r"10,000,000 passes, forward and backward.*use fewer"):
+        scenario.load(BASE, {"run.steps": 10_000_000}).prepare()
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 10**9, "n_head": 2, "vocab_size": 100, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ClusterSimError, match=r"layers: 1e\+09 are asked for; at most 100,000 are made"):
+        scenario.load(BASE, {"model.hf_config": str(tmp_path / "config.json")}).prepare()
+
+
 def test_a_grid_is_counted_and_a_sample_of_it_is_drawn_without_listing_it():
     axes = [{"key": key, "range": {"start": 1, "stop": 100_000, "step": 1}}
             for key in ("run.steps", "strategy.micro_batch_size", "cluster.nodes", "strategy.bucket_cap_mb",
@@ -257,3 +266,24 @@ def test_an_archive_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
 
 def test_toml_of_people_is_still_read():
     assert toml("a = 1\r\n[b]\r\nc = 'x'\r\n", "x.toml", ScenarioError) == {"a": 1, "b": {"c": "x"}}
+
+
+def test_no_picture_reads_a_name_as_mathematics(swept, tmp_path):
+    from clustersim import plots
+
+    name = r"$\frac{1}{$"
+    table = sweeps.read(swept)
+    table = {key: column for key, column in table.items() if not key.startswith("strategy.")}
+    table[name] = table["key"].copy()
+    table[name][:] = [name, name + "2"]
+    run = scenario.load(BASE, SMALL).run()
+    pictures = {
+        "curves": plots.sweep_curves(table, [name], name),
+        "front": plots.front([plots.Dot(name, name, 1.0, 2.0, True)], x=name, y=name, title=name),
+        "gantt": plots.gantt(run.timeline, title=name),
+        "scaling": plots.scaling({name: ([1, 2], [1.0, 2.0])}, unit=name),
+    }
+    for kind, figure in pictures.items():
+        for suffix in ("png", "svg", "pdf"):
+            plots.save(figure, tmp_path / f"{kind}.{suffix}", 60)
+    assert name in (tmp_path / "front.svg").read_text() or r"\frac" in plots.alt_text(pictures["front"])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, literal, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, QUIET, new_figure, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def _errors(axes: Axes, errors: Mapping[str, Floats], part_name: str) -> None:
     axes.axvline(0.0, color=QUIET, lw=1.0, zorder=0)
     spread = np.concatenate([np.percentile(error, [10, 90]) for error in errors.values()])
     axes.set_xlim(max(-1.0, min(-0.25, 1.1 * spread.min())), min(1.5, max(0.25, 1.1 * spread.max())))
-    axes.set_yticks(range(len(errors)), [literal(name or "(none)") for name in errors])
+    axes.set_yticks(range(len(errors)), [name or "(none)" for name in errors])
     axes.set_ylim(len(errors) - 0.5, -0.5)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("predicted over measured, less 1", fontsize=9)

@@ -115,9 +115,7 @@ class Canvas:
         fitting = [word for word in words if len(word) + 1 <= characters]
         if fitting and self.begin <= start and end <= self.end:
             middle = ((start + end) / 2 - self.origin) * self.scale
-            self.axes.text(
-                middle, y, fitting[0], ha="center", va="center_baseline", fontsize=7.5, color=colour, parse_math=False
-            )
+            self.axes.text(middle, y, fitting[0], ha="center", va="center_baseline", fontsize=7.5, color=colour)
 
 
 def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> Spans:

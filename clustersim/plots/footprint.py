@@ -86,7 +86,7 @@ def memory_over_time(
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
     axes.annotate(
         f"peak {format_bytes(float(total[peak]))} at {moments[peak]}", (peak + 0.5, below[peak]), xytext=(0, 5),
-        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK, parse_math=False,
+        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK,
     )  # fmt: skip
     plain_axes(axes, ("bottom", "left"))
     _moment_ticks(axes, moments)
@@ -109,7 +109,7 @@ def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
     for start, end in zip(starts, ends, strict=True):
         axes.text(
             (start + end) / 2, -0.04, names.get(words[start], words[start]), transform=axes.get_xaxis_transform(),
-            ha="center" if end - start > 1 else "right", va="top", fontsize=9, color=INK, parse_math=False,
+            ha="center" if end - start > 1 else "right", va="top", fontsize=9, color=INK,
         )  # fmt: skip
 
 

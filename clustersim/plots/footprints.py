@@ -55,7 +55,7 @@ def footprints(
             va="bottom", color=palette["stall"], bbox={"fc": "white", "ec": "none", "pad": 1.0},
         )  # fmt: skip
     plain_axes(axes)
-    axes.set_yticks(y, list(runs), fontsize=10, parse_math=False)
+    axes.set_yticks(y, list(runs), fontsize=10)
     axes.set_ylim(-0.55, len(runs) - 0.1)
     axes.set_xlim(0, longest * 1.2)
     axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)

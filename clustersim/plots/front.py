@@ -121,5 +121,5 @@ def _named(axes: Any, best: Sequence[Dot]) -> None:
         last = one.rate
         axes.annotate(
             one.label, (one.rate, one.cost), xytext=(9, -13), textcoords="offset points", ha="left", fontsize=8.5,
-            color=INK, parse_math=False, zorder=4,
+            color=INK, zorder=4,
         )  # fmt: skip

@@ -53,7 +53,7 @@ def link_heat(
     labels = [
         name + (f"  (and {alike[i] - 1:,} alike)" if alike[i] > 1 else "") for name, i in zip(names, links, strict=True)
     ]
-    axes.set_yticks(range(len(links)), labels, fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(links)), labels, fontsize=8)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
     from matplotlib.ticker import PercentFormatter
 

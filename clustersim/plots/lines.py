@@ -131,7 +131,7 @@ def _names(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], y: str) -> N
         value = _written(ends[name][1], y, ends[name][1], unit=True)
         axes.annotate(
             f"{name}  {value}", ends[name], xytext=(right, at), textcoords="axes fraction", fontsize=10, color=INK,
-            va="center", parse_math=False, bbox={"fc": "white", "ec": "none", "pad": 1.5},
+            va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5},
             arrowprops={"arrowstyle": "-", "color": colour[name], "lw": 1.4, "shrinkA": 0, "shrinkB": 5,
                         "relpos": (0.0, 0.5)},
         )  # fmt: skip

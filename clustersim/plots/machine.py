@@ -145,7 +145,7 @@ class Canvas:
         self.axes.add_patch(
             FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.18", fc="#F6F8FA", ec=FAINT)
         )
-        self.axes.text(x + 0.2, y + 0.1, name, fontsize=9, color=QUIET, va="bottom", ha="left", parse_math=False)
+        self.axes.text(x + 0.2, y + 0.1, name, fontsize=9, color=QUIET, va="bottom", ha="left")
 
     def links(self, places: Places, most: int | None = None) -> None:
         """Every cable whose ends have a place, or the ``most`` busiest of them; the busiest on top."""
@@ -186,7 +186,7 @@ class Canvas:
             self.axes.text(
                 x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline",
                 fontsize=min(size, 14.0 * broad),
-                color=ink, zorder=4, parse_math=False,
+                color=ink, zorder=4,
             )  # fmt: skip
 
     def row_names(self, places: Places, left: float | None = None) -> None:

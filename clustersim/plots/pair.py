@@ -38,7 +38,7 @@ def gantt_pair(a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | No
     for name, timeline, spans, begin, end, rows in parts:
         canvas = Canvas(axes, begin, end, scale, unit, origin=begin, window=longest)
         words = f"{name}: {format_time(end - begin)}"
-        axes.text(0, y - 0.62, words, fontsize=9.5, color=INK, va="bottom", parse_math=False)
+        axes.text(0, y - 0.62, words, fontsize=9.5, color=INK, va="bottom")
         for row in rows:
             lower = replace(row, y=row.y + y)
             draw_row(canvas, timeline, spans, lower)
@@ -50,7 +50,7 @@ def gantt_pair(a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | No
     axes.set_xlim(0, longest * scale)
     axes.set_ylim(y - _APART + 0.1, -0.2 - _APART / 2)
     plain_axes(axes)
-    axes.set_yticks([at for at, _ in ticks], [label for _, label in ticks], fontsize=9, parse_math=False)
+    axes.set_yticks([at for at, _ in ticks], [label for _, label in ticks], fontsize=9)
     axes.set_xlabel(f"time since the step began [{unit}]", fontsize=9)
     legend(figure, canvases)
     return titled(figure, title, _alt(*((name, end - begin) for name, _, _, begin, end, _ in parts)))

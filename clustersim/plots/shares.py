@@ -115,7 +115,7 @@ def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
         )
         left += width
     plain_axes(axes)
-    axes.set_yticks(y, list(bars), fontsize=9, parse_math=False)
+    axes.set_yticks(y, list(bars), fontsize=9)
     axes.set_xlim(0, longest * scale)
     axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
 

@@ -85,9 +85,19 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 @cache
 def _shown_by_notebooks() -> type[Figure]:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     class Picture(Figure):
+        """Texts of a picture come from files: matplotlib must not read ``$`` in them as mathematics."""
+
+        def draw(self, renderer: Any) -> None:
+            with rc_context({"text.parse_math": False}):  # for labels of ticks, which are made while it is drawn
+                for text in self.findobj(Text):
+                    text.set_parse_math(False)
+                super().draw(renderer)
+
         def _repr_html_(self) -> str:
             return html(self)
 
@@ -118,19 +128,11 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
 
 
 def titled(figure: Figure, title: str | None, alt: str) -> Figure:
-    """A title over the figure and, for those who cannot see it, what it shows.
-
-    Titles and names come from files: matplotlib must not read ``$`` in them as mathematics.
-    """
+    """A title over the figure and, for those who cannot see it, what it shows."""
     if title:
-        figure.suptitle(literal(title), fontsize=12, color=INK)
+        figure.suptitle(title, fontsize=12, color=INK)
     figure.set_label(alt)
     return figure
-
-
-def literal(text: str) -> str:
-    """Text that matplotlib prints as it is."""
-    return text.replace("$", r"\$")
 
 
 def alt_text(figure: Figure) -> str:

@@ -102,7 +102,7 @@ def _finish(canvas: Canvas, rows: list[Row]) -> None:
     axes.set_xlim(canvas.begin * canvas.scale, canvas.end * canvas.scale)
     axes.set_ylim(rows[-1].y + 0.55, -0.6)
     plain_axes(axes)
-    axes.set_yticks([row.y for row in rows], [row.label for row in rows], fontsize=9, parse_math=False)
+    axes.set_yticks([row.y for row in rows], [row.label for row in rows], fontsize=9)
     axes.set_xlabel(f"time [{canvas.unit}]", fontsize=9)
 
 
