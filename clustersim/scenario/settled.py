@@ -25,6 +25,11 @@ def outcome_notes(result: Result) -> Iterator[str]:
     file, config = result.scenario.file, result.scenario.config
     if not STRATEGIES[file.strategy["kind"]].together(config):
         yield from _unsettled(result)
+    if file.strategy["kind"] == "parameter_server" and STRATEGIES["parameter_server"].together(config):
+        yield (
+            "parameter_server: workers that end together send together, and those that end apart fill the servers' "
+            "pauses: a faster link or GPU can make a step some percent longer"
+        )
     kernels = [kernel for layer in result.prepared.model.layers for kernel in layer.kernels if kernel.kind == "conv"]
     if any(is_winograd(result.prepared.device, file.model.dtype, kernel) for kernel in kernels):
         yield (
