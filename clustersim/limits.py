@@ -9,6 +9,8 @@ from clustersim.units import format_bytes
 
 MOST_NAMES = 1_000_000
 """Names that one field of a topology may stand for."""
+MOST_LAYERS = 100_000
+"""Layers of a model."""
 MOST_VALUES = 100_000
 """Values of one axis of a sweep."""
 MOST_CASES = 1_000_000

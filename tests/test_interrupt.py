@@ -15,7 +15,7 @@ import pytest
 from clustersim.traces.saved import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG = ("run", "ddp_gpt2_xl_2x8_a100", "--set", "run.steps=100000")
+LONG = ("run", "ddp_gpt2_xl_2x8_a100", "--set", "run.steps=5000")
 """Nobody waits for this one to end."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clustersim.errors import ModelError, nearest
+from clustersim.limits import MOST_LAYERS, counted
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "swiglu", "geglu")
 NORMS = ("layernorm", "rmsnorm")
@@ -140,6 +141,9 @@ class Shape:
     implementation: str = "flash"
     fused_loss: bool = False
     experts_implementation: str = "eager"
+
+    def __post_init__(self) -> None:
+        counted(self.layers + self.mtp, MOST_LAYERS, f"{self.name}: layers", ModelError)
 
     @property
     def fuses(self) -> bool:

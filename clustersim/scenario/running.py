@@ -10,8 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustersim import limits
 from clustersim.device import AS_IS, Device, Speed
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.memory import MemoryUse, Verdict
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
@@ -314,6 +315,15 @@ class Result:
         save_run(self.timeline, path, self.prepared.topology, self.facts())
 
 
+def _affordable(scenario: Scenario, layers: int) -> None:
+    """Raise :class:`ScenarioError` where the ops of all passes, at the very least, take more memory than there is."""
+    from clustersim.engine import need
+
+    passes = scenario.file.run.steps * scenario.config.gradient_accumulation_steps
+    what = f"for {passes:,} passes, forward and backward (run.steps x strategy.gradient_accumulation_steps)"
+    limits.check(need.OP * 2 * passes * layers, what, "use fewer", ScenarioError)
+
+
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
     found = held(scenario, speed)
@@ -321,6 +331,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     row = STRATEGIES[scenario.file.strategy["kind"]]
     gpu, cost, notes = cost_of(scenario, topology, mesh, model, speed)
     file, config = scenario.file, scenario.config
+    _affordable(scenario, len(model.layers) if split is None else 1)
     if file.parallel is not None and split is not None:
         with scenario.at("$.parallel"):
             program = program_of(scenario, file.parallel, split, mesh, gpu, cost)
