@@ -19,6 +19,11 @@ settings.register_profile("repo", deadline=None, derandomize=True)
 settings.load_profile("repo")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays."""
+    parser.addoption("--fuzz-budget", type=int, default=10, help="cases of each kind of file in tests/test_fuzz.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that says it needs ../shared, so that a run can tell how many of them there were."""
     for item in items:
