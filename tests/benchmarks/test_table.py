@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import growth
 import numpy as np
 import pytest
 import toy
@@ -122,3 +123,15 @@ def test_routes_of_a_graph_are_by_structure(benchmark):
 
 def test_the_table_has_a_target_for_every_row():
     assert all(row.target > 0 and row.what for row in bench.ROWS)
+
+
+@pytest.mark.parametrize("way", growth.WAYS)
+def test_cost_grows_no_faster_than_ranks_times_ops_from_32_to_16384_ranks(benchmark, way, capsys):
+    nodes = (4, 16) if benchmark.disabled else (4, 16, 64, 256, 1024, 2048)
+    counts = benchmark.pedantic(lambda: [growth.counted(way, n) for n in nodes], rounds=1)
+    sizes, costs = np.log(np.array(counts, dtype=float).T)
+    slope = float(np.polyfit(sizes, costs, 1)[0])
+    with capsys.disabled():
+        print(f"\n{way}: (ranks x ops, handled) {counts}; cost ~ size ** {slope:.2f}")
+    benchmark.extra_info.update(slope=slope, counts=counts)
+    assert slope <= 1
