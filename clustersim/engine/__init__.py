@@ -6,14 +6,26 @@ How a step is played, in the order to read it:
   :mod:`~clustersim.engine.planning` (and :mod:`~clustersim.engine.sends`): what each transfer is, alone.
 * :mod:`~clustersim.engine.order`: what waits for what. :mod:`~clustersim.engine.play`: whole columns of times ahead of
   the clock, and pieces of them where ranks go their own ways. :mod:`~clustersim.engine.bills`: what hidden
-  communication costs compute. :mod:`~clustersim.engine.queues`: first come, first served.
+  communication costs compute. :mod:`~clustersim.engine.turns`: what waits for its turn in time.
 * :mod:`~clustersim.engine.guess`: which transfers share links is guessed, and checked after the play: why the result is
   exact. :mod:`~clustersim.engine.loads`: links reduced to those that can hold somebody back.
 * :mod:`~clustersim.engine.network`, :mod:`~clustersim.engine.shares`, :mod:`~clustersim.engine.fairshare`: where time
   passes, for transfers that do share. :mod:`~clustersim.engine.replay`: the exact and slow way to play a collective.
 * :mod:`~clustersim.engine.run` ties them together; :mod:`~clustersim.engine.rows` makes the Timeline.
 
-What holds at every moment:
+A step of hybrid sharding, for example: shards of 256 ranks, each at its own pace, gather a layer's parameters, compute,
+and scatter its gradients, while each rank's 64 replicas average what was scattered before. *Forward*, gathers of
+different shards cross different links, so they are free: an op is handled once for all 16,384 ranks, a gather's start
+is the maximum over its shard, its end a number later, and no time passes. *Backward*, averages cross the links of
+gathers and scatters. The first play takes them for free too; its check finds links that were asked for more than they
+have, and the program is played again with those sites on the clock. Now a scatter's flows begin and end as events, at
+max-min rates, and where a shard's has ended, its 256 ranks go on as a piece. A kernel may only begin when it is known
+what ended before it, since it pays for what ran beside it: so pieces come in the order of time, several of a kernel at
+once where nothing unknown can end before any of them. The second check finds nothing, and then the play is the exact
+one: free flows had the rate they take alone, clocked flows shared among themselves, no link carried more than it can,
+and a run has only one such history (:mod:`~clustersim.engine.guess`).
+
+What holds at every moment (``tests/test_engine_invariants.py`` has a test of each):
 
 1. Nothing unknown happens before the clock's next event and the first piece that waits.
 2. A column once made is never written to.

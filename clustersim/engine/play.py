@@ -27,9 +27,9 @@ import numpy.typing as npt
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
 from clustersim.engine.order import Column, Task
-from clustersim.engine.pieces import Agenda, Piece, at, highest, later, lowest, one_number, positions, size
-from clustersim.engine.queues import Queues, Served
+from clustersim.engine.pieces import Agenda, Piece, at, later, one_number, positions, size
 from clustersim.engine.sites import Site, Standing, spread
+from clustersim.engine.turns import Queues, Served, Turns
 from clustersim.program import Compute, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -64,6 +64,7 @@ class Play:
         self._firsts = np.array(sorted(standing), dtype=np.int64)  # each site's first meeting
         self._work: deque[tuple[Task, Piece]] = deque()
         self._agenda = Agenda()
+        self._turns = Turns(clock, self._agenda, bills, self._compute) if bills else None
 
     def run(self) -> None:
         """Play to the end, or until nothing more can happen."""
@@ -87,8 +88,8 @@ class Play:
             if not agenda or self.clock.peek() <= agenda.first:
                 return
             key, kernel, task, who = agenda.pop()
-            if kernel and self.bills:
-                self._in_time(self.bills, task, who, key)
+            if kernel and self._turns:
+                self._turns.come(task, who, key)
             elif task.waiting:
                 self._go(task, agenda.together(task))
 
@@ -99,8 +100,8 @@ class Play:
             self._arrive(task, who)
         elif isinstance(task.op, Serve):
             self.queues.arrive(task, positions(who, task.n))
-        elif self.bills and task.soft and not self.bills.settled(task):
-            self._hold(self.bills, task, who)
+        elif self._turns and task.soft and not self._turns.bills.settled(task):
+            self._turns.hold(task, who)
         else:
             self._compute(task, who)
 
@@ -284,49 +285,3 @@ class Play:
             self._work.append((task, who))
         else:
             self._agenda.wait(task, who)
-
-    def _hold(self, bills: Bills, task: Task, who: Piece, *, tried: bool = False) -> None:
-        """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
-        if who is None:
-            bills.held[task.key[0]][task] = None
-        else:
-            bills.waiting.setdefault(task, {})[id(who)] = who, tried
-        self._agenda.add(float(lowest(at(task.ready, who))), True, task, who)
-
-    def _in_time(self, bills: Bills, task: Task, who: Piece, key: float) -> None:
-        """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
-        pieces = self._taken(bills, task, who)
-        if not pieces:
-            return  # it has run meanwhile
-        some = pieces[0] if len(pieces) == 1 else np.concatenate([positions(one, task.n) for one in pieces])
-        quiet = min(self.clock.peek(), self._agenda.first if self._agenda else np.inf)
-        ready = at(task.ready, some)
-        if bills.settled(task) or highest(ready) < quiet:
-            free = np.ones(1, dtype=np.bool_)
-        else:
-            free = (ready <= key) | (ready < bills.safe(task, some, ready, quiet)) | (ready < quiet)
-        if np.logical_and.reduce(free):
-            self._compute(task, some if len(pieces) == 1 else np.sort(positions(some, task.n)))
-            return
-        self._compute(task, np.sort(positions(some, task.n)[free]))
-        bounds = np.cumsum([0, *(task.n if one is None else size(one) for one in pieces)])
-        for one, a, b in zip(pieces, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            if not free[a:b].all():
-                self._hold(bills, task, positions(one, task.n)[~free[a:b]], tried=True)
-
-    def _taken(self, bills: Bills, task: Task, who: Piece) -> list[Piece]:
-        """A piece of a kernel that waits, and others that may go with it: each is tried with others once."""
-        if who is None:
-            return [None] if bills.held[task.key[0]].pop(task, self) is None else []
-        waiting = bills.waiting[task]
-        if id(who) not in waiting:
-            return []
-        if bills.settled(task):
-            taken = [one for one, _ in waiting.values()]
-            waiting.clear()
-            return taken
-        del waiting[id(who)]
-        fresh = [one for one, tried in waiting.values() if not tried]
-        for one in fresh:
-            del waiting[id(one)]
-        return [who, *fresh]

@@ -42,7 +42,7 @@ class Equals:
     """
 
     __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "pairs", "planned", "rate",
-                 "since",                 "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
+                 "since", "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
 
     def __init__(self, number: int, slots: Ints, weights: Floats, ceiling: float) -> None:
         self.number, self.slots, self.weights, self.ceiling = number, slots, weights, ceiling

@@ -1,0 +1,123 @@
+"""Ops that wait for their turn in time: work of servers, first come, first served; and kernels that may owe something.
+
+A :class:`~clustersim.program.Serve` op that is ready is parked until the clock has reached its ready time: only then is
+it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
+
+A kernel that is ready before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its
+turn when nothing unknown can happen before it. Other pieces of it that wait are tried with it once: ranks whose bills
+are known to be complete sooner go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.engine.bills import Bills
+from clustersim.engine.clock import RELEASE, Clock
+from clustersim.engine.order import Task
+from clustersim.engine.pieces import Agenda, Piece, at, highest, lowest, positions, size
+
+Served: TypeAlias = tuple[Task, int, float, float]
+"""A task, the position of the rank in its role, and when it starts and ends there [s]."""
+
+
+class Queues:
+    """One queue per rank and stream that holds Serve ops.
+
+    Parameters
+    ----------
+    clock : tells when somebody's turn to queue up has come. on_served : called with what was served, in order.
+    """
+
+    def __init__(self, clock: Clock, on_served: Callable[[list[Served]], None]) -> None:
+        self.clock, self.on_served = clock, on_served
+        self._coming: list[tuple[float, tuple[int, int], int, Task]] = []
+        self._free: dict[tuple[int, str, int], float] = {}
+        self._calls: set[float] = set()
+
+    def arrive(self, task: Task, who: npt.NDArray[np.int64] | slice) -> None:
+        """These ranks' ops are ready at their ready times, now or later."""
+        positions = np.arange(task.n)[who].tolist()
+        times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()
+        for position, ready in zip(positions, times, strict=True):
+            heappush(self._coming, (ready, task.key, position, task))
+            if ready not in self._calls:
+                self._calls.add(ready)
+                # After every transfer that ends at the same instant, so that ties go by place in the list.
+                self.clock.call(ready, self._due, ready, priority=RELEASE)
+
+    def _due(self, moment: float) -> None:
+        self._calls.discard(moment)
+        served: list[Served] = []
+        while self._coming and self._coming[0][0] <= self.clock.now:
+            ready, key, position, task = heappop(self._coming)
+            queue = (key[0], task.op.stream, position)
+            start = max(ready, self._free.get(queue, 0.0))
+            seconds = task.seconds
+            self._free[queue] = start + float(seconds if isinstance(seconds, float) else seconds[position])
+            served.append((task, position, start, self._free[queue]))
+        self.on_served(served)
+
+
+class Turns:
+    """Kernels that are ready, and wait until what they owe is known.
+
+    Parameters
+    ----------
+    clock, agenda : what else may happen, and when. bills : what they owe. compute : runs ranks that are through.
+    """
+
+    def __init__(self, clock: Clock, agenda: Agenda, bills: Bills, compute: Callable[[Task, Piece], None]) -> None:
+        self.bills = bills
+        self._clock, self._agenda, self._compute = clock, agenda, compute
+
+    def hold(self, task: Task, who: Piece, *, tried: bool = False) -> None:
+        """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
+        if who is None:
+            self.bills.held[task.key[0]][task] = None
+        else:
+            self.bills.waiting.setdefault(task, {})[id(who)] = who, tried
+        self._agenda.add(float(lowest(at(task.ready, who))), True, task, who)
+
+    def come(self, task: Task, who: Piece, key: float) -> None:
+        """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
+        pieces = self._taken(task, who)
+        if not pieces:
+            return  # it has run meanwhile
+        some = pieces[0] if len(pieces) == 1 else np.concatenate([positions(one, task.n) for one in pieces])
+        quiet = min(self._clock.peek(), self._agenda.first if self._agenda else np.inf)
+        ready = at(task.ready, some)
+        if self.bills.settled(task) or highest(ready) < quiet:
+            free = np.ones(1, dtype=np.bool_)
+        else:
+            free = (ready <= key) | (ready < self.bills.safe(task, some, ready, quiet)) | (ready < quiet)
+        if np.logical_and.reduce(free):
+            self._compute(task, some if len(pieces) == 1 else np.sort(positions(some, task.n)))
+            return
+        self._compute(task, np.sort(positions(some, task.n)[free]))
+        bounds = np.cumsum([0, *(task.n if one is None else size(one) for one in pieces)])
+        for one, a, b in zip(pieces, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            if not free[a:b].all():
+                self.hold(task, positions(one, task.n)[~free[a:b]], tried=True)
+
+    def _taken(self, task: Task, who: Piece) -> list[Piece]:
+        """A piece of a kernel that waits, and others that may go with it: each is tried with others once."""
+        if who is None:
+            return [None] if self.bills.held[task.key[0]].pop(task, self) is None else []
+        waiting = self.bills.waiting[task]
+        if id(who) not in waiting:
+            return []
+        if self.bills.settled(task):
+            taken = [one for one, _ in waiting.values()]
+            waiting.clear()
+            return taken
+        del waiting[id(who)]
+        fresh = [one for one, tried in waiting.values() if not tried]
+        for one in fresh:
+            del waiting[id(one)]
+        return [who, *fresh]
