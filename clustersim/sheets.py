@@ -8,7 +8,7 @@ ranks that did the same ops, a few megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -142,14 +142,18 @@ def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     n, first = len(places), int(places[0])
     straight = int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all()
     own = slice(first, first + n) if straight else places
-    at: dict[int, Ints | slice] = {id(None): own}
-    parts = []
-    for column in columns:
-        of, values = column.of, column.values
-        if id(of) not in at:
-            at[id(of)] = cast(Ints, of)[own]
-        parts.append(values[at[id(of)]] if len(values) > 1 else values.repeat(n))
-    return np.ascontiguousarray(np.concatenate(parts).reshape(-1, n).T)
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for i, column in enumerate(columns):
+        kinds.setdefault((len(column.values) > 1, id(column.of)), []).append(i)
+    table = np.empty((len(columns), n))
+    for (wide, _), which in kinds.items():
+        of = columns[which[0]].of
+        if wide and of is None:
+            table[which] = np.concatenate([columns[i].values[own] for i in which]).reshape(-1, n)
+        else:  # a value for all ranks, or one for each meeting
+            values = np.concatenate([columns[i].values for i in which]).reshape(len(which), -1)
+            table[which] = values if of is None else values[:, of[own]]
+    return np.ascontiguousarray(table.T)
 
 
 def _places(among: Ints, ranks: Ints) -> Ints:
