@@ -56,6 +56,7 @@ _FLOW = "they simulate every step of the ring as an event; here it is one flow t
 _CHUNK = "both play every send of one flat ring; theirs has no route through a node's NVSwitches"
 _ONE = ("--fidelity", "chunk", "--channels", "1")
 _SCENARIO = "fsdp_llama3_405b_2048x8_h100"
+_SPLIT = "tp8_pp16_llama3_405b_2048x8_h100"
 
 
 def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: float = 400 * MIB) -> Row:
@@ -75,6 +76,11 @@ def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: 
 def _run(scenario: str, *changes: str) -> tuple[str, ...]:
     words = (word for change in changes for word in ("--set", change))
     return ("run", scenario, *words, "--json")
+
+
+def _split(name: str, what: str, target: float, memory: float, *changes: str) -> Row:
+    work = f"405B as TP 8 x PP 16 x DP 128, 16,384 GPUs, full Timeline and summary, {what}"
+    return Row(f"split-16384{name}", work, target, _run(_SPLIT, *changes), memory=memory, peer="none")
 
 
 ROWS = (
@@ -116,6 +122,24 @@ ROWS = (
         _run("hsdp_llama3_405b_2048x8_h100"),
         memory=GIB,
         peer="none",
+    ),
+    _split("", "each at its own pace", 15.0, 1.5 * GIB, "run.jitter=0.02"),
+    _split("-steady", "all at one pace", 4.0, GIB, "run.jitter=0.0"),
+    _split("-64", "64 micro-batches", 30.0, 2 * GIB, "run.jitter=0.02", "parallel.global_batch_size=8192"),
+    Row(
+        "ddp-100000",
+        "Llama-3-8B DDP, one step, 100,000 GPUs",
+        12.0,
+        _run("ddp_llama3_8b_128x8_h100", "cluster.nodes=12500", "run.steps=1"),
+        memory=2 * GIB,
+        peer="none",
+    ),
+    Row(
+        "start-64",
+        "start-up: one collective on 64 ranks",
+        0.2,
+        ("collective", *_RING, "--nodes", "8", "--json"),
+        peer="-",
     ),
     Row(
         "ps-async-256",
