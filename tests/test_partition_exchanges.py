@@ -1,0 +1,141 @@
+"""What a split layer sends, and beside what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from partitions import (
+    LLAMA,
+    configs,
+    exchanges,
+    kernels,
+    layers,
+    replace_config,
+    small,
+)
+
+from clustersim.models import transformer
+from clustersim.parallel import ParallelConfig, Recompute
+from clustersim.partition import Exchange, partition
+from clustersim.partition.tensor import PARTED
+
+
+@given(parallel=configs.filter(lambda parallel: parallel.sequence_parallel))
+def test_sequence_parallelism_moves_five_quarters_of_the_bytes(parallel: ParallelConfig) -> None:
+    plain = replace_config(parallel, sequence_parallel=False, tp_overlap="none")
+    moved = []
+    for config in (plain, replace_config(parallel, tp_overlap="none")):
+        block = next(layer for layer in layers(partition(small(kv_heads=8), config)) if layer.kind == "block")
+        found = [x for x in exchanges(block.forward) + exchanges(block.backward) if x.dims == ("tp",)]
+        moved.append(sum(x.elements * (2 if x.kind == "all_reduce" else 1) for x in found))
+    assert moved[1] == 1.25 * moved[0]
+
+
+@pytest.mark.parametrize("overlap", ["userbuffers", "async_tp"])
+def test_pieces_of_an_exchange_move_what_the_whole_one_does_on_a_ring(overlap: str) -> None:
+    t = 4
+    sent = {}
+    for how in ("none", overlap):
+        split = partition(LLAMA, ParallelConfig(tp=t, sequence_parallel=True, tp_overlap=how))
+        block = split.stages[0].layers[1]
+        found = exchanges(block.forward) + exchanges(block.backward)
+        sent[how] = sum(x.elements * (1 if x.kind in {"ring", "copies"} else (t - 1) / t) for x in found)
+    assert sent[overlap] == sent["none"]
+
+
+@pytest.mark.parametrize(("framework", "copies"), [("megatron", 0), ("torchtitan", 10)])
+def test_dtensor_copies_what_it_gathers_and_what_it_scatters_along_the_sequence(framework: str, copies: int) -> None:
+    """torch/distributed/_functional_collectives.py: chunk and cat where the dimension is not the first."""
+    config = ParallelConfig(framework=framework, tp=4, sequence_parallel=True)
+    block = partition(LLAMA, config).stages[0].layers[1]
+    found = exchanges(block.forward) + exchanges(block.backward)
+    names = [k.name for items in (block.forward, block.backward) for part in "FI" for k in kernels(items, part)]
+    assert sum(name in {"joined", PARTED} for name in names) == (copies and len(found))
+
+
+def test_operators_kept_by_selective_checkpointing_are_not_taken_apart_again() -> None:
+    config = ParallelConfig(framework="torchtitan", tp=4, sequence_parallel=True)
+    block = partition(LLAMA, config, Recompute("selective_op")).stages[0].layers[1]
+    assert PARTED not in [k.name for k in kernels(block.backward, "R")]
+
+
+def test_the_backward_all_reduce_runs_beside_the_weight_gradient_of_the_same_linear() -> None:
+    beside = partition(LLAMA, ParallelConfig(tp=2)).stages[0].layers[1].backward
+    for i, item in enumerate(beside):
+        if isinstance(item, Exchange):
+            assert item.kind == "all_reduce"
+            assert (beside[i + 1].part, beside[i + 1].needs) == ("W", ())
+            assert (beside[i + 2].part, beside[i + 2].needs) == ("I", (i,))
+    blocking = partition(LLAMA, ParallelConfig(tp=2, tp_grad_overlap=False)).stages[0].layers[1].backward
+    for i, item in enumerate(blocking):
+        if isinstance(item, Exchange):
+            assert (blocking[i + 1].part, blocking[i + 1].needs) == ("I", (i,))
+
+
+def test_the_input_is_gathered_again_beside_its_gradient_and_reduced_beside_the_weights() -> None:
+    items = partition(LLAMA, ParallelConfig(tp=2, sequence_parallel=True)).stages[0].layers[1].backward
+    again = [i for i, item in enumerate(items) if isinstance(item, Exchange) and item.part == "W"]
+    assert len(again) == 2
+    for i in again:
+        kinds = [(getattr(item, "kind", "work"), item.part) for item in items[i : i + 4]]
+        assert kinds == [("all_gather", "W"), ("work", "I"), ("reduce_scatter", "I"), ("work", "W")]
+        assert i not in items[i + 1].needs
+        assert items[i + 3].needs == (i,)
+
+
+def test_partitioned_messages_are_a_share_that_the_receiver_gathers() -> None:
+    whole = small()
+    split = partition(whole, ParallelConfig(tp=4, pp=2, pipeline_partitioned=True))
+    plain = partition(whole, ParallelConfig(tp=4, pp=2))
+    first, second = (stage.chunks[0] for stage in split.stages)
+    assert first.message * 4 == plain.stages[0].chunks[0].message == 256 * 512
+    assert (second.layers[0].forward[0].kind, second.layers[0].forward[0].elements) == ("all_gather", 256 * 512)
+    assert (first.layers[-1].backward[0].kind, first.layers[-1].backward[0].part) == ("all_gather", "I")
+
+
+def test_consecutive_chunks_cost_what_the_last_rank_computes() -> None:
+    whole = small()
+    attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")
+    for comm in ("p2p", "all_gather"):
+        config = ParallelConfig(cp=4, cp_comm_type=comm, cp_load_balancer="none")
+        block = partition(whole, config).stages[0].layers[1]
+        found = sum(k.flops for k in kernels(block.forward, "F") if k.kind == "attention")
+        assert found == pytest.approx(attention.flops * (4**2 - 3**2) / 4**2)
+
+
+def test_uneven_heads_of_an_all_to_all_take_as_long_as_the_rank_with_most() -> None:
+    whole = transformer(2, 640, 10, 128, 1000)
+    attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")
+    config = ParallelConfig(framework="deepspeed", cp=4, cp_comm_type="a2a")
+    block = partition(whole, config).stages[0].layers[1]
+    found = next(k for k in kernels(block.forward, "F") if k.kind == "attention")
+    assert (found.heads, found.flops) == (3, attention.flops * 3 / 10)
+
+
+def test_torchtitan_keeps_the_gathered_input_that_megatron_gathers_again() -> None:
+    blocks = {}
+    for framework in ("megatron", "torchtitan"):
+        config = ParallelConfig(tp=4, sequence_parallel=True, framework=framework)
+        blocks[framework] = partition(LLAMA, config).stages[0].layers[1]
+    kinds = {name: Counter(x.kind for x in exchanges((*b.forward, *b.backward))) for name, b in blocks.items()}
+    assert kinds["megatron"] == {"all_gather": 6, "reduce_scatter": 4}
+    assert kinds["torchtitan"] == {"all_gather": 4, "reduce_scatter": 4}
+    tensor = LLAMA.seq_len * LLAMA.hidden
+    more = blocks["torchtitan"].kept_for_weights - blocks["megatron"].kept_for_weights
+    assert more == 2 * (tensor - tensor / 4)
+
+
+def test_a_ring_sends_on_what_has_come() -> None:
+    config = ParallelConfig(tp=4, cp=4, sequence_parallel=True, tp_overlap="userbuffers")
+    block = partition(LLAMA, config).stages[0].layers[1]
+    for items in (block.forward, block.backward):
+        rings = [
+            (i, item) for i, item in enumerate(items) if isinstance(item, Exchange) and item.kind in {"ring", "copies"}
+        ]
+        assert len(rings) in {3 * 2 + 3, 3 * 2 + 4}
+        for (before, one), (_, other) in pairwise(rings):
+            if one.name.rsplit(" ", 3)[0] == other.name.rsplit(" ", 3)[0]:
+                assert before in other.needs

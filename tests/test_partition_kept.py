@@ -1,0 +1,145 @@
+"""What a layer keeps for backward, and what backward computes again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from partitions import (
+    amounts,
+    configs,
+    exchanges,
+    flops,
+    kernels,
+    layers,
+    recomputes,
+    replace_config,
+    small,
+)
+
+from clustersim.memory import memory
+from clustersim.models import catalog, model, transformer
+from clustersim.parallel import ParallelConfig, Recompute
+from clustersim.partition import partition
+
+
+@given(parallel=configs, recompute=recomputes)
+def test_recomputation_trades_what_is_kept_for_what_is_brought_back(
+    parallel: ParallelConfig, recompute: Recompute
+) -> None:
+    plain = layers(partition(small(), parallel))
+    for before, after in zip(plain, layers(partition(small(), parallel, recompute)), strict=True):
+        assert exchanges(after.forward) == exchanges(before.forward)
+        assert flops(after.forward) == pytest.approx(flops(before.forward), rel=1e-12)
+        whole, kept = before.kept + before.kept_for_weights, after.kept + after.kept_for_weights
+        assert kept <= whole
+        if after.repeated:
+            assert kept < whole
+            assert kept + after.repeated >= whole * (1 - 1e-12)
+        assert amounts(kernels(after.backward, "W")) == amounts(kernels(before.backward, "W"))
+        again = flops(after.backward, "R")
+        assert again == 0 or recompute.granularity != "none"
+
+
+@given(parallel=configs)
+def test_full_recomputation_repeats_forward_with_its_exchanges(parallel: ParallelConfig) -> None:
+    for layer in layers(partition(small(), parallel, Recompute("full"))):
+        if layer.kind != "block":
+            assert not [item for item in layer.backward if item.part == "R"]
+            continue
+        again = [item for item in layer.backward if item.part == "R"]
+        assert flops(layer.backward, "R") == pytest.approx(flops(layer.forward))
+        assert [(x.kind, x.dims, x.elements) for x in exchanges(tuple(again))] == [
+            (x.kind, x.dims, x.elements) for x in exchanges(layer.forward)
+        ]
+
+
+def test_units_of_several_layers_are_repeated_by_their_last_one() -> None:
+    split = partition(small(layers=6), ParallelConfig(), Recompute("full", "uniform", 4))
+    blocks = [layer for layer in layers(split) if layer.kind == "block"]
+    one = flops(blocks[0].forward)
+    assert [flops(block.backward, "R") / one for block in blocks] == [0, 0, 0, 4, 0, 2]
+    assert [bool(block.kept) for block in blocks] == [True, False, False, False, True, False]
+    each = blocks[0].repeated
+    assert [block.repeated / each for block in blocks] == [1, 2, 3, 4, 1, 2]
+
+
+def test_block_recomputes_the_first_layers_of_every_stage() -> None:
+    split = partition(small(layers=8), ParallelConfig(pp=2, vpp=2), Recompute("full", "block", 1))
+    for stage in split.stages:
+        for chunk in stage.chunks:
+            blocks = [layer for layer in chunk.layers if layer.kind == "block"]
+            assert [bool(layer.repeated) for layer in blocks] == [True, False]
+
+
+def described(name: str) -> bool:
+    """Whether a shipped model's blocks are described kernel by kernel."""
+    kinds = {kernel.name for kernel in model(name).layers[1].kernels}
+    return "norm_1" in kinds and not model(name).family.startswith("transformer-xl")
+
+
+@pytest.mark.parametrize("name", [name for name in catalog() if described(name)])
+def test_what_kernels_keep_is_what_the_block_keeps(name: str) -> None:
+    for implementation in ("eager", "flash", "fused"):
+        for attention in ("eager", "flash"):
+            whole = model(name, implementation=implementation, attention=attention)
+            block = whole.layers[1]
+            assert sum(kernel.saved for kernel in block.kernels) == block.activation_bytes
+            part = partition(whole, ParallelConfig()).stages[0].layers[1]
+            assert part.kept + part.kept_for_weights == block.activation_bytes
+
+
+def test_delayed_weight_gradients_hold_what_the_zero_bubble_paper_says() -> None:
+    # Per token of a GPT block with fused attention F leaves 34 h bytes, and I leaves 32 h, which W frees
+    # (arXiv:2401.10241 s4: 34 h, -2 h, -32 h). Dropout's masks are 2 h of the 34 h, and this model has none.
+    whole = transformer(2, 512, 8, 128, 1000, implementation="fused")
+    block = partition(whole, ParallelConfig()).stages[0].layers[1]
+    h = 512 * 128
+    assert 2 * (block.kept + block.kept_for_weights) == 32 * h
+    assert 2 * (block.kept_for_weights + block.stashed) == 32 * h
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_ends_of_the_pipeline_keep_what_the_formulas_say(sequence_parallel: bool) -> None:
+    # Korthikanti et al., arXiv:2205.05198 s4.3: the embedding's dropout mask sbh, the final norm's input and the head's
+    # 2 sbh each, all of them 1/t with sequence parallelism; fp32 logits 4 s b V / t.
+    t, tokens, h = 2, 1024, 768
+    whole = model("gpt2")
+    split = partition(whole, ParallelConfig(tp=t, pp=2, sequence_parallel=sequence_parallel))
+    first, head = split.stages[0].layers[0], split.stages[1].layers[-1]
+    share = tokens * h / (t if sequence_parallel else 1)
+    assert 2 * (first.kept + first.kept_for_weights) == share
+    assert (2 * head.kept, 2 * head.kept_for_weights) == (2 * share, 2 * share)
+    assert 4 * head.fp32_kept == 4 * tokens * 50432 / t
+
+
+@given(parallel=configs.filter(lambda parallel: parallel.tp == 1), recompute=recomputes)
+def test_context_parallelism_divides_what_is_kept(parallel: ParallelConfig, recompute: Recompute) -> None:
+    whole = layers(partition(small(), replace_config(parallel, cp=1), recompute))
+    for one, part in zip(whole, layers(partition(small(), parallel, recompute)), strict=True):
+        for name in ("kept", "kept_for_weights", "repeated", "fp32_kept", "stashed"):
+            assert getattr(part, name) * parallel.cp == pytest.approx(getattr(one, name), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recompute"),
+    [("none", Recompute()), ("full", Recompute("full")), ("selective", Recompute("selective_op"))],
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "opt-1.3b"])
+def test_undivided_it_keeps_what_the_memory_model_counts(name: str, policy: str, recompute: Recompute) -> None:
+    whole = model(name)
+    options = {"micro_batch_size": 1, "dtype": "bf16", "param_dtype": "bf16", "activation_checkpointing": policy}
+    counted = memory(whole, **options)
+    body = [layer for layer in layers(partition(whole, ParallelConfig(), recompute)) if layer.kind != "head"]
+    kept = sum(layer.kept + layer.kept_for_weights for layer in body)
+    assert 2 * (kept + max(layer.repeated for layer in body)) == counted.activations
+
+
+def test_up_projections_computed_again_leave_attention_without_its_queries_keys_and_values():
+    """DeepSeek-V3: 128 heads of 192 for queries and keys, of 128 for values; latent vectors stay."""
+    deepseek = model("deepseek-v3", seq_len=4096)
+    plain = partition(deepseek, ParallelConfig(pp=61)).stages[30].layers[0]
+    again = partition(deepseek, ParallelConfig(pp=61), Recompute("selective", modules=("mla_up_proj",))).stages[30]
+    (layer,) = again.layers
+    dropped = 4096 * 128 * (192 + 192 + 128)
+    assert layer.repeated == pytest.approx(dropped)
+    assert plain.kept - layer.kept == pytest.approx(dropped, rel=0.05)
