@@ -74,6 +74,30 @@ def _context() -> Iterator[Claim]:
                 3 * (c - 1) * 2 * 2.0 * tokens / c * hidden, _of(result, "ring") / c / layers, "MiB", 0.01)  # fmt: skip
 
 
+def _blocking() -> Iterator[Claim]:
+    """What transfers add to a step of 1F1B whose stages wait for each: of two speeds of the links the difference.
+
+    The count is of Megatron-LM's order of calls on four stages (MODEL_PARALLEL.md 2.3); the last stage's head is small.
+    """
+    for m in (8, 16):
+        knobs = ONE_NODE | {"cluster__gpus_per_node": 4, "parallel__pp": 4, "parallel__microbatches": m,
+                            "run__jitter": 0, "model__options": {"layers": 24, "vocab": 128}}  # fmt: skip
+        slow = run(PIPELINE, **knobs, cluster__changes=[{"match": "node0/gpu*", "factor": 0.01}])
+        fast = run(PIPELINE, **knobs)
+        each = _transfer(slow) - _transfer(fast)
+        found = (slow.timeline.makespan - fast.timeline.makespan) / each
+        yield Claim(f"1f1b, p = 4, m = {m}: transfers that a step waits for", "2 m + 3", "Megatron-LM", 2.0 * m + 3,
+                    found, "x", 0.03)  # fmt: skip
+
+
+def _transfer(result: Result) -> float:
+    """Seconds of the shortest message: one for which both sides are ready."""
+    played = result.timeline.per_op()
+    ranks, seconds = played["ranks"], played["seconds"]
+    sent = [i for i, op in enumerate(result.timeline.ops) if op.kind == "send" and ranks[i]]
+    return min(float(seconds[i] / ranks[i]) for i in sent)
+
+
 def _of(result: Result, op: str) -> float:
     """Payload of all ranks together in a step, of one sort of op."""
     rows = result.volume
@@ -81,6 +105,6 @@ def _of(result: Result, op: str) -> float:
 
 
 GROUPS: tuple[Callable[[], Iterator[Claim]], ...] = (
-    _bubbles, _sequence_parallelism, _distributed_optimizer, _experts, _context,
+    _bubbles, _blocking, _sequence_parallelism, _distributed_optimizer, _experts, _context,
 )  # fmt: skip
 """Each makes some claims."""
