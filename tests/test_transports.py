@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from clustersim import fabrics
+from clustersim.calibration.validate_nccl import measured
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
-from clustersim.collectives.nccl_backend import choice
+from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.costs import COSTS
 from clustersim.errors import ProgramError
 from clustersim.fabrics.schema import Net
@@ -58,3 +60,36 @@ def test_lists_and_lists_by_collective_are_read_as_nccl_reads_them():
     assert pinned_protocols("allgather:^LL128,Simple", "all_gather") == ("LL",)
     with pytest.raises(ProgramError, match="allreduce"):
         pinned_algorithms("alreduce:tree")
+
+
+def test_a_rack_scale_nvlink_domain_may_be_cut_unevenly():
+    machine = fabrics.load("gb200-nvl72", nodes=27)  # a rack and a half
+    group = Group(machine, fabrics.mesh(machine).gpus)
+    chosen = choice(Request("all_reduce", 2.0**28), group)
+    assert chosen.algorithm in {"ring", "tree"}
+    assert seconds(chosen, costs_of(group)) > 0
+
+
+def row(**changes: str) -> dict[str, str]:
+    usual = {"case_id": "a", "topology": "hgx-h100", "nodes": "1", "ranks": "8", "collective": "all_reduce"}
+    return {**usual, "size_bytes": "1024", "time_us": "20", **changes}
+
+
+def test_a_row_that_ran_is_predicted_however_its_ranks_and_pins_are_told():
+    _, request, _ = measured(row(env="NCCL_ALGO=CollnetDirect"))  # needs SHARP, so NCCL fell back
+    assert request.algorithm is None
+    assert measured(row(env="NCCL_ALGO=Ring,Tree"))[1].algorithm == "Ring,Tree"
+    assert measured(row(topology="gb200-nvl72", ranks="72"))[2].n_nodes == 18  # one rack
+    counts = np.bincount(measured(row(nodes="2", ranks="9"))[2].nodes)
+    assert counts.tolist() == [5, 4]
+    for wrong in (row(ranks="16"), row(nodes="4", ranks="3")):
+        with pytest.raises(ValueError, match="ranks"):
+            measured(wrong)
+
+
+def test_a_log_that_does_not_say_is_taken_as_most_of_its_days():
+    box = {"topology": "pcie-rtx3090", "ranks": "4"}
+    group = measured(row(**box))[2]
+    assert (group.launch, group.nccl_version) == ("single_process", (2, 14))
+    assert measured(row(**box, notes="mpirun, one process per GPU"))[2].launch == "process_per_gpu"
+    assert measured(row(nccl_version="2.26.2"))[2].nccl_version == (2, 26)

@@ -6,8 +6,10 @@ how much of it ran, ``env`` may pin NCCL_ALGO or NCCL_PROTO, ``notes`` may tell 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ import numpy as np
 from clustersim import collectives, fabrics, fitting
 from clustersim.calibration.score import Row, evaluate, number, read_table, score, with_ranges
 from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_backend import choice
 from clustersim.costs import generation
 from clustersim.device import device
-from clustersim.errors import nearest
+from clustersim.errors import ProgramError, nearest
 from clustersim.ranges import Range, of_collective, size_class
 from clustersim.routing import router
 from clustersim.topology import Topology
@@ -67,13 +70,14 @@ def nccl_version(text: str) -> tuple[int, int] | None:
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 
-USUAL_VERSION = {"pascal": (2, 14), "volta": (2, 14), "ampere": (2, 14), "hopper": (2, 19)}
-"""NCCL of the days in which most runs on a GPU generation were published, for logs that do not say."""
+USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
+"""NCCL of the days in which most runs on a GPU were published, from its compute capability on."""
 
 
 def usual_version(machine: Topology) -> tuple[int, int]:
-    """The version a log that does not say had, most likely."""
-    return USUAL_VERSION.get(generation(device(machine.node_types[0].device).sm), (2, 28))
+    """The version a log that does not say had, most likely; RCCL goes by the newest."""
+    sm = device(machine.node_types[0].device).sm
+    return next(version for since, version in USUAL_VERSION if (sm or 100) >= since)
 
 
 def usual_launch(machine: Topology, nodes: int) -> str:
@@ -107,15 +111,29 @@ def launch_of(row: dict[str, str]) -> str:
     return said if told else ""
 
 
+def _machines(topology: str, nodes: int, ranks: int) -> int:
+    """Machines that hold a row's ranks: its nodes, or the trays of the NVLink racks that it counts as nodes.
+
+    Raises ValueError for ranks that do not fit.
+    """
+    most = len(fabrics.load(topology).node_gpus(0))
+    trays = math.ceil(ranks / most)
+    if ranks < nodes:
+        raise ValueError(f"{ranks} ranks are fewer than {nodes} nodes")
+    if trays > nodes:
+        domains = router(fabrics.load(topology, nodes=trays)).islands.of
+        if len(set(domains[fabrics.load(topology, nodes=trays).gpus].tolist())) > nodes:
+            raise ValueError(f"{ranks} ranks do not fit on {nodes} node(s) of {most} GPUs")
+    return max(nodes, trays)
+
+
 @lru_cache(maxsize=256)
 def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None) -> Group:
-    if ranks % nodes:
-        raise ValueError(f"{ranks} ranks do not divide over {nodes} nodes")
-    machine = fitting.load(topology, nodes=nodes)
-    mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=ranks // nodes)
-    return Group(
-        machine, mesh.gpus, launch or usual_launch(machine, nodes), nccl_version=version or usual_version(machine)
-    )
+    machine = fitting.load(topology, nodes=_machines(topology, nodes, ranks))
+    nodes = machine.n_nodes
+    counts = [ranks // nodes + (node < ranks % nodes) for node in range(nodes)]
+    gpus = np.concatenate([machine.node_gpus(node)[:count] for node, count in enumerate(counts)])
+    return Group(machine, gpus, launch or usual_launch(machine, nodes), nccl_version=version or usual_version(machine))
 
 
 def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
@@ -141,7 +159,16 @@ def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
         algorithm=pin(env, "NCCL_ALGO"),
         protocol=pin(env, "NCCL_PROTO"),
     )
-    return seconds, request, group
+    return seconds, _as_it_ran(request, group), group
+
+
+def _as_it_ran(request: Request, group: Group) -> Request:
+    """A request as asked for, or without its pins where they leave nothing: it was measured, so NCCL fell back."""
+    try:
+        choice(request, group)
+    except ProgramError:
+        return replace(request, algorithm=None, protocol=None)
+    return request
 
 
 def _predict(row: dict[str, str]) -> tuple[float, float]:

@@ -96,7 +96,11 @@ def launch_mode(notes: str) -> str:
     """
     if re.search(r"\bthreads\b", notes):
         return "threads"
-    return "single_process" if re.search(r"(single|one|1) process|-g \d", notes) else "process_per_gpu"
+    return (
+        "single_process"
+        if re.search(r"(single|one|1) process(?! (per|a) gpu)|-g (1\d|[2-9])", notes, re.IGNORECASE)
+        else "process_per_gpu"
+    )
 
 
 @dataclass(frozen=True)

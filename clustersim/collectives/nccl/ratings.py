@@ -127,6 +127,8 @@ class _Model:
             return f"the switches cannot do {redop} of {dtype}"
         if algorithm == "nvls_tree" and self.nodes == 1:
             return "nvls_tree needs several nodes"
+        if algorithm == "nvls_tree" and len({len(view.gpus) for view in system.views}) > 1:
+            return "nvls_tree needs as many ranks in every NVLink domain"
         if algorithm == "nvls" and self.nodes > 1 and not system.sharp:
             return "nvls over several nodes needs a network that reduces (SHARP)"
         return ""
