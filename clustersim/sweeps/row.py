@@ -18,6 +18,7 @@ import msgspec
 from clustersim.errors import ClusterSimError
 from clustersim.paths import data_path, plain
 from clustersim.scenario.parts import located
+from clustersim.texts import plain_file
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -92,6 +93,7 @@ class Fingerprints:
 
     def _digest(self, path: Path) -> str:
         if path not in self.digests:
+            plain_file(path, ClusterSimError)  # a pipe has no end
             self.digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
         return self.digests[path]
 
