@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from clustersim.paths import data_path
+from clustersim.topology import Topology
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "replicated": ("single", "ddp", "data_parallel", "parameter_server", "sgd_steps"),
@@ -31,8 +32,9 @@ class Range:
     ----------
     p50, p90 : relative half-widths: half of the measurements lay within ``prediction * (1 +- p50)``, nine in ten within
         ``p90``. rows : measurements. groups : publishers or machines they are from.
-    known : what is known of this prediction's subject: ``"published"`` (this machine, or this publisher's software, has
-        published rows), ``"similar"`` (others of its kind have).
+    known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
+        ``"published"`` (this machine, or this publisher's software, has published rows), ``"similar"`` (others of its
+        kind have), ``"new"`` (nobody has published rows of its transport).
     """
 
     p50: float
@@ -52,10 +54,16 @@ def family(kind: str) -> str:
     return next((name for name, kinds in FAMILIES.items() if kind in kinds), "all")
 
 
-def of_collective(platform: str, nbytes: float) -> Range:
-    """Of the time of a collective of ``nbytes`` on a topology."""
-    known = "published" if platform in _data()["collectives"]["platforms"] else "similar"
-    return _range(_data()["collectives"][known][size_class(nbytes)], known)
+def of_collective(topology: Topology, nbytes: float) -> Range:
+    """Of the time of a collective of ``nbytes`` on a machine."""
+    data = _data()["collectives"]
+    if topology.calibration is not None or topology.measured:
+        known = "calibrated"
+    elif topology.name in data["platforms"]:
+        known = "published"
+    else:
+        known = "similar" if topology.node_types[0].net in data["transports"] else "new"
+    return _range(data[known][size_class(nbytes)], known)
 
 
 def of_step(kind: str, source: str = "") -> Range:

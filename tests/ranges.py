@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
+from clustersim import fabrics
 from clustersim.calibration.cross_validate import cross_validate
 from clustersim.calibration.held import Held, distances, held, of_each
 from clustersim.calibration.score import Row
@@ -56,12 +57,13 @@ def memory(rows: Sequence[Row]) -> dict[str, Held]:
     return {"memory.similar.all": held(groups)} | own
 
 
-def written(ranges: Mapping[str, Held], platforms: Sequence[str]) -> Iterator[str]:
+def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The lines of the file."""
     yield "# Half-widths of ranges around predictions: written by `python tests/ranges.py`."
     yield f'date = "{date.today().isoformat()}"'
-    names = ", ".join(f'"{name}"' for name in platforms)
-    yield from ("", "[collectives]", f"platforms = [{names}]")
+    yield from ("", "[collectives]")
+    for what, names in known.items():
+        yield f"{what} = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in names)}]"
     for name, one in ranges.items():
         yield from ("", f"[{name}]", f"p50 = {one.p50:.3g}", f"p90 = {one.p90:.3g}")
         yield from (f"rows = {one.rows}", f"groups = {one.groups}")
@@ -78,11 +80,14 @@ def main() -> None:
     ranges = {
         **collectives("published", shipped),
         **collectives("similar", cross_validate(nccl, "platform")["rows"]),
+        **collectives("new", cross_validate(nccl, "transport")["rows"]),
+        **collectives("calibrated", cross_validate(nccl, "three-numbers")["rows"]),
         **steps(stepped),
         **memory(validate_memory(TABLES / "training_steps.csv.gz")["rows"]),
     }
     platforms = sorted({row["topology"] for row in shipped if "skipped" not in row})
-    DATA.write_text("\n".join(written(ranges, platforms)) + "\n")
+    transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in platforms})
+    DATA.write_text("\n".join(written(ranges, {"platforms": platforms, "transports": transports})) + "\n")
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
     for name, one in ranges.items():
         shares = "" if one.groups < 2 else f"  {one.held_p50:.0%} {one.held_p90:.0%}"

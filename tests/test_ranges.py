@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import ranges as command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import ranges
+from clustersim import fabrics, ranges
 from clustersim.calibration.held import coverage, distances, held, of_each, quantile
 from clustersim.calibration.score import covered, with_ranges
 from clustersim.calibration.validate_nccl import validate_nccl
@@ -70,10 +71,14 @@ def test_every_kind_of_strategy_has_a_range(kind):
 
 
 @pytest.mark.parametrize("nbytes", [8.0, 2.0**20, 2.0**30])
-def test_a_machine_without_published_rows_is_known_less_well(nbytes):
-    known, new = ranges.of_collective("hgx-h100", nbytes), ranges.of_collective("my-cluster", nbytes)
-    assert (known.known, new.known) == ("published", "similar")
-    assert known.p50 <= new.p50
+def test_a_range_goes_by_what_is_known_of_the_machine(nbytes):
+    published = fabrics.load("hgx-h100", nodes=1)
+    node = published.node_types[0]
+    similar = replace(published, name="mine")
+    new = replace(similar, node_types=(replace(node, net="opa"),))
+    found = [ranges.of_collective(one, nbytes) for one in (published, similar, new)]
+    assert [one.known for one in found] == ["published", "similar", "new"]
+    assert found[0].p50 <= found[1].p50
 
 
 def test_ranges_of_collectives_hold_of_machines_left_out():
