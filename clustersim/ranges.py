@@ -16,13 +16,6 @@ from typing import Any
 from clustersim.paths import data_path
 from clustersim.topology import Topology
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "replicated": ("single", "ddp", "data_parallel", "parameter_server", "sgd_steps"),
-    "sharded": ("fsdp", "zero"),
-    "split": ("split",),
-}
-"""Kinds of strategies whose steps go wrong alike: each has too few publishers to have a range of its own."""
-
 
 @dataclass(frozen=True)
 class Range:
@@ -49,11 +42,6 @@ def size_class(nbytes: float) -> str:
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
 
 
-def family(kind: str) -> str:
-    """The family of a strategy's kind; ``"all"`` of one that is in none."""
-    return next((name for name, kinds in FAMILIES.items() if kind in kinds), "all")
-
-
 def of_collective(topology: Topology, nbytes: float) -> Range:
     """Of the time of a collective of ``nbytes`` on a machine."""
     data = _data()["collectives"]
@@ -67,12 +55,15 @@ def of_collective(topology: Topology, nbytes: float) -> Range:
 
 
 def of_step(kind: str, source: str = "") -> Range:
-    """Of the time of a training step of a strategy's ``kind``. ``source`` : whose software it is, where it is one of
-    those whose steps are published."""
+    """Of the time of a training step.
+
+    ``kind`` : of a strategy; ``"split"`` where the model is split; of one with few published steps, the range of all.
+    ``source`` : whose software it is, where it is one of those whose steps are published.
+    """
     steps = _data()["steps"]
-    if source in steps["published"]:
-        return _range(steps["published"][source], "published")
-    return _range(steps["similar"].get(family(kind), steps["similar"]["all"]), "similar")
+    if f"{kind}/{source}" in steps["published"]:
+        return _range(steps["published"][f"{kind}/{source}"], "published")
+    return _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
 
 
 def of_memory(source: str = "") -> Range:
@@ -95,3 +86,10 @@ def _range(found: Mapping[str, Any], known: str) -> Range:
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
     return tomllib.loads((data_path("data") / "ranges.toml").read_text(encoding="utf-8"))
+
+
+def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
+    """Whether two predicted rates differ by less than steps of either kind of strategy are off, so that nobody knows
+    which is the better."""
+    error = max(of_step(a_kind).p50, of_step(b_kind).p50)
+    return abs(a - b) <= error * min(a, b)

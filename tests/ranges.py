@@ -20,7 +20,7 @@ from clustersim.calibration.score import Row
 from clustersim.calibration.validate_memory import validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
 from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_steps
-from clustersim.ranges import FAMILIES, family, size_class
+from clustersim.ranges import size_class
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"
@@ -42,12 +42,16 @@ def collectives(known: str, rows: Sequence[Row]) -> dict[str, Held]:
 
 
 def steps(rows: Sequence[Row]) -> dict[str, Held]:
-    """Ranges by family of strategies, and of each publisher."""
-    found = {}
-    for name in (*FAMILIES, "all"):
-        mine = [row for row in rows if name in ("all", family(strategy_kind(row)))]
-        found[f"steps.similar.{name}"] = held(distances(mine, publisher))
-    return found | {f"steps.published.{name}": one for name, one in of_each(distances(rows, publisher), FEWEST).items()}
+    """Ranges by kind of strategy, every publisher weighing the same, and of each publisher."""
+    kinds = sorted({strategy_kind(row) for row in rows})
+    found = {"steps.similar.all": held(distances(rows, publisher))}
+    for kind in kinds:
+        groups = distances([row for row in rows if strategy_kind(row) == kind], publisher)
+        if sum(map(len, groups.values())) >= FEWEST:
+            found[f"steps.similar.{kind}"] = held(groups)
+            own = of_each(groups, FEWEST)
+            found |= {f'steps.published."{kind}/{name}"': one for name, one in own.items()}
+    return found
 
 
 def memory(rows: Sequence[Row]) -> dict[str, Held]:

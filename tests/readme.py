@@ -32,7 +32,6 @@ PAGES = (
     *(ROOT / name / "README.md" for name in ("scenarios", "topologies", "tests", "notebooks", "clustersim")),
 )
 EVIDENCE = ROOT / "tests" / "README.md"
-ACCURACY = ROOT / "clustersim" / "data" / "accuracy.toml"
 DATE = re.compile(r"<!-- date -->([^<]*)<!-- -->")
 PART = re.compile(r"(<!-- begin: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 SLOW = re.compile(r"(<!-- slow: (?P<arguments>.*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
@@ -65,24 +64,6 @@ def printed(arguments: str, *, draw: bool = False) -> str:
     return text if "--markdown" in words else f"```\n$ clustersim {arguments}\n{text}```\n"
 
 
-def accuracy(text: str) -> str:
-    """What the tables of training steps say of each kind of strategy, and of models split in each way, as
-    ``data/accuracy.toml`` holds it."""
-    said = [
-        "# How far predicted training steps are from published ones: written by `python tests/readme.py`.",
-        f'date = "{DATE.findall(text)[0]}"',
-    ]
-    tables = (body for arguments, body in parts(text) if arguments.startswith("validate steps") and "kind" in arguments)
-    split = "".join(found["body"] for found in SLOW.finditer(text) if "validate steps" in found["arguments"])
-    row = r"^\| (?:kind)? *\| ([\w+]+) \| \d+ \| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) %"
-    for table, part in (("steps", next(tables)), ("split", split)):
-        for kind, cases, median, p90 in re.findall(row, part, re.MULTILINE):
-            shares = [f"{name} = {float(value) / 100:.4g}" for name, value in (("median", median), ("p90", p90))]
-            name = kind if kind.isidentifier() else f'"{kind}"'
-            said += ["", f"[{table}.{name}]", f"cases = {cases}", *shares]
-    return "\n".join(said) + "\n"
-
-
 def measured(arguments: str) -> str:
     """What ``clustersim ARGUMENTS`` measures now, and where and when that is."""
     return f"{printed(arguments)}\nOne machine with {os.cpu_count()} cores, {date.today().isoformat()}.\n"
@@ -99,8 +80,6 @@ def main() -> None:
                 text = kind.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], text)
             text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
         page.write_text(text)
-    if sys.argv[1:] != ["--measured"]:
-        ACCURACY.write_text(accuracy(EVIDENCE.read_text()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -21,9 +20,9 @@ from clustersim.planner.candidates import Candidate, base, candidates, expanded,
 from clustersim.planner.limits import memory_verdict, step_bound, too_much
 from clustersim.planner.searching import Option, Searched
 from clustersim.planner.spec import from_table
-from clustersim.planner.trust import Trust, trust
 from clustersim.planner.verdict import verdict
 from clustersim.planner.why import alternatives, at_least_as_good, why_lost, why_on_front, why_tempting
+from clustersim.ranges import Range, of_step
 from clustersim.report.plan import front_figure
 
 PLAN = {
@@ -235,8 +234,8 @@ def option(number, kind, rate, gpus=8, usd=1.0):
 
 def judged(monkeypatch, *options):
     """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
-    errors = {"fsdp": Trust(0.03, 0.1, 100), "zero": Trust(0.36, 0.6, 8)}
-    monkeypatch.setattr("clustersim.planner.searching.trust", errors.__getitem__)
+    errors = {"fsdp": Range(0.03, 0.1, 100, 4, "similar"), "zero": Range(0.36, 0.6, 8, 1, "similar")}
+    monkeypatch.setattr("clustersim.planner.searching.of_step", errors.__getitem__)
     return Searched(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 
@@ -278,10 +277,7 @@ def test_validations_error_is_carried_into_every_figure(small):
     read, _, found = small
     said = planner.told(read, found)
     for row in said["front"]:
-        assert row["error"] == trust(row["kind"]).median > 0
-    low, high = trust("ddp").span(1.0)
-    assert low < 1.0 < high
-    assert np.isclose(low * high, 1.0)
+        assert row["error"] == of_step(row["kind"]).p50 > 0
 
 
 # ---- files and the command -------------------------------------------------------------------------------------------

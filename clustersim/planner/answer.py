@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.candidates import base
 from clustersim.planner.searching import Option, Searched, title
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.trust import as_of, trust
 from clustersim.planner.verdict import too_close, verdict
 from clustersim.planner.why import alternatives, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
@@ -93,10 +93,10 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
             f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "
             f"building draws {p.pue:g} x ({sources['compute']}; {sources['rest_of_machine']}; the others are assumed)"
         )
-    everything = trust("all")
+    everything = ranges.of_step("all")
     yield (
-        f"+-: half of {everything.cases} published steps lay within it, by kind of strategy (validated {as_of()}); the "
-        "input pipeline, failures and checkpoints are not counted"
+        f"+-: half of {everything.rows} published steps lay within it, by kind of strategy (validated "
+        f"{ranges.as_of()}); the input pipeline, failures and checkpoints are not counted"
     )
 
 

@@ -17,7 +17,7 @@ from clustersim.errors import ClusterSimError
 from clustersim.planner.economics import costs, rates
 from clustersim.planner.pareto import front
 from clustersim.planner.searching import at_worst
-from clustersim.planner.trust import alike, as_of, trust
+from clustersim.ranges import alike, as_of, of_step
 from clustersim.units import format_change
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -193,7 +193,7 @@ def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
     if not mine:
         raise ClusterSimError(f"no case has a result for both {value!r} and {against!r} of {swept.axis}")
     worst = max(mine, key=lambda words: mine[words])
-    error = max(trust(kind).median for kind in set(swept.table["strategy"].tolist()))
+    error = max(of_step(kind).p50 for kind in set(swept.table["strategy"].tolist()))
     cheap = [words for words in mine if mine[words] <= error]
     most = max(mine[worst], 0.0)
     least = max(min(mine.values()), 0.0)
@@ -244,7 +244,7 @@ def _in_money(swept: Swept, share: float) -> str:
 def _fastest(swept: Swept) -> str:
     """Without a question: the best and the worst row."""
     best, worst = int(np.argmax(swept.rate)), int(np.argmin(swept.rate))
-    error = trust(swept.kind(best)).median
+    error = of_step(swept.kind(best)).p50
     return (
         f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
         f"{swept.unit}/s +-{error:.0%}, {swept.rate[best] / swept.rate[worst]:.2f} times the slowest "
@@ -267,7 +267,7 @@ def _front(swept: Swept) -> Iterator[dict[str, Any]]:
                 float(table["gpus"][i]),
                 float(one["kwh_per_sample"] or 0.0),
             ),
-            trust(swept.kind(i)).median,
+            of_step(swept.kind(i)).p50,
         )
         for i, one in enumerate(spent)
     ]
@@ -281,7 +281,7 @@ def _front(swept: Swept) -> Iterator[dict[str, Any]]:
             "machine": str(table["topology"][i]),
             "gpus": int(table["gpus"][i]),
             "rate": float(swept.rate[i]),
-            "error": trust(swept.kind(i)).median,
+            "error": of_step(swept.kind(i)).p50,
             "usd_per_1e9": None if usd is None else usd * 1e9,
             "kwh_per_1e9": None if kwh is None else kwh * 1e9,
             "best": i in kept,
@@ -300,9 +300,9 @@ def _warnings(swept: Swept) -> Iterator[str]:
     if full:
         yield f"{full:,} scenarios do not fit in memory; they are timed as if they did"
     for kind in sorted(set(swept.table["strategy"].tolist())):
-        known = trust(kind)
-        if known.median > 0.10:
-            yield f"half of {known.cases} published {kind} steps were off by more than {known.median:.0%}"
+        known = of_step(kind)
+        if known.p50 > 0.10:
+            yield f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}"
 
 
 def _assumptions(swept: Swept) -> Iterator[str]:
@@ -312,8 +312,8 @@ def _assumptions(swept: Swept) -> Iterator[str]:
             yield f"{name}: no price known, so nothing is said of its cost"
         else:
             yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
-    everything = trust("all")
+    everything = of_step("all")
     yield (
-        f"+-: half of {everything.cases} published steps lay within it, by kind of strategy (validated {as_of()}); the "
+        f"+-: half of {everything.rows} published steps lay within it, by kind of strategy (validated {as_of()}); the "
         "input pipeline, failures and checkpoints are not counted"
     )

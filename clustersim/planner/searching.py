@@ -26,7 +26,7 @@ from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.rounds import Runner
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.trust import trust
+from clustersim.ranges import of_step
 from clustersim.scenario.parts import machine
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.store import Store
@@ -73,7 +73,7 @@ class Option:
     @property
     def error(self) -> float:
         """Relative error of its kind of strategy: half of published steps lay within."""
-        return trust(self.candidate.kind).median
+        return of_step(self.candidate.kind).p50
 
     @property
     def robust(self) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from clustersim.planner.searching import Option, Searched
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.trust import alike, trust
+from clustersim.ranges import alike, of_step
 
 VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
@@ -94,7 +94,7 @@ def too_close(found: Searched) -> Iterator[str]:
     places: defaultdict[tuple[int, str], list[Option]] = defaultdict(list)
     for (gpus, machine, _), one in best.items():
         places[gpus, machine].append(one)
-    vague = {kind for one in best.values() if trust(kind := one.candidate.kind).median > VAGUE}
+    vague = {kind for one in best.values() if of_step(kind := one.candidate.kind).p50 > VAGUE}
     for (gpus, _), there in sorted(places.items()):
         first = max(there, key=lambda one: one.rate)
         near = [one for one in there if one is not first and _alike(one, first) and one.candidate.kind not in vague]
@@ -105,9 +105,9 @@ def too_close(found: Searched) -> Iterator[str]:
                 f"{first.candidate.family}, less than predictions are off: choose by something else, or measure"
             )
     for kind in sorted(vague):
-        known = trust(kind)
+        known = of_step(kind)
         yield (
-            f"half of {known.cases} published {kind} steps were off by more than {known.median:.0%}: a {kind} option "
+            f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}: a {kind} option "
             "that looks a little better or worse than another may not be"
         )
 
