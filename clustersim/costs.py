@@ -135,7 +135,7 @@ class Costs:
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 4.88 * US
+    base: float = 3.61 * US
     rooted_base: float = 5.11 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
     host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.9 * US, power=15.0 * US, arm=11.1 * US)
@@ -253,7 +253,7 @@ def flat(costs: Costs | GlooCosts) -> dict[str, float]:
     """Every constant by its flat name.
 
     >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]
-    (0.99, 6.5e-05)
+    (0.96, 6.5e-05)
     """
     found: dict[str, float] = {}
     for one in fields(costs):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from clustersim import fabrics
+from clustersim import fabrics, limits
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
@@ -125,18 +125,18 @@ def test_an_algorithm_inside_the_switch_cannot_be_replayed(node):
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_its_bytes(node, monkeypatch):
-    monkeypatch.setattr(need, "SMALL", 0)
-    monkeypatch.setattr(need, "free_memory", lambda: 2e7)
+    monkeypatch.setattr(limits, "SMALL", 0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 2e7)
     monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
     collective(node, "all_to_all", MIB, "direct")
-    monkeypatch.setattr(need, "free_memory", lambda: 1e4)
+    monkeypatch.setattr(limits, "free_memory", lambda: 1e4)
     with pytest.raises(ProgramError, match=r"needs about .* KiB at chunk fidelity, for 56 .* are free; use fidelity"):
         collective(node, "all_to_all", MIB, "direct")
 
 
 def test_a_ring_alone_keeps_none_of_its_transfers_until_they_are_asked_for(node, monkeypatch):
-    monkeypatch.setattr(need, "SMALL", 0)
-    monkeypatch.setattr(need, "free_memory", lambda: 1e4)
+    monkeypatch.setattr(limits, "SMALL", 0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 1e4)
     monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
     timeline = collective(node, "all_reduce", MIB, "ring")
     assert timeline.stats["transfers"] == timeline.stats["flows"] == 112
@@ -173,8 +173,8 @@ def test_waves_are_the_schedule_told_without_listing_it(kind, algorithm, nodes):
 
 
 def test_the_bytes_are_of_the_whole_run(node, monkeypatch):
-    monkeypatch.setattr(need, "SMALL", 0)
-    monkeypatch.setattr(need, "free_memory", lambda: 1.5 * need.replay(112))
+    monkeypatch.setattr(limits, "SMALL", 0)
+    monkeypatch.setattr(limits, "free_memory", lambda: 1.5 * need.replay(112))
     monkeypatch.setattr(need, "flow", lambda program, topology: 0.0)
     op = Collective("c", "all_reduce", MIB, np.arange(8)[None], algorithm="ring")
     with pytest.raises(ProgramError, match="for 224 transfers"):

@@ -95,7 +95,7 @@ def test_names_are_read_without_regard_to_case_dashes_or_organisation() -> None:
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="unknown model 'lama3-8b'; did you mean 'llama3-8b'"):
         models.model("lama3-8b")
-    with pytest.raises(ModelError, match="cannot read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         models.model(tmp_path / "nothing.json")
 
 

@@ -214,9 +214,9 @@ def test_a_misspelt_key_is_pointed_at() -> None:
 
 def test_a_file_that_is_no_json_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="not a JSON file"):
+    with pytest.raises(ModelError, match="is not JSON"):
         from_hf(tmp_path)
-    with pytest.raises(ModelError, match="cannot read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         from_hf(tmp_path / "other.json")
 
 

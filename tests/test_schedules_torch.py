@@ -68,7 +68,7 @@ def test_a_csv_schedule_says_which_numbers_it_is_for(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ScenarioError, match=r"cannot read the schedule .*none\.csv: No such file"):
+    with pytest.raises(ScenarioError, match=r"none\.csv: cannot be read: No such file"):
         from_csv(tmp_path / "none.csv")
 
 

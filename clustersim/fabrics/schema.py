@@ -252,8 +252,11 @@ class CalibrationSpec(_Strict, frozen=True):
 class NumberSpec(_Strict, frozen=True):
     """One timed collective: ``{nodes = 2, size = "8 B", time = "38 us"}``, or ``busbw`` as nccl-tests prints it.
 
-    ``gpus`` is how many of each node took part, all where it is not said; ``launch`` how the job was started
-    (nccl-tests' ``-g 8`` is ``single_process``, ``-t 8`` is ``threads``); ``nccl`` its version.
+    Parameters
+    ----------
+    size : of the buffer, as nccl-tests counts it. nodes : that took part. gpus : of each node; all when absent.
+    time : what it took. busbw : instead, the bus bandwidth. nccl : its version.
+    launch : how the job was started; nccl-tests' ``-g 8`` is ``single_process``, ``-t 8`` is ``threads``.
     """
 
     size: str
@@ -266,7 +269,12 @@ class NumberSpec(_Strict, frozen=True):
 
 
 class MeasuredSpec(_Strict, frozen=True):
-    """A few numbers of this machine, by collective."""
+    """A few numbers of this machine, by collective.
+
+    Parameters
+    ----------
+    all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send : what each was measured to take.
+    """
 
     all_reduce: list[NumberSpec] = []
     all_gather: list[NumberSpec] = []
@@ -285,7 +293,7 @@ class TopologyFile(_Strict, frozen=True):
     name : in tables. title : one line about it. extends : another file, by name or path, that this one changes.
     node : one machine. domain : what several share. fabric : what joins them. nodes : types of a mixed cluster.
     vertices, links : of a file that lists a whole cluster. changes : parts degraded or gone.
-    calibration : what ``clustersim calibrate`` writes.
+    calibration : what ``clustersim calibrate`` writes. measured : a few numbers of this machine.
     """
 
     name: str
