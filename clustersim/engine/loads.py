@@ -62,7 +62,8 @@ class Loads:
                 raise ProgramError("a plan names a link twice; its weights must be summed per link")
             self._known[key] = len(self.pairs)
             self.pairs.append((links, weights))
-            self.alone.append(float(np.min(capacity / weights)) if len(links) else np.inf)
+            with np.errstate(over="ignore"):  # of next to no bytes: as fast as anything
+                self.alone.append(float(np.min(capacity / weights)) if len(links) else np.inf)
         return self._known[key]
 
     def csr(self, loads: Ints) -> tuple[Ints, Ints, Floats]:

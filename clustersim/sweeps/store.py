@@ -101,7 +101,9 @@ class Store:
         with self.file.open("rb") as file:
             for number, text in enumerate(file, 1):
                 found = _ROW.match(text)
-                if not found and not text.endswith(b"\n") and (_TORN.match(text) or _BEGINNING.startswith(text)):
+                # Behind rows of ours, what begins like one is ours, however many times it was cut short.
+                ours = _TORN.match(text) or _BEGINNING.startswith(text) or (number > 1 and text.startswith(_BEGINNING))
+                if not found and not text.endswith(b"\n") and ours:
                     return
                 if not found:
                     raise ClusterSimError(
