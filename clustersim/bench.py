@@ -125,7 +125,6 @@ ROWS = (
     ),
     _split("", "each at its own pace", 15.0, 1.5 * GIB, "run.jitter=0.02"),
     _split("-steady", "all at one pace", 4.0, GIB, "run.jitter=0.0"),
-    _split("-64", "64 micro-batches", 30.0, 2 * GIB, "run.jitter=0.02", "parallel.global_batch_size=8192"),
     Row(
         "ddp-100000",
         "Llama-3-8B DDP, one step, 100,000 GPUs",
