@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,19 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+
+
+def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> Iterator[str]:
+    """The lines of a Markdown table whose first ``words`` columns are words and whose others are numbers."""
+    titles = list(headings)
+    yield _markdown_row(titles)
+    yield "|---" * words + "|--:" * (len(titles) - words) + "|"
+    yield from map(_markdown_row, rows)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def label_of(row: Mapping[str, Any], *, split: bool = False) -> str:

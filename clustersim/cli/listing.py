@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from clustersim.cli.common import Decorator, json_option, print_json, stdout
+from clustersim.cli.common import Decorator, json_option, markdown_table, print_json, stdout
 from clustersim.cli.keys import KINDS, first_sentence, keys, schema
 from clustersim.paths import data_path, shipped
 
@@ -114,7 +114,7 @@ def _show(rows: list[dict[str, str]], title: str, markdown: bool) -> None:
     """A table of texts, for a terminal or in Markdown."""
     headings = [_HEADINGS.get(key, key) for key in rows[0]]
     if markdown:
-        click.echo("\n".join(_markdown(headings, [list(row.values()) for row in rows])))
+        click.echo("\n".join(markdown_table(headings, (row.values() for row in rows), words=len(headings))))
         return
     from rich.markup import escape
     from rich.table import Table
@@ -125,13 +125,6 @@ def _show(rows: list[dict[str, str]], title: str, markdown: bool) -> None:
     for row in rows:
         table.add_row(*map(escape, row.values()))
     stdout().print(table)
-
-
-def _markdown(headings: list[str], rows: list[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield "|---" * len(headings) + "|"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def _show_keys(kind: str, markdown: bool) -> None:

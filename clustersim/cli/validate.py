@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, picture_path, print_json, stdout, working, write_picture
+from clustersim.cli.common import json_option, markdown_table, picture_path, print_json, stdout, working, write_picture
 from clustersim.errors import ClusterSimError, nearest
 
 markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table, without cases.")
@@ -81,7 +81,7 @@ def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
 
         result["order"] = by_source(orders(result["rows"]))
         if looks["markdown"]:
-            click.echo("\n".join((*_lines(ORDER, (_order_cells(*one) for one in result["order"].items())), "")))
+            click.echo("\n".join((*markdown_table(ORDER, (_order_cells(*one) for one in result["order"].items())), "")))
         elif not looks["as_json"]:
             stdout().print(_order_table(result["order"]))
     _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
@@ -239,16 +239,8 @@ def _table(title: str, groups: Groups) -> Any:
     return table
 
 
-def _lines(headings: Iterable[str], rows: Iterable[list[str]], left: int = 1) -> Iterator[str]:
-    """A Markdown table whose first ``left`` columns are words."""
-    titles = [heading.replace("|", "\\|") for heading in headings]
-    yield f"| {' | '.join(titles)} |"
-    yield "|---" * left + "|--:" * (len(titles) - left) + "|"
-    yield from (f"| {' | '.join(cells)} |" for cells in rows)
-
-
 def _markdown(groups: Groups) -> Iterator[str]:
-    return _lines(HEADINGS, _parts(groups), left=2)
+    return markdown_table(HEADINGS, _parts(groups), words=2)
 
 
 def _parts(groups: Groups) -> Iterator[list[str]]:
