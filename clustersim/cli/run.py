@@ -44,7 +44,7 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
             traced = _write(result, folder)
     if page is not None:
         with working(f"writing {page}"):
-            _report(result, page)
+            result.report(page)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -67,23 +67,14 @@ def _write(result: Result, folder: Folder) -> tuple[int, ...]:
     from clustersim import plots
     from clustersim.outputs import json_text
     from clustersim.traces import perfetto
-    from clustersim.traces.saved import SavedRun
 
-    saved = SavedRun(result.timeline, result.prepared.topology, result.facts())
     chosen = plots.worth_a_trace(result.timeline)
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
         path_of("result.json").write_bytes(json_text(result.to_dict()))
-        written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, saved.memory)
+        written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
     return written
-
-
-def _report(result: Result, page: Path) -> None:
-    from clustersim.report import write_report
-    from clustersim.traces.saved import SavedRun
-
-    write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), page)
 
 
 def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:

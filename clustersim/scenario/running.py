@@ -225,12 +225,12 @@ class Result:
 
     def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
         """A picture: :func:`clustersim.plots.picture`, whose kinds are :data:`clustersim.plots.PICTURES`."""
-        figure: Figure = import_module("clustersim.plots").picture(kind, self._saved(), view)
+        figure: Figure = import_module("clustersim.plots").picture(kind, self.saved, view)
         return figure
 
     def report(self, path: str | Path) -> None:
         """Write one HTML page that says what it came to and why: :func:`clustersim.report.write_report`."""
-        import_module("clustersim.report").write_report(self._saved(), Path(path))
+        import_module("clustersim.report").write_report(self.saved, Path(path))
 
     def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
         """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
@@ -241,7 +241,9 @@ class Result:
             raise ClusterSimError("to_pandas needs pandas: pip install pandas") from None
         return pandas.DataFrame(self.timeline.spans(ranks))
 
-    def _saved(self) -> SavedRun:
+    @cached_property
+    def saved(self) -> SavedRun:
+        """The run as a file of it has it: what pictures, pages and traces are made from."""
         from clustersim.traces.saved import SavedRun
 
         return SavedRun(self.timeline, self.prepared.topology, self.facts())
@@ -312,7 +314,7 @@ class Result:
         """Write the whole run to one file, for :func:`clustersim.traces.saved.load_run`."""
         from clustersim.traces.saved import save_run
 
-        save_run(self.timeline, path, self.prepared.topology, self.facts())
+        save_run(self.timeline, path, self.prepared.topology, self.saved.facts)
 
 
 def _affordable(scenario: Scenario, layers: int) -> None:
