@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.engine.clock import Clock
-from clustersim.engine.loads import Loads
+from clustersim.engine.loads import Loads, reduced
 from clustersim.engine.network import Network
 from clustersim.errors import ProgramError, TopologyError
 
@@ -157,3 +157,12 @@ def test_ends_that_differ_by_rounding_alone_are_one_instant():
     assert 0.1 * 3 != 0.3
     play = Play(toy.star(2), [(0.0, {0: 1}, 0.1 * 3, INF), (0.0, {1: 1}, 0.3, INF)])
     assert play.ends[0] == play.ends[1]
+
+
+def test_next_to_no_bytes_on_a_link_are_a_proportion_like_any_other():
+    """A share so small that seconds a byte round to none, beside a whole one, on links of two more flows."""
+    few, all_ = np.array([1e-310, 1.0]), np.ones(2)
+    slots = reduced([(np.array([0, 1]), few), (np.array([0, 1]), all_)], np.full(2, 1e11))
+    assert slots.n >= 1
+    assert np.isfinite(slots.weight).all()
+    assert (slots.weight > 0).all()

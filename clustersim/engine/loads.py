@@ -102,6 +102,7 @@ def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:
         return Slots(0, ptr, np.zeros(0, dtype=np.int64), np.zeros(0))
     links = np.concatenate([links for links, _ in pairs])
     weight = np.concatenate([weights for _, weights in pairs]) / bandwidth[links]
+    weight = np.maximum(weight, 1e-290)  # next to no bytes: proportions are formed of them
     load = np.repeat(np.arange(len(pairs)), np.diff(ptr))
     order = np.lexsort((load, links))
     links, load, weight = links[order], load[order], weight[order]
