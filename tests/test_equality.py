@@ -10,7 +10,7 @@ import oracle
 import pytest
 import random_programs
 import toy
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError, TopologyError
@@ -82,7 +82,9 @@ def test_the_engine_plays_a_numbered_program_as_the_oracle_does(number):
 
 
 @given(random_programs.cases())
-@settings(max_examples=60)
+@settings(
+    max_examples=60, phases=(Phase.explicit, Phase.generate)
+)  # a failure's seed says enough; shrinking takes minutes
 def test_the_engine_plays_any_program_as_the_oracle_does(case):
     assert equality.compare(case).wrong == ""
 

@@ -70,11 +70,14 @@ def test_asking_for_a_part_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told[0][3:] == ["validate", "nccl", "x", "--markdown"]
 
 
-def test_a_slow_part_is_about_every_row_of_its_table() -> None:
+def test_a_slow_part_is_about_the_rows_of_its_table() -> None:
+    """All of them, unless some are left out to learn from the others."""
     for found in readme.SLOW.finditer(readme.EVIDENCE.read_text()):
         (name,) = [word for word in found["arguments"].split() if word.endswith(".csv.gz")]
-        count = len(read_table(readme.ROOT / name, []))
-        assert re.search(rf"^\|  \| all \| {count} \|", found["body"], re.MULTILINE), "run: python tests/readme.py"
+        every = len(read_table(readme.ROOT / name, []))
+        rows = sum(map(int, re.findall(r"^\|  \| all \| (\d+) \|", found["body"], re.MULTILINE)[:1]))
+        some = "--cross-validate" in found["arguments"]
+        assert 100 < rows <= every if some else rows == every, "run: python tests/readme.py"
 
 
 def test_every_schedule_and_every_field_of_parallel_is_listed() -> None:
