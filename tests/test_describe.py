@@ -54,6 +54,14 @@ def test_a_pipeline_rank_is_described_in_a_screenful_and_whole_on_request(cluste
     assert short[:12] == whole[:12]
 
 
+def test_a_long_program_is_shown_by_its_begin_and_end(clustersim):
+    """Interleaved chunks of 80 layers: no two passes of a rank are alike, and 16,000 ops are no answer."""
+    lines = clustersim("describe", "tp8_pp4_llama3_70b_32x8_h100").stdout.splitlines()
+    assert len(lines) < 140
+    assert any("more lines: --all" in line for line in lines)
+    assert "all_gather parameters gradients 4.0" in lines[-1]
+
+
 def test_json_has_the_mesh_the_stages_and_every_op(clustersim):
     done = clustersim("describe", PIPELINE, "--rank", "3", "--json")
     facts, prepared = json.loads(done.stdout), scenario.load(PIPELINE).prepare()

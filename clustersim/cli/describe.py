@@ -9,7 +9,7 @@ import click
 from msgspec import to_builtins
 
 from clustersim.cli.common import json_option, print_json, set_option, working
-from clustersim.cli.folding import folded
+from clustersim.cli.folding import folded, shortened
 from clustersim.cli.listing import keys_option
 
 if TYPE_CHECKING:
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose place and op list.")
 @click.option("--mesh", "only_mesh", is_flag=True, help="Only the mesh: degrees, groups, links and the rank's place.")
-@click.option("--all", "every", is_flag=True, help="Every op: repeated layers and micro-batches are printed once else.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Every op; else repeats are printed once, and of a long list the ends.",
+)
 @json_option
 def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool, every: bool, as_json: bool) -> None:
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,
@@ -44,7 +49,7 @@ def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool
             lines += ["", *_rank(topology, mesh, rank)]
         if prepared is not None:
             text = prepared.describe(rank).splitlines()
-            lines += ["", *(text if every else folded(text))]
+            lines += ["", *(text if every else shortened(folded(text)))]
     click.echo("\n".join(lines))
 
 

@@ -75,3 +75,15 @@ def _fold(blocks: list[Block], size: int) -> Iterator[Block]:
         key = (tuple(keys[i : i + size]), times)
         i += times * size
         yield Block(key, lines, unit[0].first, blocks[i - 1].last, times)
+
+
+def shortened(lines: list[str], first: int = 80, last: int = 24) -> list[str]:
+    """The first and the last of many lines, with a line that says how many are left out.
+
+    >>> shortened(list("abcdefgh"), 2, 1)
+    ['a', 'b', '       ... 5 more lines: --all prints every op', 'h']
+    """
+    if len(lines) <= first + last:
+        return lines
+    left_out = f"       ... {len(lines) - first - last:,} more lines: --all prints every op"
+    return [*lines[:first], left_out, *lines[-last:]]
