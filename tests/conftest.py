@@ -18,6 +18,13 @@ SHARED = ROOT.parent / "shared"
 settings.register_profile("repo", deadline=None, derandomize=True)
 settings.load_profile("repo")
 
+SLOW = frozenset(
+    ("calibrate_capture", "capture", "claims", "cli", "cross_validate", "engine_async", "engine_reference", "equality",
+     "explain", "fitting", "flow_and_chunk", "fuzz", "hybrid_rows", "interrupt", "lessons", "need", "new",
+     "partition_kept", "physics_slips", "pipeline_traces", "plan", "plots_figures", "readme", "schedules_torch")
+)  # fmt: skip
+"""Files of tests that take ten CPU seconds and more; ``tests/run.py --quick`` leaves them out."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays."""
@@ -25,8 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that says it needs ../shared, so that a run can tell how many of them there were."""
+    """Mark every test that says it needs ../shared, so that a run can tell how many there were, and the slow ones."""
     for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker(pytest.mark.slow)
         reasons = (str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif"))
         if "shared" in getattr(item, "fixturenames", ()) or any("shared" in reason for reason in reasons):
             item.add_marker(pytest.mark.shared)

@@ -4,8 +4,8 @@ A part between ``<!-- begin: ARGUMENTS -->`` and ``<!-- end -->`` is the output 
 tests/readme.py`` writes all of them anew, draws the pictures that ``--plot`` names, and dates the pages;
 ``tests/test_readme.py`` says when a part is stale.
 
-A part that begins with ``slow:`` instead is written by the same command, but takes too long (ten seconds or more) for the test
-to print it again; ``--quick`` leaves those as they are.
+A part that begins with ``slow:`` instead is written by the same command, but takes too long (ten seconds and more) for
+the test to print it again; ``--quick`` leaves those as they are.
 
 A part that begins with ``measured:`` instead holds times of one machine on one day, which no two runs agree on:
 ``python tests/readme.py --measured`` writes those alone, and the test looks at their rows only.

@@ -1,8 +1,9 @@
 """The one test command: style, formatting, types, layers, then the tests.
 
-    python tests/run.py [arguments for pytest ...]
+    python tests/run.py [--quick] [arguments for pytest ...]
 
-Runs every check even when an earlier one fails, and exits with 1 if any did.
+Runs every check even when an earlier one fails, and exits with 1 if any did. ``--quick`` leaves the slow tests out, for
+the time between two edits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def checks(pytest_arguments: list[str]) -> dict[str, list[str]]:
 
 def main() -> int:
     failed = []
-    for name, command in checks(sys.argv[1:]).items():
+    words = sys.argv[1:]
+    if "--quick" in words:
+        words.remove("--quick")
+        words += ["-m", "not slow"]
+    for name, command in checks(words).items():
         print(f"== {name}", flush=True)
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             failed.append(name)
