@@ -1,0 +1,127 @@
+"""Rates of failures, and how many spare nodes they need: nodes fail apart from each other, and come back from repair.
+
+A rate is failures per node and time, a time is in the same unit in all arguments of a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def mtbf(nodes: float, rate: float) -> float:
+    """Mean time between failures of a job, ``1/(N r)``; infinite where nothing fails.
+
+    >>> round(mtbf(2048, 6.5e-3) * 24, 2)  # hours, at 6.5 per 1000 node-days
+    1.8
+    """
+    return 1.0 / (nodes * rate) if rate > 0 else math.inf
+
+
+def rate(count: float, nodes: float, time: float) -> float:
+    """Failures per node and time, of a count."""
+    return count / nodes / time
+
+
+def count_range(mean: float, inside: float = 0.95) -> tuple[int, int]:
+    """Quantiles of a Poisson count that hold this share of runs between them.
+
+    >>> count_range(419)
+    (379, 460)
+    """
+    outside = (1.0 - inside) / 2.0
+    return _poisson_quantile(outside, mean), _poisson_quantile(1.0 - outside, mean)
+
+
+def _poisson_quantile(q: float, mean: float) -> int:
+    """The smallest count whose distribution function reaches q."""
+    from scipy.special import pdtr
+
+    counts = np.arange(math.ceil(mean + 12.0 * math.sqrt(mean) + 12.0))
+    return int(np.searchsorted(pdtr(counts, mean), q))
+
+
+def first_of_weibull(nodes: int, shape: float, mean_life: float) -> float:
+    """Mean time to the first failure of new nodes whose lives are Weibull: ``eta N^(-1/k) Gamma(1 + 1/k)``, where
+    ``mean_life = eta Gamma(1 + 1/k)``. With a shape below 1 it comes fast.
+
+    >>> round(first_of_weibull(2048, 0.7, 24_000), 3)
+    0.446
+    """
+    return float(mean_life * nodes ** (-1.0 / shape))
+
+
+def weibull_scale(shape: float, mean_life: float) -> float:
+    """eta, of the mean life."""
+    return mean_life / math.gamma(1.0 + 1.0 / shape)
+
+
+def spares_refilled_daily(nodes: int, daily: float, q: float = 0.99) -> int:
+    """Standby nodes that are enough on a share ``q`` of days: a binomial quantile (ByteRobust, arXiv:2509.16293).
+
+    ``daily`` : probability that a node fails in a day.
+    """
+    from scipy.special import bdtr
+
+    counts = np.arange(nodes + 1)
+    return int(np.searchsorted(bdtr(counts, nodes, daily), q))
+
+
+def daily_probabilities(spares: Mapping[int, int], q: float = 0.99) -> tuple[float, float]:
+    """The smallest and the largest daily probability of a failure for which these are the spares by number of nodes."""
+    from scipy.special import bdtri
+
+    low = max(float(bdtri(k - 1, n, q)) for n, k in spares.items())
+    return low, min(float(bdtri(k, n, q)) for n, k in spares.items())
+
+
+def in_repair(nodes: float, rate: float, repair: float) -> float:
+    """Mean number of nodes in repair, whatever the repair's law: an M/G/inf queue, Poisson with mean ``N r MTTR``."""
+    return nodes * rate * repair
+
+
+def spares_for(nodes: float, rate: float, repair: float, short: float = 0.01) -> int:
+    """Spares that fall short for no larger share of time than ``short``.
+
+    >>> spares_for(2048, 6.5e-3, 2.0)
+    39
+    """
+    return _poisson_quantile(1.0 - short, in_repair(nodes, rate, repair))
+
+
+def availability(mttf: float, mttr: float) -> float:
+    """Of a node: ``MTTF/(MTTF + MTTR)``."""
+    return mttf / (mttf + mttr)
+
+
+def interruptions_with_racks(nodes: int, rate: float, racks: int, rack_rate: float) -> float:
+    """Interruptions of a job per time, where whole racks fail too."""
+    return nodes * rate + racks * rack_rate
+
+
+def nodes_lost_with_racks(nodes: int, rate: float, rack_rate: float) -> float:
+    """Nodes lost per time: one of a node's failure, all of its own of a rack's, however large racks are."""
+    return nodes * (rate + rack_rate)
+
+
+def working_replicas(replicas: int, failures: float, away: float) -> float:
+    """Mean share of replicas that work, where a failure takes one away and the others go on: ``1 - lambda L/D``
+    (M/G/inf). ``failures`` : of the job per time. ``away`` : how long a replica is gone."""
+    return 1.0 - failures * away / replicas
+
+
+def lognormal_sigma(median: float, mean: float) -> float:
+    """Standard deviation of the logarithm: ``sqrt(2 ln(mean/median))``."""
+    return math.sqrt(2.0 * math.log(mean / median))
+
+
+def lognormal_p95(median: float, mean: float) -> float:
+    """95th percentile of a lognormal time."""
+    return median * math.exp(1.6448536269514722 * lognormal_sigma(median, mean))
+
+
+def lognormal_sd(median: float, mean: float) -> float:
+    """Standard deviation of a lognormal time."""
+    return mean * math.sqrt(math.expm1(lognormal_sigma(median, mean) ** 2))
