@@ -16,9 +16,23 @@ from clustersim.errors import UnitError
 class Bandwidth(float):
     """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
 
+    what, example = "rate with unit", "a rate with its unit: '400 Gb/s', '50 GB/s'"
+
+    @classmethod
+    def read(cls, value: object) -> Bandwidth:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(parse_bandwidth(value))  # type: ignore[arg-type]
+
 
 class Seconds(float):
     """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
+
+    what, example = "time with unit", "a time with its unit: '25 ns', '60 d'"
+
+    @classmethod
+    def read(cls, value: object) -> Seconds:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(parse_time(value))  # type: ignore[arg-type]
 
 
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -146,11 +160,10 @@ def format_time(seconds: float) -> str:
 
 
 def quantity(kind: type, value: object) -> object:
-    """msgspec's ``dec_hook`` for fields of type :class:`Bandwidth` and :class:`Seconds`. Raises :class:`UnitError`."""
-    if kind is Bandwidth:
-        return Bandwidth(parse_bandwidth(value))  # type: ignore[arg-type]
-    if kind is Seconds:
-        return Seconds(parse_time(value))  # type: ignore[arg-type]
+    """msgspec's ``dec_hook`` for fields whose type reads itself, such as :class:`Bandwidth`. Raises
+    :class:`UnitError`."""
+    if hasattr(kind, "read"):
+        return kind.read(value)
     raise NotImplementedError(kind)
 
 

@@ -251,7 +251,8 @@ def test_every_worked_answer_is_met(topic):
         if row["topic"] == topic:
             said, want = answer(row), float(row["value"])
             assert said is not None, f"no function answers {row['id']}"
-            # Printed to six digits, of inputs that are printed to four; "consistent" probabilities are searched for in steps of 1e-5, the fit has its own.
+            # Printed to six digits, some of inputs that are printed to four; "consistent" probabilities are searched
+            # for in steps of 1e-5, and the fit of requeue times has its own error.
             within = 3e-5 if "delta" in row["inputs"] else 5e-6
             within = MEASURED_REQUEUE if re.fullmatch(r"requeue-\d+", row["id"]) else within
             absolute = 1e-5 if "consistent" in row["quantity"] else 0.0

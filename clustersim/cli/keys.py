@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect
 
-from clustersim.units import Bandwidth, Seconds
+from clustersim.units import Seconds, format_time
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,8 @@ def _classes(kind: str) -> set[type]:
 
 
 def _unit_schema(kind: type) -> dict[str, Any]:
-    if kind is Bandwidth:
-        return {"type": "string", "description": "a rate with its unit: '400 Gb/s', '50 GB/s'"}
-    if kind is Seconds:
-        return {"type": "string", "description": "a time with its unit: '25 ns', '60 d'"}
+    if hasattr(kind, "example"):
+        return {"type": ["string", "object"] if hasattr(kind, "law") else "string", "description": kind.example}
     raise NotImplementedError(kind)
 
 
@@ -118,7 +116,9 @@ def _of(struct: type, path: str) -> Iterator[Key]:
         inner = list(_structs(field.type))
         meaning = meanings.get(field.encode_name) or (first_sentence(inner[0].cls) if len(inner) == 1 else "")
         yield Key(at, _type(field.type), _default(field), meaning)
-        several = isinstance(_bare(field.type), inspect.ListType | inspect.VarTupleType)
+        bare = _bare(field.type)
+        kinds = bare.types if isinstance(bare, inspect.UnionType) else (bare,)
+        several = any(isinstance(one, inspect.ListType | inspect.VarTupleType) for one in kinds)
         for one in inner:
             yield from _of(one.cls, at + ("[]" if several else "") + (f"[{_tag(one)}]" if len(inner) > 1 else ""))
 
@@ -144,7 +144,7 @@ def _default(field: inspect.Field) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Seconds):
-        return f"{value * 1e9:g} ns"
+        return format_time(value)
     return msgspec.json.encode(value).decode()
 
 
@@ -187,7 +187,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in kind.values)
     if isinstance(kind, inspect.CustomType):
-        return "rate with unit" if kind.cls is Bandwidth else "time with unit"
+        return str(getattr(kind.cls, "what", "text"))
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.TupleType):

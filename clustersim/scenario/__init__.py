@@ -62,6 +62,7 @@ class Scenario:
         table: dict[str, Any] = msgspec.to_builtins(self.file, enc_hook=str)
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table
+        del table["campaign"]  # no step depends on it
         return table | {"strategy": strategy}
 
     def at(self, field: str) -> AbstractContextManager[None]:

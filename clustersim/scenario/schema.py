@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
+from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.units import Bandwidth
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -131,6 +132,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ----------
     strategy : read a second time by the strategy's own Struct, which ``kind`` names.
     parallel : how the model is split over ranks; without it every rank holds the whole.
+    campaign : the whole training that steps like this one are of, for ``clustersim campaign``.
     """
 
     cluster: Cluster
@@ -138,6 +140,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     strategy: dict[str, Any]
     run: Run = Run()
     parallel: ParallelConfig | None = None
+    campaign: CampaignTable | None = None
 
 
 def version(text: str) -> tuple[int, int]:

@@ -1,0 +1,299 @@
+"""From a ``[campaign]`` table and what a step is to a campaign in SI floats, which both engines play."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from clustersim.campaign.axis import Axis, Save, axis
+from clustersim.campaign.causes import Cause, causes_of, scale_of
+from clustersim.campaign.maxima import step_of_two_levels
+from clustersim.campaign.renewal import best_interval, expected_time
+from clustersim.campaign.sums import checkpoint_bytes, copy_to_host, write_time
+from clustersim.errors import ScenarioError
+from clustersim.scenario.campaign_schema import CampaignTable, Checkpoint
+from clustersim.scenario.campaign_units import Duration
+
+NOTHING = Duration(0.0)
+LONGEST = 50.0
+"""A campaign that takes so many times longer than without failures does not finish."""
+SURVIVORS = {"job": ("memory", "local", "storage"), "node": ("memory", "storage")}
+"""Tiers of checkpoints that are there after a failure of a scope; after any other, storage alone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a step of the training is.
+
+    Parameters
+    ----------
+    nodes, gpus : of the job. replicas : of the model; a failure takes one.
+    step_s : [s]. parameters : of the model. bytes_per_parameter : that strategy and optimizer keep [bytes].
+    tokens_per_step, mfu : None where the model has no tokens, or no peak is known.
+    slower : name of a ``[[campaign.degraded]]`` -> how many times longer a step is, simulated.
+    """
+
+    nodes: int
+    gpus: int
+    step_s: float
+    replicas: int = 1
+    parameters: float = 0.0
+    bytes_per_parameter: float = 14.0
+    tokens_per_step: float | None = None
+    mfu: float | None = None
+    slower: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A kind of save: what it is called, how it is laid out, and how long it takes to load."""
+
+    name: str
+    save: Save
+    load: Duration
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Something slow for a while: ``scale`` [s] is the mean time between two, ``loss`` the share of pace that goes."""
+
+    name: str
+    scale: float
+    lasts: Duration
+    loss: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A planned stop: its name, elapsed time between two [s], and how long it lasts beside its save and restart [s]."""
+
+    name: str
+    every: float
+    lasts: float
+
+
+@dataclass(frozen=True, eq=False)
+class Campaign:
+    """A whole training, ready to be played.
+
+    Parameters
+    ----------
+    job, axis, causes, tiers : as named; ``axis`` has a kind of save for each tier.
+    usable : (causes) of tuples, the tiers that are there after a failure of each cause.
+    policy, report, timeout, locate, replace, restart : as in the table. spares : None for as many as asked for.
+    pace : steps at their usual length over steps as ranks vary. slow_share, slow_pace : how likely the job has a slow
+        host, and the pace that it then has.
+    slowdowns, stops : as named. steps : of the training.
+    """
+
+    job: Job
+    steps: float
+    axis: Axis
+    causes: tuple[Cause, ...]
+    tiers: tuple[Tier, ...]
+    usable: tuple[tuple[int, ...], ...]
+    policy: str
+    report: Duration
+    timeout: Duration
+    locate: Duration
+    replace: Duration
+    restart: Duration
+    spares: int | None
+    pace: float = 1.0
+    slow_share: float = 0.0
+    slow_pace: float = 1.0
+    slowdowns: tuple[Slowdown, ...] = ()
+    stops: tuple[Stop, ...] = ()
+
+    @property
+    def saves_all(self) -> int:
+        """The tier that a planned stop saves to: storage, where there is any."""
+        return max(range(len(self.tiers)), key=lambda i: (self.tiers[i].name == "storage", -i))
+
+    @property
+    def mtbf(self) -> float:
+        """Mean time between failures of the job over its length without any [s]; infinite where nothing fails."""
+        expected = sum(cause.expected(self.axis.end) for cause in self.causes)
+        return self.axis.end / expected if expected else math.inf
+
+    @property
+    def recovery(self) -> float:
+        """Mean time from a failure to training, nodes at hand [s]."""
+        counts = [cause.expected(self.axis.end) for cause in self.causes]
+        if not sum(counts):
+            return 0.0
+        told = (self._detection(one) + float(self.replace) * (one.loses > 0 or self.policy == "requeue")
+                for one in self.causes)  # fmt: skip
+        mean = sum(n * time for n, time in zip(counts, told, strict=True)) / sum(counts)
+        return mean + float(self.locate) + float(self.restart) + float(self.tiers[0].load)
+
+    def _detection(self, cause: Cause) -> float:
+        found = self.report if cause.detect is None else cause.detect
+        return (1.0 - cause.silent) * float(found) + cause.silent * float(self.timeout)
+
+    def expected(self) -> float:
+        """Mean elapsed time by Daly's closed form [s], infinite for a campaign that does not end. Exact for one kind of
+        synchronous save, exponential failures and a fixed recovery; evaluations, stops and waits come on top."""
+        save = self.tiers[0].save
+        tau = min(save.interval, self.axis.work)
+        kept = expected_time(self.mtbf, save.stall, self.recovery, tau, self.axis.work)
+        return kept / self.pace + self.axis.evaluation
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it does not finish."""
+        return self.policy != "drop_replica" and not self.expected() < LONGEST * self.axis.end
+
+
+def campaign(table: CampaignTable, job: Job) -> Campaign:
+    """The campaign that a table describes for a job. Raises :class:`ScenarioError` naming the field."""
+    steps = steps_of(table, job)
+    work = steps * job.step_s
+    causes = causes_of(table, job)
+    _check(table, job, causes)
+    tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
+    evaluations = [(_work(one.every, job), float(one.lasts or 0)) for one in table.calendar if one.kind == "evaluation"]
+    laid = axis(work, [one.save for one in tiers], evaluations)
+    found, recovery, ranks = table.detection, table.recovery, table.variation
+    return Campaign(
+        job=job,
+        steps=steps,
+        axis=laid,
+        causes=causes,
+        tiers=tiers,
+        usable=tuple(_usable(one, tiers) for one in causes),
+        policy=recovery.policy,
+        report=found.report or NOTHING,
+        timeout=found.timeout or NOTHING,
+        locate=found.locate or NOTHING,
+        replace=recovery.replace or NOTHING,
+        restart=recovery.restart or NOTHING,
+        spares=table.nodes.spares,
+        pace=1.0 / step_of_two_levels(job.gpus, ranks.gpu_cv, ranks.step_cv) if ranks.gpu_cv or ranks.step_cv else 1.0,
+        slow_share=-math.expm1(job.nodes * math.log1p(-ranks.slow_hosts)) if ranks.slow_hosts < 1 else 1.0,
+        slow_pace=1.0 / ranks.slow_factor,
+        slowdowns=tuple(_slowdowns(table, job)),
+        stops=tuple(_stops(table)),
+    )
+
+
+def steps_of(table: CampaignTable, job: Job) -> float:
+    """How many steps are trained. Raises :class:`ScenarioError`."""
+    if table.steps is not None:
+        return float(table.steps)
+    if table.duration is not None:
+        return float(table.duration) / job.step_s
+    if job.tokens_per_step is None:
+        raise ScenarioError("tokens of a model that has none; write steps (at $.campaign.tokens)")
+    return math.ceil((table.tokens or 0.0) / job.tokens_per_step)
+
+
+def _work(every: Any, job: Job) -> float:
+    """Training time [s] between two of what is done every so often: whole steps, one at least."""
+    steps = every if every.unit == "steps" else max(1.0, round(every / job.step_s))
+    return float(steps) * job.step_s
+
+
+def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> Tier:
+    one, at = table.checkpoints[i], f"$.campaign.checkpoints[{i}]"
+    nbytes = checkpoint_bytes(job.parameters, one.bytes_per_parameter or job.bytes_per_parameter)
+    write = _time(table, one.write, nbytes, "write", at) if one.write is not None or one.stall is None else one.stall
+    stall = _stall(table, one, job, nbytes, float(write), at)
+    load = one.load if one.load is not None else Duration(_time(table, None, nbytes, "read", at))
+    interval = _work(one.every, job)
+    if one.every.unit == "best":
+        rate = sum(c.expected(work) for c in causes if _needs(table, c, one)) / work
+        interval = job.step_s * max(1.0, round(best_interval(stall, 1.0 / rate) / job.step_s)) if rate else work
+    if max(stall, float(write)) > interval:
+        longest = max(stall, float(write))
+        raise ScenarioError(f"a checkpoint of {longest:,.1f} s is longer than its interval of {interval:,.1f} s; "
+                            f"save less often (at {at}.every)")  # fmt: skip
+    return Tier(one.tier, Save(min(interval, work), stall, float(write)), load)
+
+
+def _time(table: CampaignTable, said: float | None, nbytes: float, way: str, at: str) -> float:
+    """Seconds to write or read a checkpoint: what is said, or what the storage takes."""
+    if said is not None:
+        return float(said)
+    if table.storage is None:
+        name = "load" if way == "read" else "write"
+        raise ScenarioError(f"how long does it take? write {name}, or a table [campaign.storage] (at {at})")
+    return write_time(nbytes, getattr(table.storage, way))
+
+
+def _stall(table: CampaignTable, one: Checkpoint, job: Job, nbytes: float, write: float, at: str) -> float:
+    if one.stall is not None:
+        return float(one.stall)
+    barrier = 0.0 if table.storage is None else float(table.storage.barrier or 0)
+    if not one.asynchronous:
+        return write + barrier
+    if table.storage is None or table.storage.copy is None:
+        raise ScenarioError(f"how long does training stand still? write stall, or campaign.storage.copy (at {at})")
+    return copy_to_host(nbytes, job.gpus, table.storage.copy) + barrier
+
+
+def _needs(table: CampaignTable, cause: Cause, one: Checkpoint) -> bool:
+    """Whether, of all kinds of saves, it is this one that a failure of a cause falls back to."""
+    there = [tier.tier for tier in table.checkpoints if tier.tier in SURVIVORS.get(cause.scope, ("storage",))]
+    order = ("memory", "local", "storage")
+    return bool(there) and min(there, key=order.index) == one.tier
+
+
+def _usable(cause: Cause, tiers: tuple[Tier, ...]) -> tuple[int, ...]:
+    """Tiers that are there after a failure of a cause. Raises :class:`ScenarioError` for none."""
+    names = SURVIVORS.get(cause.scope, ("storage",))
+    found = tuple(i for i, one in enumerate(tiers) if one.name in names)
+    if not found:
+        raise ScenarioError(f"no checkpoint survives {cause.name!r}, which takes a {cause.scope}; add one with "
+                            'tier = "storage" (at $.campaign.checkpoints)')  # fmt: skip
+    return found
+
+
+def _slowdowns(table: CampaignTable, job: Job) -> Iterator[Slowdown]:
+    for i, one in enumerate(table.degraded):
+        factor = job.slower[one.name] if one.factor is None else one.factor
+        scale = scale_of(one.rate, table, job, f"$.campaign.degraded[{i}].rate")
+        yield Slowdown(one.name, scale, one.lasts, 1.0 - 1.0 / max(factor, 1.0))
+
+
+def _stops(table: CampaignTable) -> Iterator[Stop]:
+    for i, one in enumerate(table.calendar):
+        at = f"$.campaign.calendar[{i}].every"
+        if one.every.unit == "best" or (one.kind == "maintenance" and one.every.unit != "time") or not one.every:
+            right = "elapsed time" if one.kind == "maintenance" else "steps or training time"
+            raise ScenarioError(f"every = {str(one.every)!r} of {one.kind}: write {right} above zero (at {at})")
+        if one.kind == "maintenance":
+            yield Stop(one.name, float(one.every), float(one.lasts or 0))
+
+
+def _check(table: CampaignTable, job: Job, causes: tuple[Cause, ...]) -> None:
+    """What no single field can say is wrong. Raises :class:`ScenarioError`."""
+    spares = table.nodes.spares
+    if spares is not None and spares > job.nodes:
+        raise ScenarioError(
+            f"spares = {spares:,} are more than the job's {job.nodes:,} node(s) (at $.campaign.nodes.spares)"
+        )
+    if spares is not None and any(one.loses and one.repair is None for one in causes):
+        raise ScenarioError(
+            "spares run out, so say when lost nodes are back: repair = '2 d' (at $.campaign.nodes.repair)"
+        )
+    if table.detection.timeout is None and any(one.silent for one in causes):
+        name = next(one.name for one in causes if one.silent)
+        raise ScenarioError(f"nothing reports {name!r}; say when it is noticed (at $.campaign.detection.timeout)")
+    if table.recovery.policy in ("drop_replica", "shrink") and job.replicas < 2:
+        raise ScenarioError(
+            f"policy = {table.recovery.policy!r} of a job with one replica of the model; use 'replace' "
+            "(at $.campaign.recovery.policy)"
+        )
+    names = [one.name for one in table.degraded]
+    if len(set(names)) < len(names):
+        raise ScenarioError("two tables of one name (at $.campaign.degraded)")
+
+
+def without_failures(table: CampaignTable) -> CampaignTable:
+    """The same campaign in which nothing fails."""
+    return msgspec.structs.replace(table, factor=0.0)
