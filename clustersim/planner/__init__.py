@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from clustersim.economics import Power, Rates, costs, rates, watts_per_gpu
 from clustersim.planner.answer import told, write
-from clustersim.planner.economics import Power, Rates, costs, rates, watts_per_gpu
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.searching import Option, Searched, search, title
 from clustersim.planner.spec import PlanFile, from_table, load

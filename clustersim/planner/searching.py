@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from clustersim import scenario
+from clustersim.economics import DAY, HOUR, Rates, costs, rates
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import Folder
 from clustersim.planner.candidates import Candidate, base, candidates, scenario_of
-from clustersim.planner.economics import DAY, HOUR, Rates, costs, rates
 from clustersim.planner.limits import Bound, least_joules, memory_verdict, step_bound, too_much
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.rounds import Runner
@@ -46,7 +46,7 @@ class Option:
     candidate : it. state : ``"simulated"``, or why not: ``"memory"``, ``"limits"``, ``"bound"``, ``"error"``.
     reason : in words, for those that were not simulated or break a limit. result : the row's, of ``clustersim run``.
     rate : tokens/s of the whole machine (samples/s where the model has no tokens). costs : see
-        :func:`clustersim.planner.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
+        :func:`clustersim.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
         where no price is known), GPUs, energy.
     days, usd : to train on the plan's tokens, None without them.
     on_front : no other option beats it in everything, each taken at the worse end of its error.

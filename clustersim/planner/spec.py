@@ -56,7 +56,7 @@ class Machine(_Strict, frozen=True):
     ----------
     topology, device, gpus_per_node, changes, fabric : as a scenario's ``[cluster]``. nodes : numbers to try.
     name : in tables; the topology's when empty. usd_per_gpu_hour : its price. power : shares of the power limit, see
-        :class:`clustersim.planner.economics.Power`.
+        :class:`clustersim.economics.Power`.
     """
 
     topology: str
