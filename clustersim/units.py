@@ -159,6 +159,18 @@ def format_time(seconds: float) -> str:
     return f"{seconds * 1e9:.4g} ns"
 
 
+def format_long(seconds: float) -> str:
+    """Seconds in days, hours or minutes where those are more than one.
+
+    >>> format_long(11140.0), format_long(45.0)
+    ('3.094 h', '45 s')
+    """
+    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if abs(seconds) >= 2 * scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return format_time(seconds)
+
+
 def quantity(kind: type, value: object) -> object:
     """msgspec's ``dec_hook`` for fields whose type reads itself, such as :class:`Bandwidth`. Raises
     :class:`UnitError`."""

@@ -3,3 +3,27 @@
 Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`, :mod:`sums`) answer where they are exact, and check the
 simulation everywhere.
 """
+
+from __future__ import annotations
+
+from clustersim.campaign.answer import Asked, answer, folder_for, outcome, write
+from clustersim.campaign.job import Campaign, Job
+from clustersim.campaign.ledger import GOODPUTS, PARTS, Runs
+from clustersim.campaign.many import play
+from clustersim.campaign.replica import Replica, replica
+
+__all__ = [
+    "GOODPUTS",
+    "PARTS",
+    "Asked",
+    "Campaign",
+    "Job",
+    "Replica",
+    "Runs",
+    "answer",
+    "folder_for",
+    "outcome",
+    "play",
+    "replica",
+    "write",
+]

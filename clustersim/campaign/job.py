@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from clustersim.campaign.axis import Axis, Save, axis
 from clustersim.campaign.causes import Cause, causes_of, scale_of
 from clustersim.campaign.maxima import step_of_two_levels
@@ -87,7 +85,7 @@ class Campaign:
     policy, report, timeout, locate, replace, restart : as in the table. spares : None for as many as asked for.
     pace : steps at their usual length over steps as ranks vary. slow_share, slow_pace : how likely the job has a slow
         host, and the pace that it then has.
-    slowdowns, stops : as named. steps : of the training.
+    slowdowns, stops : as named. steps : of the training. evaluations : (every so much work [s], so long [s]).
     """
 
     job: Job
@@ -108,6 +106,7 @@ class Campaign:
     slow_pace: float = 1.0
     slowdowns: tuple[Slowdown, ...] = ()
     stops: tuple[Stop, ...] = ()
+    evaluations: tuple[tuple[float, float], ...] = ()
 
     @property
     def saves_all(self) -> int:
@@ -152,11 +151,11 @@ class Campaign:
 def campaign(table: CampaignTable, job: Job) -> Campaign:
     """The campaign that a table describes for a job. Raises :class:`ScenarioError` naming the field."""
     steps = steps_of(table, job)
-    work = steps * job.step_s
+    work, stops = steps * job.step_s, tuple(_stops(table))
     causes = causes_of(table, job)
     _check(table, job, causes)
     tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
-    evaluations = [(_work(one.every, job), float(one.lasts or 0)) for one in table.calendar if one.kind == "evaluation"]
+    evaluations = tuple(_evaluations(table, job))
     laid = axis(work, [one.save for one in tiers], evaluations)
     found, recovery, ranks = table.detection, table.recovery, table.variation
     return Campaign(
@@ -177,7 +176,8 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
         slow_share=-math.expm1(job.nodes * math.log1p(-ranks.slow_hosts)) if ranks.slow_hosts < 1 else 1.0,
         slow_pace=1.0 / ranks.slow_factor,
         slowdowns=tuple(_slowdowns(table, job)),
-        stops=tuple(_stops(table)),
+        stops=stops,
+        evaluations=evaluations,
     )
 
 
@@ -253,6 +253,12 @@ def _usable(cause: Cause, tiers: tuple[Tier, ...]) -> tuple[int, ...]:
     return found
 
 
+def _evaluations(table: CampaignTable, job: Job) -> Iterator[tuple[float, float]]:
+    for one in table.calendar:
+        if one.kind == "evaluation":
+            yield _work(one.every, job), float(one.lasts or 0)
+
+
 def _slowdowns(table: CampaignTable, job: Job) -> Iterator[Slowdown]:
     for i, one in enumerate(table.degraded):
         factor = job.slower[one.name] if one.factor is None else one.factor
@@ -292,8 +298,3 @@ def _check(table: CampaignTable, job: Job, causes: tuple[Cause, ...]) -> None:
     names = [one.name for one in table.degraded]
     if len(set(names)) < len(names):
         raise ScenarioError("two tables of one name (at $.campaign.degraded)")
-
-
-def without_failures(table: CampaignTable) -> CampaignTable:
-    """The same campaign in which nothing fails."""
-    return msgspec.structs.replace(table, factor=0.0)

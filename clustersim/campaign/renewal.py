@@ -92,8 +92,8 @@ def best_interval(delta: float, mtbf: float) -> float:
     """
     from scipy.special import lambertw
 
-    if math.isinf(mtbf):
-        return math.inf
+    if math.isinf(mtbf) or delta <= 0:
+        return 0.0 if delta <= 0 else math.inf
     return mtbf * (1.0 + float(lambertw(-math.exp(-1.0 - delta / mtbf)).real))
 
 

@@ -135,9 +135,22 @@ class Replica:
             self.saved[i] = max(place, float(c.axis.fall_back(i, self.place)))
         best = max(c.usable[c.causes.index(cause)], key=lambda i: self.saved[i])
         if not dropped:
-            self.ledger["lost work"] += self.place - self.saved[best]
+            self._mark_lost(self.place - self.saved[best])
             self.place = self.saved[best]
         return self._draw(c.tiers[best].load)
+
+    def _mark_lost(self, lost: float) -> None:
+        """So much of the last training [s of the axis] was in vain."""
+        self.ledger["lost work"] += lost
+        for i in reversed(range(len(self.spans))):
+            span = self.spans[i]
+            if lost > 0 and span.state == "training":
+                cut = max(span.begin, span.end - lost / self.pace)
+                kept = [Span(span.begin, cut, "training")] if cut > span.begin else []
+                self.spans[i : i + 1] = [*kept, Span(cut, span.end, "lost work")]
+                lost -= (span.end - cut) * self.pace
+            elif lost <= 0:
+                return
 
     def _stop(self, stop: Stop) -> Steps:
         """Save, stand still, start again; returns the failure that comes before that is over."""

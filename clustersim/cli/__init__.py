@@ -15,6 +15,7 @@ import click
 
 from clustersim.cli.bench import bench
 from clustersim.cli.calibrate import calibrate
+from clustersim.cli.campaign import campaign
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.claims import claims
@@ -75,6 +76,7 @@ for _command in (
     compare_strategies,
     sweep,
     plan,
+    campaign,
     sensitivity,
     memory,
     check,

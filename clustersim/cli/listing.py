@@ -51,6 +51,12 @@ def _comment(path: Path) -> str:
     return re.split(r"(?<=[.?]) ", " ".join(line[2:] for line in lines))[0].rstrip(".")
 
 
+def _failures() -> list[Row]:
+    from clustersim.campaign.causes import sets
+
+    return [{"name": name, "about": one.title, "source": one.source} for name, one in sets().items()]
+
+
 def _strategies() -> list[Row]:
     from clustersim.strategies import STRATEGIES
 
@@ -73,6 +79,7 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "scenarios": _scenarios,
     "strategies": _strategies,
     "schedules": _schedules,
+    "failures": _failures,
 }
 """What can be listed."""
 

@@ -8,18 +8,23 @@ from typing import Any
 
 from clustersim import sweeps
 from clustersim.errors import ClusterSimError
+from clustersim.report.campaign import campaign_page
 from clustersim.report.pages import Page, Said
 from clustersim.report.plan import plan_page
 from clustersim.report.sensitivity import sensitivity_page
 from clustersim.report.sweep import sweep_page
 from clustersim.texts import decoded, text_of
 
-PAGES: dict[str, Callable[[Said], Page]] = {"plan.json": plan_page, "sensitivity.json": sensitivity_page}
+PAGES: dict[str, Callable[[Said], Page]] = {
+    "plan.json": plan_page,
+    "sensitivity.json": sensitivity_page,
+    "campaign.json": campaign_page,
+}
 """Of an answer, by the file it is kept in; a sweep is its rows."""
 
 
 def page_of(folder: Path) -> Page:
-    """The page of whatever a folder holds: a plan, a sensitivity study or a sweep.
+    """The page of whatever a folder holds: a plan, a sensitivity study, a campaign or a sweep.
 
     Raises :class:`ClusterSimError` for none of them.
     """

@@ -1,0 +1,112 @@
+"""Replicas in batches, over a crew and kept in a folder: what was played before is not played again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from clustersim.campaign.job import Campaign
+from clustersim.campaign.ledger import PARTS, Runs, joined
+from clustersim.campaign.many import play
+from clustersim.errors import ClusterSimError
+from clustersim.outputs import Folder
+from clustersim.sweeps.crews import Executor, crew
+from clustersim.sweeps.driving import Driver
+from clustersim.sweeps.row import Identity, identity, line
+from clustersim.sweeps.store import Store
+from clustersim.texts import decoded
+
+Told = Callable[[int, int], None]
+BATCH = 500
+"""Replicas of a batch: it has its own seed, so that the replicas of a campaign do not depend on how many are asked for
+or who plays them."""
+
+
+class _Columns(msgspec.Struct):
+    elapsed: list[float]
+    ledger: list[list[float]]
+    failures: list[int]
+    finished: list[bool]
+
+
+class _Row(msgspec.Struct):
+    result: _Columns
+
+
+def batches(replicas: int) -> list[tuple[int, int]]:
+    """(number, replicas) of each batch."""
+    return [(i, min(BATCH, replicas - i * BATCH)) for i in range(-(-replicas // BATCH))]
+
+
+def played(
+    campaign: Campaign, replicas: int, seed: int, *, folder: Folder | None = None, jobs: int = 1,
+    executor: Executor | None = None, told: Told = lambda done, total: None,
+) -> Runs:  # fmt: skip
+    """Play a campaign.
+
+    Parameters
+    ----------
+    folder : where batches are kept and found again. executor, jobs : as of :func:`clustersim.sweeps.sweep`.
+    told : called with (batches there, batches in all).
+
+    Raises :class:`ClusterSimError` where the folder cannot be written or is of another campaign.
+    """
+    wanted = batches(replicas)
+    if folder is None:
+        return joined([play(campaign, n, seed, batch) for batch, n in wanted])
+    store, keys = Store(folder.path), {_key(folder, seed, *one): one for one in wanted}
+    team = crew(executor, jobs)
+    try:
+        with store.writing(folder) as writer:
+            there = store.keys()
+            left = [(key, *one) for key, one in keys.items() if key not in there]
+
+            def took(lines: Sequence[bytes]) -> None:
+                writer.append(lines)
+                told(len(store.keys() & set(keys)), len(keys))
+
+            Driver(team, partial(_batch, campaign, folder.manifest.digest, seed), took).run(iter(left))
+    finally:
+        team.close()
+    return _kept(store, keys)
+
+
+def _identity(digest: str, seed: int, batch: int, n: int) -> Identity:
+    return identity({"seed": seed, "batch": batch, "replicas": n}, {"campaign": digest})
+
+
+def _key(folder: Folder, seed: int, batch: int, n: int) -> str:
+    return _identity(folder.manifest.digest, seed, batch, n).key
+
+
+def _batch(
+    campaign: Campaign, digest: str, seed: int, left: Sequence[tuple[str, int, int]]
+) -> tuple[float, list[bytes]]:
+    """In a worker: (seconds, a line for each batch)."""
+    begin = time.perf_counter()
+    lines = []
+    for _, batch, n in left:
+        runs = play(campaign, n, seed, batch)
+        columns = {name: getattr(runs, name) for name in Runs.__dataclass_fields__}
+        lines.append(line(_identity(digest, seed, batch, n), {"result": columns}))
+    return time.perf_counter() - begin, lines
+
+
+def _kept(store: Store, keys: dict[str, tuple[int, int]]) -> Runs:
+    """All batches in their order. Raises :class:`ClusterSimError` for one that is damaged."""
+    found: dict[int, Runs] = {}
+    for key, text in store.lines():
+        if key in keys:
+            damaged = f"{store.file}: a batch is damaged; take it out, and it is played again"
+            row = decoded(text, _Row, damaged, ClusterSimError).result
+            ledger = np.array(row.ledger).reshape(-1, len(PARTS))
+            found[keys[key][0]] = Runs(
+                np.array(row.elapsed), ledger, np.array(row.failures), np.array(row.finished, dtype=np.bool_)
+            )
+            if len(found[keys[key][0]]) != keys[key][1] or len(ledger) != keys[key][1]:
+                raise ClusterSimError(damaged)
+    return joined([found[i] for i in sorted(found)])

@@ -1,0 +1,109 @@
+"""What a scenario is as the job of a campaign: its step simulated once as it is, and once for each degraded state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clustersim.campaign.job import Job
+from clustersim.economics import Rates, rates, watts_per_gpu
+from clustersim.errors import ScenarioError
+from clustersim.memory import REPLICATED, STATES
+from clustersim.scenario import Scenario
+from clustersim.scenario.campaign_schema import CampaignTable, Degraded
+from clustersim.scenario.rerun import step_time
+from clustersim.scenario.running import Prepared
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What an hour of a GPU costs and draws.
+
+    Parameters
+    ----------
+    usd_per_gpu_hour, usd_per_kwh : None where nobody says. busy_w, idle_w : of a GPU with its share of the machine and
+        the building [W], while it trains and while it waits. sources : of the figures, in words.
+    """
+
+    usd_per_gpu_hour: float | None
+    usd_per_kwh: float | None
+    busy_w: float
+    idle_w: float
+    sources: Mapping[str, str]
+
+
+def table_of(scenario: Scenario) -> CampaignTable:
+    """The ``[campaign]`` table. Raises :class:`ScenarioError` where there is none."""
+    if scenario.file.campaign is None:
+        raise ScenarioError(
+            f"{scenario.path}: says nothing of a whole training; add a table [campaign] "
+            "(`clustersim schema scenario` lists its keys)"
+        )
+    return scenario.file.campaign
+
+
+def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
+    """Simulate the scenario's step, and one of each degraded state. Raises :class:`ScenarioError`."""
+    table = table_of(scenario)
+    tell("a step as it is")
+    prepared = scenario.prepare()
+    result = prepared.run()
+    found = result.summary
+    step = step_time(result.timeline)
+    tokens = found["tokens_per_s_per_gpu"]
+    job = Job(
+        nodes=prepared.mesh.n_nodes,
+        gpus=prepared.gpus,
+        step_s=step,
+        replicas=copies(prepared),
+        parameters=float(prepared.model.parameters),
+        bytes_per_parameter=kept_per_parameter(prepared),
+        tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
+        mfu=found["mfu"],
+        slower={one.name: _slower(scenario, prepared, one, step, tell) for one in table.degraded if one.factor is None},
+    )
+    return job, _bill(table, rates(prepared.device.name, table.price.usd_per_gpu_hour), found)
+
+
+def copies(prepared: Prepared) -> int:
+    """Whole copies of the model and its optimizer state: a failure of a node leaves the others whole. Ranks that share
+    out either of them (FSDP, ZeRO, Megatron's distributed optimizer) are one copy."""
+    scenario, mesh = prepared.scenario, prepared.mesh
+    parallel = scenario.file.parallel
+    shared = parallel is not None and parallel.use_distributed_optimizer
+    if scenario.file.strategy["kind"] in REPLICATED and not shared:
+        return mesh.size("dp")
+    return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
+
+
+def kept_per_parameter(prepared: Prepared) -> float:
+    """Bytes of a checkpoint for each parameter: weights in the module's type, fp32 copies of 16-bit ones, and what the
+    optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
+    weights = 6.0 if prepared.memory.master_weights > 0 else 4.0
+    optimizer = prepared.scenario.file.run.optimizer
+    return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
+
+
+def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float, tell: Told) -> float:
+    """How many times longer a step is while something is slow."""
+    tell(f"a step with {one.name}")
+    cluster = scenario.file.cluster
+    if one.speed is not None:
+        rest = [{"ranks": list(slow.ranks), "speed": slow.speed} for slow in cluster.slow]
+        changes: dict[str, Any] = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
+    else:
+        if cluster.changes:
+            raise ScenarioError(f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
+                                "(at $.campaign.degraded)")  # fmt: skip
+        changes = {"cluster.changes": [{"match": one.match, "factor": one.bandwidth}]}
+    return step_time(scenario.changed(changes).run().timeline) / step
+
+
+def _bill(table: CampaignTable, known: Rates, found: Mapping[str, Any]) -> Bill:
+    step, compute, exposed = (float(found[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
+    busy, idle = watts_per_gpu(known, step, compute, exposed), watts_per_gpu(known, 1.0, 0.0, 0.0)
+    sources = {name: text.replace("the plan's", "the scenario's") for name, text in known.sources.items()}
+    return Bill(known.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)

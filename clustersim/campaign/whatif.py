@@ -1,0 +1,176 @@
+"""What a planner asks of a campaign: each question is the same campaign with one thing changed, played."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from clustersim.campaign.axis import axis
+from clustersim.campaign.job import Campaign
+from clustersim.campaign.ledger import Runs
+from clustersim.campaign.many import play
+from clustersim.campaign.renewal import best_interval, efficiency
+from clustersim.scenario.campaign_units import Duration
+
+DAY = 86400.0
+REPLICAS = 300
+"""Of each question."""
+FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a question: days p50 and p95, and effective training time, p50."""
+
+    question: str
+    days_p50: float
+    days_p95: float
+    effective_training_time: float
+    finishes: bool = True
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a knob: the effective training time that was simulated, p50 and p5, and the closed form's."""
+
+    x: float
+    simulated: float
+    worst: float
+    closed_form: float
+
+
+def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
+    """Questions that this campaign can be asked."""
+    save = c.tiers[0].save
+    yield "save twice as often", with_interval(c, save.interval / 2)
+    yield "save half as often", with_interval(c, save.interval * 2)
+    if save.stall > 0:
+        yield "save for free", with_saves(c, stall=0.0)
+    if any(one.silent for one in c.causes):
+        yield "a timeout of a third", replace(c, timeout=_times(c.timeout, 1 / 3))
+        yield "a timeout three times as long", replace(c, timeout=_times(c.timeout, 3.0))
+    if c.spares is not None:
+        yield "no spare nodes", replace(c, spares=0)
+        yield "twice the spare nodes", replace(c, spares=2 * c.spares)
+    yield "find failures at once", replace(c, report=_times(c.report, 0), timeout=_times(c.timeout, 0),
+                                           locate=_times(c.locate, 0))  # fmt: skip
+    yield "restart twice as fast", replace(c, restart=_times(c.restart, 0.5))
+    yield "load twice as fast", replace(c, tiers=tuple(replace(one, load=_times(one.load, 0.5)) for one in c.tiers))
+    if c.policy != "drop_replica" and c.job.replicas > 1:
+        yield "go on without the replica", replace(c, policy="drop_replica")
+    elif c.policy == "drop_replica":
+        yield "stop at every failure", replace(c, policy="replace")
+    if c.slow_share or c.slowdowns:
+        yield "nothing is ever slow", replace(c, slow_share=0.0, slowdowns=())
+    if len(c.causes) > 1:
+        worst = max(c.causes, key=lambda one: one.expected(c.axis.end))
+        yield f"without failures of {worst.name}", _without(c, worst.name)
+    yield "half as many failures", of_rate(c, 0.5)
+
+
+def answers(c: Campaign, seed: int, tell: Callable[[str], None] = lambda _: None) -> list[Answer]:
+    """Every question answered, beside the campaign as it is."""
+    made = []
+    for question, changed in [("as it is", c), *asked(c)]:
+        tell(question)
+        made.append(_answer(question, changed, seed))
+    return made
+
+
+def over_interval(c: Campaign, seed: int) -> list[Point]:
+    """Intervals of the first kind of save from an eighth to eight times the campaign's own [s]."""
+    save, points = c.tiers[0].save, []
+    for factor in FACTORS:
+        tau = save.interval * factor
+        if save.write <= tau <= c.axis.work:
+            points.append(_point(tau, with_interval(c, tau), seed))
+    return points
+
+
+def over_nodes(c: Campaign, seed: int) -> list[Point]:
+    """Nodes of the job from an eighth to eight times, each of which fails as often, with the best interval of each size
+    and saves that take as long."""
+    points = []
+    for factor in FACTORS:
+        nodes = round(c.job.nodes * factor)
+        if nodes >= 1 and factor * c.job.nodes == nodes:
+            points.append(_point(float(nodes), of_size(c, nodes), seed))
+    return points
+
+
+def largest_job(points: Sequence[Point], goodput: float = 0.9) -> float | None:
+    """Nodes at which the effective training time falls below this, between points; None where it does not.
+
+    >>> largest_job([Point(10, 0.95, 0.9, 0.9), Point(1000, 0.85, 0.8, 0.8)])
+    100.0
+    """
+    for a, b in pairwise(points):
+        if a.simulated >= goodput > b.simulated:
+            share = (a.simulated - goodput) / (a.simulated - b.simulated)
+            return float(round(math.exp(math.log(a.x) + share * math.log(b.x / a.x)), 6))
+    return None
+
+
+def with_interval(c: Campaign, interval: float) -> Campaign:
+    """Saves of the first kind so often [s]; no write may take longer."""
+    return _laid(c, interval=min(max(interval, c.tiers[0].save.write, c.tiers[0].save.stall), c.axis.work))
+
+
+def with_saves(c: Campaign, stall: float) -> Campaign:
+    """Saves of the first kind for which training stands still so long [s], at the best interval."""
+    interval = max(best_interval(stall, c.mtbf), c.tiers[0].save.write, c.job.step_s)
+    return _laid(c, interval=min(interval, c.axis.work), stall=stall)
+
+
+def of_rate(c: Campaign, factor: float) -> Campaign:
+    """All causes so many times as often."""
+    return replace(c, causes=tuple(replace(one, scale=one.scale * factor ** (-1.0 / one.shape)) for one in c.causes))
+
+
+def of_size(c: Campaign, nodes: int) -> Campaign:
+    """The job on another number of nodes, with the best interval."""
+    factor = nodes / c.job.nodes
+    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=max(1, round(c.job.replicas * factor)))
+    spares = None if c.spares is None else math.ceil(c.spares * factor)
+    share = -math.expm1(factor * math.log1p(-c.slow_share)) if c.slow_share < 1 else 1.0
+    grown = replace(of_rate(c, factor), job=job, spares=spares, slow_share=share)
+    return with_saves(grown, c.tiers[0].save.stall)
+
+
+def _laid(c: Campaign, **changes: float) -> Campaign:
+    tiers = (replace(c.tiers[0], save=replace(c.tiers[0].save, **changes)), *c.tiers[1:])
+    return replace(c, tiers=tiers, axis=axis(c.axis.work, [one.save for one in tiers], c.evaluations))
+
+
+def _without(c: Campaign, name: str) -> Campaign:
+    kept = [i for i, one in enumerate(c.causes) if one.name != name]
+    return replace(c, causes=tuple(c.causes[i] for i in kept), usable=tuple(c.usable[i] for i in kept))
+
+
+def _times(duration: Duration, factor: float) -> Duration:
+    return Duration(duration * factor, duration.law, duration.sigma)
+
+
+def _played(c: Campaign, seed: int) -> Runs | None:
+    return None if c.hopeless else play(c, REPLICAS, seed)
+
+
+def _answer(question: str, c: Campaign, seed: int) -> Answer:
+    runs = _played(c, seed)
+    if runs is None or not runs.finished.all():
+        return Answer(question, math.inf, math.inf, 0.0, finishes=False)
+    p50, p95 = np.percentile(runs.elapsed / DAY, [50, 95])
+    return Answer(question, float(p50), float(p95), float(np.median(runs.goodput("effective_training_time"))))
+
+
+def _point(x: float, c: Campaign, seed: int) -> Point:
+    save, runs = c.tiers[0].save, _played(c, seed)
+    law = efficiency(c.mtbf, save.stall, c.recovery, save.interval) if math.isfinite(c.mtbf) else 1.0
+    if runs is None:
+        return Point(x, 0.0, 0.0, law)
+    worst, middle = np.percentile(runs.goodput("effective_training_time"), [5, 50])
+    return Point(x, float(middle), float(worst), law)

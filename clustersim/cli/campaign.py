@@ -1,0 +1,97 @@
+"""``clustersim campaign``: a whole training of many steps, with everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+
+
+@click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
+@click.argument("scenario")
+@set_option
+@click.option("--replicas", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Played.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the failures.")
+@click.option("--what-if", "what_if", is_flag=True, help="Ask also what other choices would give.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for campaign.json and pictures.")
+@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@json_option
+def campaign(
+    scenario: str,
+    changes: tuple[str, ...],
+    replicas: int,
+    seed: int,
+    what_if: bool,
+    jobs: int,
+    out: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Play the training that a scenario's [campaign] table describes, many times.
+
+    SCENARIO is a file or the name of a shipped one. Its step is simulated once for each state of the machine; failures,
+    saves and stops between the steps are drawn. Printed are days, goodput by each published definition, and a ledger
+    whose parts add up to the elapsed time. Replicas are kept in OUT: the same command goes on after an interruption.
+    """
+    from clustersim import campaign as campaigns
+    from clustersim import scenario as scenarios
+
+    if page is not None and out is None:
+        raise click.UsageError("--report needs --out: the page is made of what is there")
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    asked = campaigns.Asked(replicas, seed, jobs, what_if)
+    folder = None if out is None else campaigns.folder_for(loaded, out, asked)
+    with working(f"playing {loaded.name}") as progress:
+        said = campaigns.answer(loaded, asked, folder, progress)
+    wrote = []
+    if folder is not None:
+        from clustersim import plots
+        from clustersim.report.campaign import pictures
+
+        drawn = {f"{name}.png": partial(plots.save, figure) for name, figure in pictures(said).items()}
+        campaigns.write(said, folder, drawn)
+        wrote = [f"{out}/{name}" for name in ("campaign.json", *drawn)]
+    if page is not None and out is not None:
+        from clustersim.report import write_study
+
+        write_study(out, page)
+        wrote.append(str(page))
+    if as_json:
+        print_json(said)
+    else:
+        _print(said, wrote)
+
+
+def _print(said: dict[str, Any], wrote: list[str]) -> None:
+    from rich.markup import escape
+
+    from clustersim.report.campaign import campaign_page
+
+    console, page = stdout(), campaign_page(said)
+    console.print(escape(page.verdict), soft_wrap=True, highlight=False)
+    for what, text in page.figures:
+        console.print(f"{what:24s} {escape(text)}", soft_wrap=True, highlight=False)
+    for section in page.sections:
+        if section.grid is not None:
+            console.print(_table(section.heading, section.grid))
+        for what, text in section.items:
+            console.print(f"assumed: {escape(what)}: {escape(text)}", soft_wrap=True, highlight=False)
+    if wrote:
+        console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
+
+
+def _table(title: str, grid: Any) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left")
+    for name, numeric in grid.head:
+        table.add_column(escape(name), justify="right" if numeric else "left")
+    for row in grid.rows:
+        table.add_row(*map(escape, row))
+    return table

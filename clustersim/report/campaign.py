@@ -1,0 +1,143 @@
+"""The page of a campaign: how long it takes, where the time goes, and what would change it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clustersim.campaign.ledger import GOODPUTS
+from clustersim.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
+from clustersim.report.pages import Grid, Page, Said, Section, drawn
+from clustersim.units import format_bytes, format_long
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pictures(said: Said) -> dict[str, Figure]:
+    """Every picture of a campaign by its name; none of one that does not finish."""
+    if not said["finishes"]:
+        return {}
+    made = {"month": month(said["month"]), "ledger": ledger(said["ledger"])}
+    if said.get("interval"):
+        made["interval"] = loss_over_interval(said["interval"], said["plan"]["saves"][0]["interval"])
+    if said.get("nodes"):
+        made["nodes"] = goodput_over_gpus(said["nodes"], said["gpus_per_node"])
+    return made
+
+
+def campaign_page(said: Said) -> Page:
+    """The page of a campaign, as of :func:`clustersim.campaign.answer`."""
+    drawings = {name: drawn(figure, name) for name, figure in pictures(said).items()}
+    sections = [
+        Section(
+            "ledger",
+            "Where the time went",
+            ["The parts add up to the elapsed time; means over replicas."],
+            drawings.get("ledger", []),
+            grid=_ledger(said),
+        ),
+        Section("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(said)),
+        Section(
+            "month",
+            "A month",
+            ["One replica, a line a day. Saves and evaluations are part of training."],
+            drawings.get("month", []),
+        ),
+        Section("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
+        Section("interval", "How often to save", [], drawings.get("interval", [])),
+        Section("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
+        Section("causes", "What fails", [str(said["plan"]["source"])], grid=_causes(said)),
+        Section("inputs", "What was assumed", items=_inputs(said)),
+    ]
+    kept = [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
+    return Page(f"{said['title']}: the whole training", str(said["verdict"]), kept, figures(said))
+
+
+def figures(said: Said) -> list[tuple[str, str]]:
+    """(what, how much) of a campaign's main figures, as text."""
+    if not said["finishes"]:
+        return []
+    days, cost = said["days"], said["cost"]
+    found = [
+        ("days", f"{days['p50']:,.1f} ({days['p5']:,.1f} to {days['p95']:,.1f})"),
+        ("without failures", f"{said['plan']['ideal_days']:,.1f} days"),
+        ("by closed form", f"{said['plan']['expected_days']:,.1f} days"),
+        ("failures", f"{said['failures']['p50']:,.0f}"),
+        ("effective training time", f"{said['goodput']['effective_training_time']['p50']:.1%}"),
+    ]
+    if said["mfu"] is not None:
+        found.append(("MFU over all of it", f"{said['mfu']['p50']:.1%} (of a step: {said['job']['mfu']:.1%})"))
+    if cost and cost["usd"]:
+        found.append(("cost", f"{cost['usd']['p50']:,.0f} USD ({cost['usd']['p50'] / cost['ideal_usd'] - 1:+.1%})"))
+    if cost:
+        power = cost["usd_of_power"]
+        found.append(
+            ("energy", f"{cost['kwh']['p50'] / 1e3:,.0f} MWh" + (f", {power['p50']:,.0f} USD" if power else ""))
+        )
+    return found
+
+
+def _ledger(said: Said) -> Grid | None:
+    if not said["finishes"]:
+        return None
+    rows = [[part, f"{one['days']:,.2f}", f"{one['share']:.2%}"] for part, one in said["ledger"].items()]
+    return Grid([("part", False), ("days", True), ("share", True)], rows)
+
+
+def _goodput(said: Said) -> Grid | None:
+    if not said["finishes"]:
+        return None
+    rows = [
+        [name.replace("_", " "), *(f"{one[key]:.1%}" for key in ("p5", "p50", "p95")), GOODPUTS[name]]
+        for name, one in said["goodput"].items()
+    ]
+    head = [("definition", False), ("p5", True), ("p50", True), ("p95", True), ("what it is", False)]
+    return Grid(head, rows)
+
+
+def _what_if(said: Said) -> Grid | None:
+    asked = said.get("what_if")
+    if not asked:
+        return None
+    now, rows = asked[0], []
+    for one in asked:
+        if not one["finishes"]:
+            rows.append([one["question"], "does not finish", "", "", ""])
+            continue
+        figures = [f"{one[key]:,.1f}" for key in ("days_p50", "days_p95")]
+        ett, change = one["effective_training_time"], one["days_p50"] - now["days_p50"]
+        rows.append([one["question"], *figures, f"{change:+.2f}", f"{ett:.1%}"])
+    head = [("question", False), ("days p50", True), ("days p95", True), ("change", True), ("new steps", True)]
+    return Grid(head, rows, frozenset({0}))
+
+
+def _largest(said: Said) -> str:
+    nodes = said.get("largest_job")
+    if not said.get("nodes"):
+        return ""
+    if nodes is None:
+        return "Within the sizes that were tried the effective training time does not fall below 90 %."
+    return f"The effective training time falls below 90 % at about {nodes * said['gpus_per_node']:,.0f} GPUs."
+
+
+def _causes(said: Said) -> Grid:
+    rows = [[one["name"], one["scope"], f"{one['expected']:,.1f}"] for one in said["plan"]["causes"]]
+    return Grid([("cause", False), ("takes", False), ("expected, without failures' own delay", True)], rows)
+
+
+def _inputs(said: Said) -> list[tuple[str, str]]:
+    job, plan = said["job"], said["plan"]
+    found = [
+        ("job", f"{job['nodes']:,} nodes, {job['gpus']:,} GPUs, {job['replicas']:,} replica(s) of the model"),
+        ("step", f"{job['step_s']:.4g} s, simulated; {plan['steps']:,.0f} of them"),
+        ("failures", f"one every {format_long(plan['mtbf_s'])}" if plan["mtbf_s"] else "none"),
+        ("recovery", f"{format_long(plan['recovery_s'])} on average, without waiting for nodes or lost work"),
+        ("checkpoint", format_bytes(plan["checkpoint_bytes"])),
+    ]
+    for one in plan["saves"]:
+        words = (f"{format_long(one[key])} {what}" for key, what in (("interval", "of work between two"),
+                 ("stall", "of stall"), ("write", "until it counts"), ("load", "to load")))  # fmt: skip
+        found.append((f"saves to {one['tier']}", ", ".join(words)))
+    found += [(f"degraded: {name}", f"a step is {by:.3f} times as long") for name, by in job["slower"].items()]
+    cost = said.get("cost") or {"sources": {}}
+    return found + [(name.replace("_", " "), text) for name, text in cost["sources"].items()]

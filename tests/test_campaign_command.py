@@ -1,0 +1,224 @@
+"""``clustersim campaign``: one command from a scenario to an answer, its files and page; a line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from browser import Page, needs_browser, opened, width_on_a_phone
+from click.testing import CliRunner
+from conftest import ROOT
+
+from clustersim import plots, scenario
+from clustersim.campaign import PARTS, Asked, answer, folder_for, write
+from clustersim.campaign.batches import BATCH
+from clustersim.campaign.causes import sets
+from clustersim.campaign.of_scenario import job_of
+from clustersim.cli import cli
+from clustersim.report import study_html
+from clustersim.report.campaign import pictures
+from clustersim.scenario.rerun import step_time
+
+BASE = (ROOT / "scenarios" / "ddp_gpt2_xl_2x8_a100.toml").read_text()
+TABLE = """
+[campaign]
+duration = "20 d"
+failures = "rsc1"
+factor = 40
+
+[campaign.detection]
+report = "2 min"
+
+[campaign.recovery]
+policy = "replace"
+replace = "1 min"
+restart = "4 min"
+
+[[campaign.checkpoints]]
+every = "best"
+
+[campaign.storage]
+write = "1 GB/s"
+read = "2 GB/s"
+
+[campaign.nodes]
+spares = 1
+repair = "3 h"
+
+[[campaign.degraded]]
+name = "hot GPU"
+rate = "1 per 30 node-days"
+lasts = { mean = "2 h", law = "exponential" }
+speed = 0.8
+"""
+
+
+def file(folder: Path, table: str = TABLE) -> Path:
+    path = folder / "weeks.toml"
+    path.write_text(BASE + table)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return scenario.load(file(tmp_path_factory.mktemp("campaign")))
+
+
+@pytest.fixture(scope="module")
+def said(loaded):
+    return answer(loaded, Asked(replicas=200, what_if=True))
+
+
+def test_steps_between_failures_are_the_simulators_own(loaded):
+    job, bill = job_of(loaded)
+    prepared = loaded.prepare()
+    now = step_time(prepared.run().timeline)
+    assert (job.step_s, job.nodes, job.gpus, job.replicas) == (now, 2, 16, 16)
+    slow = loaded.changed({"cluster.slow": [{"ranks": [15], "speed": 0.8}]})
+    assert job.slower == {"hot GPU": step_time(slow.run().timeline) / now}
+    assert 1.0 < job.slower["hot GPU"] <= 1.25
+    assert job.bytes_per_parameter == 12.0  # fp32 parameters and Adam's two moments
+    assert bill.busy_w > bill.idle_w > 0
+
+
+def test_an_answer_says_days_goodput_and_a_ledger_that_adds_up(said):
+    assert said["finishes"]
+    assert said["days"]["p5"] <= said["days"]["p50"] <= said["days"]["p95"]
+    assert said["days"]["p50"] > said["plan"]["ideal_days"] == pytest.approx(20.0)
+    assert list(said["ledger"]) == list(PARTS)
+    assert sum(one["days"] for one in said["ledger"].values()) == pytest.approx(said["days"]["mean"])
+    assert sum(one["share"] for one in said["ledger"].values()) == pytest.approx(1.0)
+    new_steps = said["ledger"]["productive"]["days"] / said["days"]["mean"]
+    assert said["mfu"]["mean"] == pytest.approx(said["job"]["mfu"] * new_steps, rel=0.01)
+    price = said["cost"]["usd"]["mean"] / said["days"]["mean"]
+    assert price == pytest.approx(said["cost"]["ideal_usd"] / 20 * 24 / 16)  # the spare node is paid for
+
+
+def test_what_ifs_go_the_way_they_must(said):
+    days = {one["question"]: one["days_p50"] for one in said["what_if"]}
+    now = days.pop("as it is")
+    assert days["half as many failures"] < now
+    assert days["find failures at once"] < now
+    assert days["save for free"] < now
+    assert days["no spare nodes"] > now
+    assert days["nothing is ever slow"] < now
+    lost = {one["x"]: 1 - one["simulated"] for one in said["interval"]}
+    assert min(lost, key=lost.get) == pytest.approx(said["plan"]["saves"][0]["interval"], rel=0.51)
+    assert [one["simulated"] for one in said["nodes"]] == sorted([one["simulated"] for one in said["nodes"]])[::-1]
+
+
+def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
+    asked = Asked(replicas=2 * BATCH, seed=3)
+    whole = answer(loaded, asked)
+    folder = folder_for(loaded, tmp_path / "out", asked)
+    first = answer(loaded, Asked(replicas=BATCH, seed=3), folder)
+    again = answer(loaded, asked, folder)
+    rows = (tmp_path / "out" / "results.jsonl").read_bytes().splitlines()
+    assert len(rows) == 2
+    assert again == whole
+    assert first["days"] != whole["days"]
+    torn = (tmp_path / "out" / "results.jsonl").read_bytes()[:-50]
+    (tmp_path / "out" / "results.jsonl").write_bytes(torn)
+    assert answer(loaded, asked, folder) == whole
+
+
+def test_the_command_prints_writes_and_draws(tmp_path):
+    out = tmp_path / "out"
+    command = [
+        "campaign",
+        str(file(tmp_path)),
+        "--replicas",
+        "50",
+        "--out",
+        str(out),
+        "--report",
+        str(tmp_path / "p.html"),
+    ]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert "days instead of 20.0" in done.output
+    assert "effective training time" in done.output
+    assert {path.name for path in out.iterdir()} >= {"campaign.json", "month.png", "ledger.png", "results.jsonl"}
+    page = Page((tmp_path / "p.html").read_text())
+    assert {"ledger", "goodput", "month", "causes", "inputs"} <= set(page.ids)
+    shown = json.loads(CliRunner().invoke(cli, [*command[:4], "--json"]).output)
+    kept = json.loads((out / "campaign.json").read_text())
+    assert shown == kept
+
+
+def test_every_picture_says_in_words_what_it_shows(said):
+    drawn = pictures(said)
+    assert set(drawn) == {"month", "ledger", "interval", "nodes"}
+    assert "lost work" in plots.alt_text(drawn["month"])
+    assert "productive 20.0" in plots.alt_text(drawn["ledger"])
+
+
+@needs_browser
+def test_the_page_opens_and_fits_a_phone(loaded, tmp_path):
+    asked = Asked(replicas=50, what_if=True)
+    folder = folder_for(loaded, tmp_path / "out", asked)
+    write(answer(loaded, asked, folder), folder)
+    text = study_html(tmp_path / "out")
+    _, console = opened(text, tmp_path, "console.log('seen');")
+    assert ["seen" in line for line in console] == [True]
+    assert width_on_a_phone(text, tmp_path) <= 390
+
+
+def test_a_campaign_that_cannot_finish_is_an_answer(tmp_path):
+    path = file(tmp_path, TABLE.replace('restart = "4 min"', 'restart = "12 d"'))
+    done = CliRunner().invoke(
+        cli, ["campaign", str(path), "--out", str(tmp_path / "o"), "--report", str(tmp_path / "p")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "Does not finish" in done.output
+
+
+WRONG = {
+    "a rate without unit": ('failures = "rsc1"', 'failures = [{name = "a", rate = 6.5}]', "6.5 per 1000 node-days"),
+    "no such rate": ('failures = "rsc1"', 'failures = [{name = "a", rate = "6.5 a week"}]', "cannot read '6.5 a week'"),
+    "no such set": ('"rsc1"', '"rsc-1"', "did you mean 'rsc1'?"),
+    "a save longer than its interval": ('every = "best"', 'every = "1 s"', "longer than its interval"),
+    "more spares than nodes": ("spares = 1", "spares = 3", "more than the job's 2 node(s)"),
+    "a law without a mean": ('repair = "3 h"', 'repair = { median = "3 h" }', "a law without a mean"),
+    "a median above the mean": ('repair = "3 h"', 'repair = {mean = "1 h", median = "3 h"}', "not above its mean"),
+    "silence without a timeout": ('"rsc1"', '[{name="a", rate="1 per day", silent=0.5}]', "timeout"),
+    "racks of no size": ('failures = "rsc1"', 'failures = [{name="a", rate="1 per rack-day"}]', "campaign.nodes.rack"),
+    "nothing that survives": ('every = "best"', 'every = "best"\ntier = "local"', 'tier = "storage"'),
+    "no time to write": ('write = "1 GB/s"', 'write = "1 GB"', "'400 Gb/s' or '50 GB/s'"),
+    "two lengths": ('duration = "20 d"', 'duration = "20 d"\nsteps = 5', "one of tokens, steps and duration"),
+    "a misspelt field": ("[campaign.recovery]", '[campaign.recovery]\npolcy = "x"', "did you mean 'policy'?"),
+    "an unknown policy": ('policy = "replace"', 'policy = "hope"', "is not a choice"),
+    "two ways to be slow": ("speed = 0.8", "speed = 0.8\nfactor = 2", "one of factor, speed and match"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_bad_input_is_one_line_that_says_what_would_be_right(what, tmp_path, clustersim):
+    old, new, told = WRONG[what]
+    assert old in TABLE
+    done = clustersim("campaign", file(tmp_path, TABLE.replace(old, new)), "--replicas", "2")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert told in done.stderr
+    assert "$.campaign" in done.stderr
+    assert "weeks.toml" in done.stderr
+
+
+def test_a_scenario_without_a_table_says_so(clustersim):
+    done = clustersim("campaign", "ddp_gpt2_xl_2x8_a100")
+    assert done.returncode == 2
+    assert "add a table [campaign]" in done.stderr
+
+
+@pytest.mark.parametrize("name", sets())
+def test_every_shipped_set_of_failures_has_its_source(name):
+    found = sets()[name]
+    assert found.source
+    assert found.title
+    assert all(one.rate > 0 for one in found.failures)
+
+
+def test_llama_3s_causes_are_its_419_interruptions():
+    seconds = 54 * 86400 * 2048
+    assert sum(one.rate for one in sets()["llama3"].failures) * seconds == pytest.approx(419)
