@@ -16,6 +16,7 @@ import click
 from clustersim.cli.bench import bench
 from clustersim.cli.calibrate import calibrate
 from clustersim.cli.campaign import campaign
+from clustersim.cli.campaign_cases import campaign_cases
 from clustersim.cli.capture import capture
 from clustersim.cli.check import check
 from clustersim.cli.claims import claims
@@ -91,6 +92,7 @@ for _command in (
     lessons,
 ):
     cli.add_command(_command)
+validate.add_command(campaign_cases)
 
 
 LONGEST = 1500

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clustersim.report.pages import Grid
 
 
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
@@ -78,14 +83,15 @@ def _print(said: dict[str, Any], wrote: list[str]) -> None:
         console.print(f"{what:24s} {escape(text)}", soft_wrap=True, highlight=False)
     for section in page.sections:
         if section.grid is not None:
-            console.print(_table(section.heading, section.grid))
+            console.print(rich_table(section.heading, section.grid))
         for what, text in section.items:
             console.print(f"assumed: {escape(what)}: {escape(text)}", soft_wrap=True, highlight=False)
     if wrote:
         console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
 
 
-def _table(title: str, grid: Any) -> Any:
+def rich_table(title: str, grid: Grid) -> Table:
+    """A page's table, for a terminal."""
     from rich.markup import escape
     from rich.table import Table
 

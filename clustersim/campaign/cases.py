@@ -1,0 +1,146 @@
+"""Published trainings played from their public inputs, and the laws that answer published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from clustersim.campaign import pools
+from clustersim.campaign.job import Job, campaign
+from clustersim.campaign.ledger import percentiles
+from clustersim.campaign.many import play
+from clustersim.errors import ClusterSimError
+from clustersim.paths import data_path
+from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.scenario.reading import convert, read_toml
+from clustersim.texts import csv_rows, text_of
+from clustersim.units import Seconds, quantity
+
+FILE = "campaign_cases.toml"
+LAWS: dict[str, Callable[..., float]] = {
+    "mtbf": pools.mtbf, "spares_for": pools.spares_for, "spares_refilled_daily": pools.spares_refilled_daily,
+}  # fmt: skip
+REPLICAS = 400
+COLUMNS = ("row_id", "value", "unit", "status")
+
+
+class GoodputCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A training: its row in the table, what a step is, and its campaign. assumed : what its publisher does not say."""
+
+    name: str
+    row: str
+    assumed: str
+    nodes: int
+    step: Seconds
+    campaign: CampaignTable
+    definition: str = "effective_training_time"
+    gpus_per_node: int = 8
+    parameters: float = 0.0
+
+
+class LawCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure that a closed form answers, times ``scale``."""
+
+    name: str
+    row: str
+    assumed: str
+    law: str
+    arguments: dict[str, float]
+    scale: float = 1.0
+
+
+class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of them."""
+
+    goodput: tuple[GoodputCase, ...]
+    law: tuple[LawCase, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One published figure and what was predicted.
+
+    Parameters
+    ----------
+    published, unit, status : as the table has them; of a ``claim >=`` what is above it, and of a ``claim <=`` below,
+        is no error. predicted : the middle replica's; p5, p95 : of replicas. error : in the figure's own unit.
+    """
+
+    name: str
+    row: str
+    published: float
+    unit: str
+    status: str
+    predicted: float
+    p5: float
+    p95: float
+    error: float
+    assumed: str
+
+
+def cases() -> Cases:
+    """Every shipped case."""
+    return convert(read_toml(data_path("data") / FILE), Cases, FILE, dec_hook=quantity)
+
+
+def validate(table: Path, seed: int = 0) -> list[Checked]:
+    """Every case against its row. Raises :class:`ClusterSimError` for a table that is none, or without a row."""
+    rows, found = _rows(table), cases()
+    return [
+        *(_goodput(one, rows, table, seed) for one in found.goodput),
+        *(_law(one, rows, table) for one in found.law),
+    ]
+
+
+def in_points(checked: list[Checked]) -> dict[str, float]:
+    """Of goodputs: how many, and the median and the worst error in points, for a table of accuracy."""
+    errors = np.array([100.0 * abs(one.error) for one in checked if one.unit == "fraction" and one.p95 > one.p5])
+    return {
+        "n_cases": float(len(errors)),
+        "median_points": float(np.median(errors)),
+        "worst_points": float(errors.max()),
+    }
+
+
+def _rows(table: Path) -> dict[str, dict[str, str]]:
+    lines: Iterator[list[str]] = csv_rows(text_of(table, ClusterSimError), str(table), ClusterSimError)
+    head = next(lines, [])
+    if missing := [name for name in COLUMNS if name not in head]:
+        raise ClusterSimError(f"{table}: has no column {missing[0]!r}; a table like run_reliability.csv has it")
+    named = (dict(zip(head, line, strict=False)) for line in lines)
+    return {row["row_id"]: row for row in named if row.get("row_id")}
+
+
+def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> tuple[float, str, str]:
+    if row not in rows:
+        raise ClusterSimError(f"{table}: has no row {row!r}, which a case of {FILE} is checked against")
+    try:
+        return float(rows[row]["value"]), rows[row]["unit"], rows[row]["status"]
+    except (ValueError, KeyError):
+        raise ClusterSimError(f"{table}: row {row!r}: value is not a number") from None
+
+
+def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path, seed: int) -> Checked:
+    job = Job(one.nodes, one.nodes * one.gpus_per_node, float(one.step), parameters=one.parameters)
+    runs = play(campaign(one.campaign, job), REPLICAS, seed)
+    found = percentiles(runs.goodput(one.definition))
+    return _checked(one, found["p50"], found["p5"], found["p95"], *_published(rows, one.row, table))
+
+
+def _law(one: LawCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
+    whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
+    value = one.scale * LAWS[one.law](**whole)
+    return _checked(one, value, value, value, *_published(rows, one.row, table))
+
+
+def _checked(
+    one: GoodputCase | LawCase, p50: float, p5: float, p95: float, published: float, unit: str, status: str
+) -> Checked:
+    error = p50 - published
+    if status.startswith("claim"):
+        error = min(error, 0.0) if ">=" in status else max(error, 0.0)
+    return Checked(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed)

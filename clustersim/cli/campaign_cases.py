@@ -1,0 +1,57 @@
+"""``clustersim validate campaign``: published trainings played from their public inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.cli.campaign import rich_table
+from clustersim.cli.common import json_option, markdown_table, print_json, stdout, working
+from clustersim.cli.validate import markdown_option, table_argument
+
+if TYPE_CHECKING:
+    from clustersim.campaign.cases import Checked
+
+HEAD = ("case", "published", "predicted", "p5 to p95", "error")
+
+
+@click.command("campaign")
+@table_argument
+@markdown_option
+@json_option
+def campaign_cases(table: Path, as_json: bool, markdown: bool) -> None:
+    """Goodput and spares of published trainings: TABLE.csv in the columns of run_reliability.csv."""
+    from dataclasses import asdict
+
+    from clustersim.campaign import cases
+    from clustersim.report.pages import Grid
+
+    with working(f"playing the cases of {table}"):
+        checked = cases.validate(table)
+    overall = cases.in_points(checked)
+    if as_json:
+        print_json({"overall": overall, "cases": [asdict(one) for one in checked]})
+        return
+    rows = [_cells(one) for one in checked]
+    if markdown:
+        click.echo("\n".join(markdown_table(HEAD, rows)))
+    else:
+        grid = Grid([(heading, i > 0) for i, heading in enumerate(HEAD)], rows)
+        stdout().print(rich_table(f"published trainings: {table}", grid))
+    words = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
+    words += "median error {median_points:.1f} points, worst {worst_points:.1f}"
+    click.echo("\n" + words.format(**overall))
+    for one in checked if not markdown else ():
+        click.echo(f"assumed of {one.name}: {one.assumed}")
+
+
+def _cells(one: Checked) -> list[str]:
+    def text(value: float) -> str:
+        return f"{value:.1%}" if one.unit == "fraction" else f"{value:,.3g} {one.unit}"
+
+    sign = {"claim >=": "at least ", "claim <=": "at most "}.get(one.status, "")
+    error = f"{100 * one.error:+.1f} points" if one.unit == "fraction" else f"{one.error:+.2g} {one.unit}"
+    spread = f"{text(one.p5)} to {text(one.p95)}" if one.p95 > one.p5 else "closed form"
+    return [one.name, sign + text(one.published), text(one.predicted), spread, error]
