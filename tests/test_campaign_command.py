@@ -174,6 +174,15 @@ def test_a_campaign_that_cannot_finish_is_an_answer(tmp_path):
     assert "Does not finish" in done.output
 
 
+def test_waiting_for_nodes_without_end_is_an_answer(tmp_path):
+    path = file(tmp_path, TABLE.replace('repair = "3 h"', 'repair = "4000 d"'))
+    done = CliRunner().invoke(cli, ["campaign", str(path), "--replicas", "20", "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    assert not said["finishes"]
+    assert "Not every replica finishes" in said["verdict"]
+
+
 WRONG = {
     "a rate without unit": ('failures = "rsc1"', 'failures = [{name = "a", rate = 6.5}]', "6.5 per 1000 node-days"),
     "no such rate": ('failures = "rsc1"', 'failures = [{name = "a", rate = "6.5 a week"}]', "cannot read '6.5 a week'"),
@@ -185,6 +194,12 @@ WRONG = {
     "silence without a timeout": ('"rsc1"', '[{name="a", rate="1 per day", silent=0.5}]', "timeout"),
     "racks of no size": ('failures = "rsc1"', 'failures = [{name="a", rate="1 per rack-day"}]', "campaign.nodes.rack"),
     "nothing that survives": ('every = "best"', 'every = "best"\ntier = "local"', 'tier = "storage"'),
+    "no time to be written": ('every = "best"', 'every = "best"\nasynchronous = true', "campaign.storage.copy"),
+    "maintenance after steps": (
+        "[campaign.nodes]",
+        '[[campaign.calendar]]\nname="a"\nkind="maintenance"\nevery="9 steps"\n[campaign.nodes]',
+        "write elapsed time",
+    ),
     "no time to write": ('write = "1 GB/s"', 'write = "1 GB"', "'400 Gb/s' or '50 GB/s'"),
     "two lengths": ('duration = "20 d"', 'duration = "20 d"\nsteps = 5', "one of tokens, steps and duration"),
     "a misspelt field": ("[campaign.recovery]", '[campaign.recovery]\npolcy = "x"', "did you mean 'policy'?"),

@@ -154,6 +154,12 @@ def _hopeless(made: Campaign) -> str:
 
 def _verdict(said: Mapping[str, Any], made: Campaign) -> str:
     days, ideal = said["days"], made.axis.work / DAY
+    if not said["finishes"]:
+        return (
+            f"Not every replica finishes within {LONGEST:.0f} times its {ideal:,.1f} days: "
+            f"{said['ledger']['waiting for nodes']['share']:.0%} of the time is waiting for nodes and "
+            f"{said['ledger']['lost work']['share']:.0%} lost work."
+        )
     worst = sorted(
         ((part, one["share"]) for part, one in said["ledger"].items() if part != PARTS[PRODUCTIVE]),
         key=lambda item: -item[1],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from clustersim.calibration.score import number, read_table
 from clustersim.campaign import pools
 from clustersim.campaign.job import Job, campaign
 from clustersim.campaign.ledger import percentiles
@@ -17,7 +18,6 @@ from clustersim.errors import ClusterSimError
 from clustersim.paths import data_path
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.scenario.reading import convert, read_toml
-from clustersim.texts import csv_rows, text_of
 from clustersim.units import Seconds, quantity
 
 FILE = "campaign_cases.toml"
@@ -89,7 +89,7 @@ def cases() -> Cases:
 
 def validate(table: Path, seed: int = 0) -> list[Checked]:
     """Every case against its row. Raises :class:`ClusterSimError` for a table that is none, or without a row."""
-    rows, found = _rows(table), cases()
+    rows, found = {row["row_id"]: row for row in read_table(table, COLUMNS)}, cases()
     return [
         *(_goodput(one, rows, table, seed) for one in found.goodput),
         *(_law(one, rows, table) for one in found.law),
@@ -106,22 +106,13 @@ def in_points(checked: list[Checked]) -> dict[str, float]:
     }
 
 
-def _rows(table: Path) -> dict[str, dict[str, str]]:
-    lines: Iterator[list[str]] = csv_rows(text_of(table, ClusterSimError), str(table), ClusterSimError)
-    head = next(lines, [])
-    if missing := [name for name in COLUMNS if name not in head]:
-        raise ClusterSimError(f"{table}: has no column {missing[0]!r}; a table like run_reliability.csv has it")
-    named = (dict(zip(head, line, strict=False)) for line in lines)
-    return {row["row_id"]: row for row in named if row.get("row_id")}
-
-
 def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> tuple[float, str, str]:
     if row not in rows:
         raise ClusterSimError(f"{table}: has no row {row!r}, which a case of {FILE} is checked against")
     try:
-        return float(rows[row]["value"]), rows[row]["unit"], rows[row]["status"]
-    except (ValueError, KeyError):
-        raise ClusterSimError(f"{table}: row {row!r}: value is not a number") from None
+        return number(rows[row], "value"), rows[row]["unit"], rows[row]["status"]
+    except ValueError as error:
+        raise ClusterSimError(f"{table}: row {row!r}: {error}") from None
 
 
 def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path, seed: int) -> Checked:

@@ -201,18 +201,19 @@ def _work(every: Any, job: Job) -> float:
 def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> Tier:
     one, at = table.checkpoints[i], f"$.campaign.checkpoints[{i}]"
     nbytes = checkpoint_bytes(job.parameters, one.bytes_per_parameter or job.bytes_per_parameter)
-    write = _time(table, one.write, nbytes, "write", at) if one.write is not None or one.stall is None else one.stall
-    stall = _stall(table, one, job, nbytes, float(write), at)
+    said = one.write if one.asynchronous or one.write is not None else one.stall
+    write = _time(table, said, nbytes, "write", at)
+    stall = _stall(table, one, job, nbytes, write, at)
     load = one.load if one.load is not None else Duration(_time(table, None, nbytes, "read", at))
     interval = _work(one.every, job)
     if one.every.unit == "best":
         rate = sum(c.expected(work) for c in causes if _needs(table, c, one)) / work
         interval = job.step_s * max(1.0, round(best_interval(stall, 1.0 / rate) / job.step_s)) if rate else work
-    if max(stall, float(write)) > interval:
-        longest = max(stall, float(write))
+    if max(stall, write) > interval:
+        longest = max(stall, write)
         raise ScenarioError(f"a checkpoint of {longest:,.1f} s is longer than its interval of {interval:,.1f} s; "
                             f"save less often (at {at}.every)")  # fmt: skip
-    return Tier(one.tier, Save(min(interval, work), stall, float(write)), load)
+    return Tier(one.tier, Save(min(interval, work), stall, write), load)
 
 
 def _time(table: CampaignTable, said: float | None, nbytes: float, way: str, at: str) -> float:

@@ -64,7 +64,7 @@ class Recovery(_Strict, frozen=True):
     ----------
     policy : ``requeue``: the whole job is asked for again, whatever failed; ``replace``: lost nodes are replaced by
         spares, and a failure that loses none restarts in place; ``shrink``: like that, but where no spare is free the
-        job goes on smaller; ``drop_replica``: the other replicas of the model go on at once, and nothing is lost.
+        job goes on smaller; ``drop_replica``: the other replicas of the model go on at once, and no step is lost.
     replace : until new nodes, or with ``requeue`` the job, are there when some are free.
     restart : processes, communicators, compilation and warm-up.
     """
