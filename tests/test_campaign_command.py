@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import Page, needs_browser, opened, width_on_a_phone
 from click.testing import CliRunner
@@ -12,10 +14,12 @@ from conftest import ROOT
 
 from clustersim import plots, scenario
 from clustersim.campaign import PARTS, Asked, answer, folder_for, write
-from clustersim.campaign.batches import BATCH
+from clustersim.campaign.batches import BATCH, played
 from clustersim.campaign.causes import sets
-from clustersim.campaign.of_scenario import job_of
+from clustersim.campaign.job import campaign
+from clustersim.campaign.of_scenario import job_of, table_of
 from clustersim.cli import cli
+from clustersim.errors import ClusterSimError
 from clustersim.report import study_html
 from clustersim.report.campaign import pictures
 from clustersim.scenario.rerun import step_time
@@ -121,6 +125,31 @@ def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
     torn = (tmp_path / "out" / "results.jsonl").read_bytes()[:-50]
     (tmp_path / "out" / "results.jsonl").write_bytes(torn)
     assert answer(loaded, asked, folder) == whole
+
+
+def test_it_does_not_matter_who_plays_the_batches(loaded, tmp_path):
+    table = table_of(loaded)
+    made = campaign(table, job_of(loaded)[0])
+    folder = folder_for(loaded, tmp_path / "out", Asked())
+    with ThreadPoolExecutor(2) as executor:
+        spread = played(made, 2 * BATCH + 7, 5, folder=folder, executor=executor)
+    alone = played(made, 2 * BATCH + 7, 5)
+    np.testing.assert_array_equal(spread.ledger, alone.ledger)
+    np.testing.assert_array_equal(spread.elapsed, alone.elapsed)
+    with pytest.raises(ClusterSimError, match="holds another campaign"):
+        folder_for(loaded.changed({"campaign.factor": 2}), tmp_path / "out", Asked())
+
+
+@pytest.mark.parametrize("changes", [{"campaign.factor": 0}, {"campaign.recovery.policy": "drop_replica"}])
+def test_other_campaigns_have_a_page_too(loaded, changes, tmp_path):
+    one, asked = loaded.changed(changes), Asked(replicas=20, what_if=True)
+    folder = folder_for(one, tmp_path / "out", asked)
+    found = answer(one, asked, folder)
+    write(found, folder)
+    assert "A month" in study_html(tmp_path / "out")
+    if changes == {"campaign.factor": 0}:
+        assert found["failures"]["p95"] == 0
+        assert found["ledger"]["lost work"]["days"] == 0
 
 
 def test_the_command_prints_writes_and_draws(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,8 +103,8 @@ def _inputs(table: CampaignTable, job: Job, made: Campaign) -> dict[str, Any]:
     plan = {
         "steps": made.steps,
         "ideal_days": made.axis.work / DAY,
-        "expected_days": made.expected() / DAY,
-        "mtbf_s": made.mtbf,
+        "expected_days": None if made.policy == "drop_replica" else made.expected() / DAY,
+        "mtbf_s": made.mtbf if math.isfinite(made.mtbf) else None,
         "recovery_s": made.recovery,
         "causes": [{"name": c.name, "expected": c.expected(made.axis.end), "scope": c.scope} for c in made.causes],
         "source": "the scenario's own" if found is None else found.source,

@@ -61,7 +61,10 @@ def figures(said: Said) -> list[tuple[str, str]]:
     found = [
         ("days", f"{days['p50']:,.1f} ({days['p5']:,.1f} to {days['p95']:,.1f})"),
         ("without failures", f"{said['plan']['ideal_days']:,.1f} days"),
-        ("by closed form", f"{said['plan']['expected_days']:,.1f} days"),
+        (
+            "by closed form",
+            "" if said["plan"]["expected_days"] is None else f"{said['plan']['expected_days']:,.1f} days",
+        ),
         ("failures", f"{said['failures']['p50']:,.0f}"),
         ("effective training time", f"{said['goodput']['effective_training_time']['p50']:.1%}"),
     ]
@@ -74,7 +77,7 @@ def figures(said: Said) -> list[tuple[str, str]]:
         found.append(
             ("energy", f"{cost['kwh']['p50'] / 1e3:,.0f} MWh" + (f", {power['p50']:,.0f} USD" if power else ""))
         )
-    return found
+    return [(what, text) for what, text in found if text]
 
 
 def _ledger(said: Said) -> Grid | None:
