@@ -166,10 +166,10 @@ def _verdict(said: Mapping[str, Any], made: Campaign) -> str:
         key=lambda item: -item[1],
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
-    ett = said["goodput"]["effective_training_time"]["p50"]
+    productive = said["ledger"][PARTS[PRODUCTIVE]]["share"]
     return (
         f"{days['p50']:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days['p95']:,.1f}): "
-        f"{said['failures']['p50']:,.0f} failures, {ett:.1%} of the time is new steps"
+        f"{said['failures']['p50']:,.0f} failures, {productive:.1%} of the time is new steps at full pace"
         + (f"; most of the rest is {lost}." if lost else ".")
     )
 

@@ -153,4 +153,5 @@ def goodput_over_gpus(points: Sequence[Mapping[str, Any]], gpus_per_node: float,
         x="GPUs", y="effective training time [%]", log="x", title=title,
     )  # fmt: skip
     figure.axes[0].set_xticks(x, [f"{value:,.0f}" for value in x])
+    figure.axes[0].set_ylim(0.0, 104.0)
     return figure
