@@ -56,8 +56,8 @@ class Kernel:
     ----------
     name : str, such as ``"qkv"``, ``"softmax"``.
     kind : ``"gemm"`` (tensor cores where the dtype has them), ``"conv"`` (an implicit GEMM), ``"attention"``
-        (fused flash attention), ``"memory"`` (bandwidth-bound) or ``"host"`` (``launches`` things the host does while
-        the device waits for it).
+        (fused flash attention), ``"memory"`` (bandwidth-bound), ``"recurrent"`` (a GEMM repeated step after step, whose
+        weights' gradient is one GEMM) or ``"host"`` (``launches`` things the host does while the device waits for it).
     m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM.
     batch : int, independent GEMMs *per sample* (heads, for eager attention scores); then ``m`` does not grow with the
         batch and ``batch`` does.
@@ -156,7 +156,8 @@ class Model(Keeper):
     ----------
     name, family : ``"gpt2-xl"``, ``"gpt2"``.
     layers : in forward order; parameter registration order is the order of their tensors.
-    seq_len : tokens per sample; 0 for images. sample : what a sample is called, ``"sequence"`` or ``"image"``.
+    seq_len : tokens per sample, or frames or audio samples of a clip; 0 for images. sample : what a sample is called,
+        ``"sequence"``, ``"image"`` or ``"clip"``.
     n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise. kv_heads, head_dim : of its
         attention.
     notes : assumptions made while building.

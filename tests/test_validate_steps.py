@@ -84,7 +84,7 @@ def test_model_flops_per_second_are_the_models() -> None:
         ({"offload": "cpu"}, "offload"),
         ({"precision": ""}, "precision"),
         ({"precision": "int3"}, "int3"),
-        ({"model": "SSD300"}, "SSD"),
+        ({"model": "Mask R-CNN"}, "Mask R-CNN"),
         ({"gpu": "Abacus 3"}, "Abacus 3"),
     ],
 )
@@ -325,3 +325,11 @@ def test_transformers_within_15_percent_whichever_source_is_left_out() -> None:
         ]
         assert np.median(rest) < 0.12, source
         assert np.median(errors(source, TRANSFORMERS)) < 0.15, source
+
+
+def test_throughput_of_frames_or_audio_counts_what_a_clip_has_of_them() -> None:
+    made = models.model("tacotron2")
+    columns = row(metric="throughput", global_batch="4", value=str(made.seq_len), unit="mel/s")
+    assert measured_step(columns, made) == pytest.approx(4.0)
+    assert measured_step(columns | {"unit": "samples/s"}, made) == pytest.approx(4.0)
+    assert measured_step(columns | {"unit": "seq/s"}, made) == pytest.approx(4.0 / made.seq_len)

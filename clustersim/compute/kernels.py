@@ -12,7 +12,7 @@ from clustersim.device import Device
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel
 
-KINDS = ("gemm", "conv", "attention", "memory", "host")
+KINDS = ("gemm", "conv", "attention", "memory", "recurrent", "host")
 
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
@@ -101,7 +101,21 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
         return attention.attention_parts(where, kernel, batch, backward=backward)
     if kernel.kind == "conv":
         return conv_parts(where, kernel, batch, backward=backward)
+    if kernel.kind == "recurrent":
+        return _recurrent(where, kernel, batch, backward=backward)
     return _linear(where, kernel, batch, part)
+
+
+def _recurrent(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Products of a recurrent state, one step after the other; the gradient of their weights is one product in the end,
+    as cuDNN has it."""
+    rows, n, k, steps = kernel.m * batch, float(kernel.n), float(kernel.k), kernel.repeat
+    compute, memory = gemm.linear_parts(where, rows, k if backward else n, n if backward else k)
+    step = steps * max(compute, memory)
+    if not backward:
+        return step, steps * memory
+    weights = gemm.linear_parts(where, k, n, rows * steps)
+    return step + max(weights), steps * memory + weights[1]
 
 
 def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:

@@ -10,14 +10,15 @@ from clustersim.model import Model
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
+from clustersim.models.networks import NETWORKS
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
 from clustersim.texts import is_folder
 
 
 def catalog() -> tuple[str, ...]:
-    """Every name :func:`model` knows: the shipped configs, then the convolutional networks."""
-    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL)
+    """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
+    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *NETWORKS)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -46,6 +47,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
         return convnet(name, **_only(name, overrides, {"image_size", "implementation"}))
     if name in TRANSFORMER_XL:
         return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
+    if name in NETWORKS:
+        return NETWORKS[name](**_only(name, overrides, set()))
     return from_hf(_config(name), name=name, **overrides)
 
 
@@ -55,7 +58,7 @@ def file(name_or_path: str | Path) -> Path | None:
     if path.suffix == ".json" or is_folder(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
-    return None if name in CONVNETS or name in TRANSFORMER_XL else _config(name)
+    return None if name in {*CONVNETS, *TRANSFORMER_XL, *NETWORKS} else _config(name)
 
 
 def _known(word: str) -> str:
@@ -79,5 +82,7 @@ def _plain(name: str) -> str:
 def _only(name: str, overrides: dict[str, Any], known: set[str]) -> dict[str, Any]:
     for option in overrides:
         if option not in known:
-            raise ModelError(f"{name}: unknown option {option!r}; it takes {', '.join(map(repr, sorted(known)))}")
+            raise ModelError(
+                f"{name}: unknown option {option!r}; it takes {', '.join(map(repr, sorted(known))) or 'none'}"
+            )
     return overrides

@@ -2,7 +2,8 @@
 
 He et al. (arXiv:1512.03385, stride in the 3x3 as torchvision and "v1.5"), Xie et al. (1611.05431), Hu et al.
 (1709.01507), Simonyan and Zisserman (1409.1556), Krizhevsky (1404.5997), Szegedy et al. (1512.00567, in
-:mod:`clustersim.models.inception`). A new network is one row of :data:`CONVNETS`.
+:mod:`clustersim.models.inception`), Liu et al. (1512.02325, SSD with ResNet-50 as NVIDIA DeepLearningExamples has it).
+A new network is one row of :data:`CONVNETS`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from clustersim.models.conv_layers import (
     squeeze_excitation,
 )
 from clustersim.models.inception import inception_v3
+from clustersim.models.kernels import Passes, memory
 
 CLASSES = 1000
 
@@ -65,18 +67,23 @@ def _vgg(*depths: int) -> Plain:
 
 
 def _residual(x: Feature, net: Residual, fused: bool) -> list[Layer]:
+    layers, x = _residual_body(x, net, fused, (1, 2, 2, 2))
+    layer, x = global_pool(x, "avgpool")
+    return [*layers, layer, dense(x.channels, CLASSES, "fc"), loss(CLASSES)]
+
+
+def _residual_body(x: Feature, net: Residual, fused: bool, strides: tuple[int, ...]) -> tuple[list[Layer], Feature]:
+    """The stem and as many stages as there are strides, and the map they leave."""
     layers: list[Layer] = []
     layer, x = conv_unit(x, 64, 7, stride=2, padding=3, name="conv1", norm="bn1", fused=fused)
     layers.append(layer)
     layer, x = pool(x, 3, 2, padding=1, name="maxpool")
     layers.append(layer)
-    for stage, depth in enumerate(net.depths):
+    for stage, (depth, stride) in enumerate(zip(net.depths, strides, strict=False)):
         for i in range(depth):
-            stride = 2 if stage > 0 and i == 0 else 1
-            block, x = _block(x, net, 64 * 2**stage, stride, f"layer{stage + 1}.{i}", fused)
+            block, x = _block(x, net, 64 * 2**stage, 1 if i else stride, f"layer{stage + 1}.{i}", fused)
             layers += block
-    layer, x = global_pool(x, "avgpool")
-    return [*layers, layer, dense(x.channels, CLASSES, "fc"), loss(CLASSES)]
+    return layers, x
 
 
 def _block(
@@ -148,6 +155,41 @@ def _alexnet(x: Feature, fused: bool) -> list[Layer]:
     ]
 
 
+_SSD_MAPS = ((512, 256, 2), (512, 256, 2), (256, 128, 2), (256, 128, 1), (256, 128, 1))
+_SSD_BOXES = (4, 6, 6, 6, 4, 4)
+_COCO = 81
+
+
+def _ssd(x: Feature, fused: bool) -> list[Layer]:
+    """SSD300: ResNet-50 up to its third stage, which keeps its size; five smaller maps; boxes and classes of each."""
+    layers, x = _residual_body(x, _RESNET50, fused, (1, 2, 1))
+    maps = [x]
+    for i, (channels, narrow, stride) in enumerate(_SSD_MAPS):
+        p = f"additional_blocks.{i}"
+        layer, x = conv_unit(x, narrow, 1, name=f"{p}.0", norm=f"{p}.1", fused=fused)
+        wide, x = conv_unit(
+            x, channels, 3, stride=stride, padding=stride - 1, name=f"{p}.3", norm=f"{p}.4", fused=fused
+        )
+        layers += [layer, wide]
+        maps.append(x)
+    for what, outputs in (("loc", 4), ("conf", _COCO)):
+        for i, (one, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
+            layer, _ = conv_unit(one, boxes * outputs, 3, padding=1, name=f"{what}.{i}", relu=False)
+            layers.append(layer)
+    return [*layers, _multibox(sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True)))]
+
+
+def _multibox(boxes: int) -> Layer:
+    """Cross-entropy of every default box, and hard negative mining by two sorts of some ten radix passes each."""
+    kernels = (
+        memory("cat", float(boxes * (_COCO + 4)), Passes(2, 2, 4, 14)),
+        memory("cross_entropy", float(boxes * _COCO), Passes(4, 5, 3, 3)),
+        memory("mining", float(boxes), Passes(60, 4, 40, 20)),
+    )
+    kept = 3.0 * boxes * _COCO
+    return Layer("loss", "loss", (), kernels, activation_bytes=kept, boundary_bytes=float(boxes * (_COCO + 4)))
+
+
 def _inception(x: Feature, fused: bool) -> list[Layer]:
     return [*inception_v3(x, CLASSES, auxiliary=True, fused=fused), loss(CLASSES)]
 
@@ -180,6 +222,7 @@ CONVNETS: dict[str, Residual | Plain | Custom] = {
     "alexnet": Custom(_alexnet),
     "inception_v3": Custom(_inception, image_size=299),
     "inception_v3_no_aux": Custom(_inception_without_aux, image_size=299),
+    "ssd300_resnet50": Custom(_ssd, image_size=300),
 }
 
 

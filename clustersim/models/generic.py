@@ -17,6 +17,7 @@ from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import shape_from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
+from clustersim.models.networks import NETWORKS
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
@@ -25,14 +26,10 @@ Row = Mapping[str, str]
 
 # What people call things, on names stripped to lower-case letters, digits and dots.
 _CONVNET_WORDS = {"inceptionv3": "inception_v3", "inception3": "inception_v3", "resnext101": "resnext101_32x8d"}
+_CONVNET_WORDS |= {"ssd": "ssd300_resnet50", "ssd300": "ssd300_resnet50"}
 _UNSUPPORTED = {
-    "ssd": "a detection network (SSD) is not described",
     "maskrcnn": "a detection network (Mask R-CNN) is not described",
-    "gnmt": "a recurrent network (GNMT) is not described",
-    "tacotron": "a recurrent speech network (Tacotron 2) is not described",
-    "waveglow": "a flow network (WaveGlow) is not described",
     "fastpitch": "a speech network (FastPitch) is not described",
-    "jasper": "a speech network (Jasper) is not described",
     "ncf": "a recommender (NCF) is not described",
     "t5": "an encoder-decoder (T5) is not described",
     "switch": "an encoder-decoder mixture of experts (Switch) is not described",
@@ -91,6 +88,8 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
     if found := _convnet_name(plain, row):
         side = re.search(r"(\d+)x\1\b", name)
         return convnet(found, int(side.group(1)) if side else None, implementation=implementation or "eager")
+    if other := next((known for known in NETWORKS if plain.startswith(known)), ""):
+        return NETWORKS[other]()
     for known in TRANSFORMER_XL:
         if plain == _plain(known):
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.

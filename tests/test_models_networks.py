@@ -1,0 +1,67 @@
+"""Detection, speech and translation: parameters as published, and what recurrence costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustersim.compute import kernel_time
+from clustersim.device import device
+from clustersim.model import Kernel
+from clustersim.models import model
+from clustersim.models.audio import waveglow
+from clustersim.models.recurrent import gnmt, recurrence, tacotron2
+
+# Ping et al., WaveFlow (arXiv:1912.01219), table 5: parameters of WaveGlow by residual channels, in millions.
+WAVEGLOW = {64: 17.59, 128: 34.83, 256: 87.88, 512: 268.29}
+
+
+@pytest.mark.parametrize(("channels", "millions"), WAVEGLOW.items())
+def test_waveglow_has_the_parameters_that_waveflow_lists(channels: int, millions: float) -> None:
+    assert waveglow(channels).parameters / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+def test_gnmt_has_the_parameters_that_its_training_logs_print() -> None:
+    # MLPerf training 0.6, GNMT in PyTorch: "Number of parameters: 160671297".
+    assert model("gnmt").parameters == 160_671_297
+
+
+def test_tacotron_2_has_the_parameters_of_nvidias_checkpoint() -> None:
+    # NVIDIA/tacotron2's modules counted in torch: 28.2 million.
+    assert model("tacotron2").parameters == 28_193_153
+
+
+def test_jasper_has_the_parameters_of_its_paper() -> None:
+    assert model("jasper").parameters / 1e6 == pytest.approx(333, abs=0.5)  # arXiv:1904.03288, table 5
+
+
+def test_ssd_has_8732_default_boxes() -> None:
+    ssd = model("ssd300_resnet50")
+    heads = [layer for layer in ssd.layers if layer.name.startswith("loc.")]
+    assert sum(k.m * k.n // 4 for layer in heads for k in layer.kernels if k.kind == "conv") == 8732
+
+
+def test_ssd_keeps_three_stages_of_resnet_50() -> None:
+    kept = [t for layer in model("ssd300_resnet50").layers for t in layer.tensors]
+    resnet = [t for layer in model("resnet50").layers for t in layer.tensors if not t.name.startswith(("layer4", "fc"))]
+    assert kept[: len(resnet)] == resnet
+
+
+def time(kernel: Kernel, batch: int, *, backward: bool = False) -> float:
+    return kernel_time(kernel, device("V100-SXM2-16GB"), batch, "fp16", backward=backward)[0]
+
+
+def test_a_recurrent_product_takes_its_steps_one_after_the_other() -> None:
+    assert time(recurrence("state", 40, 1024), 64) == pytest.approx(2 * time(recurrence("state", 20, 1024), 64))
+
+
+def test_steps_together_would_be_faster_than_one_after_the_other() -> None:
+    alone = recurrence("state", 40, 1024)
+    together = Kernel("gates", "gemm", m=40, n=4096, k=1024, flops=alone.flops, backward_flops=alone.backward_flops)
+    assert time(alone, 64) > 2 * time(together, 64)
+    assert time(alone, 64, backward=True) > time(together, 64, backward=True)
+
+
+def test_padding_costs_time_and_counts_no_tokens() -> None:
+    assert gnmt(28, 36).seq_len == gnmt(28, 28).seq_len == 56
+    assert gnmt(28, 36).flops_per_sample() > 1.2 * gnmt(28, 28).flops_per_sample()
+    assert tacotron2(566, 850).seq_len == 566
