@@ -18,7 +18,7 @@ from clustersim.compute.host import host_bandwidth
 from clustersim.engine import simulate
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
-from clustersim.program import Compute, Op, Program
+from clustersim.program import DTYPE_BYTES, Compute, Op, Program
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import Topology
 
@@ -93,7 +93,8 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
     samples = run.micro_batch * played * run.gpus
     figures = metrics.summary(timeline, run.model, samples_per_step=samples, workers=mesh.workers)
-    return alone + float(figures["step_time_s"])
+    flattened = run.model.parameters * DTYPE_BYTES[run.param_dtype] / run.framework.flat_rate
+    return alone + float(figures["step_time_s"]) + (flattened if run.strategy == "ddp" else 0.0)
 
 
 def coarser(model: Model, cost: StepCost, parts: int = SEGMENTS) -> tuple[Model, StepCost]:
