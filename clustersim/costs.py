@@ -55,15 +55,15 @@ class Costs:
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(
         **{
-            "nvlink/LL": 0.965 * US,
-            "nvlink/LL128": 1.73 * US,
-            "nvlink/Simple": 2.91 * US,
-            "pcie/LL": 4.29 * US,
+            "nvlink/LL": 0.93 * US,
+            "nvlink/LL128": 1.86 * US,
+            "nvlink/Simple": 2.92 * US,
+            "pcie/LL": 4.11 * US,
             "pcie/LL128": 2.5 * US,
-            "pcie/Simple": 4.45 * US,
-            "net/LL": 3.12 * US,
-            "net/LL128": 6.85 * US,
-            "net/Simple": 13.2 * US,
+            "pcie/Simple": 4.48 * US,
+            "net/LL": 4.05 * US,
+            "net/LL128": 5.13 * US,
+            "net/Simple": 13.3 * US,
         }
     )
     # NVLink hops by GPU generation and protocol, relative to Hopper.
@@ -72,10 +72,10 @@ class Costs:
             f"{age}/{protocol}": factor
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.42, 1.56, 1.47),
-                "ampere": (1.24, 1.68, 1.82),
+                "volta": (1.46, 1.52, 1.46),
+                "ampere": (1.4, 1.37, 1.91),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.39, 1.19, 1.3),
+                "blackwell": (1.3, 1.29, 1.3),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
@@ -83,52 +83,52 @@ class Costs:
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
-    simple_ring_net: float = 0.379  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    simple_ring_net: float = 0.396  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.315, LL128=0.601, Simple=0.574)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.313, LL128=0.6, Simple=0.53)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(
         **{
-            "nvlink/LL": 0.34,
-            "nvlink/LL128": 0.729,
-            "nvlink/Simple": 0.814,
+            "nvlink/LL": 0.342,
+            "nvlink/LL128": 0.723,
+            "nvlink/Simple": 0.813,
             "pcie/LL": 0.35,
             "pcie/LL128": 0.7,
             "pcie/Simple": 0.76,
             "shm/LL": 0.332,
             "shm/LL128": 0.5,
-            "shm/Simple": 0.438,
-            "net/LL": 0.253,
-            "net/LL128": 0.955,
+            "shm/Simple": 0.437,
+            "net/LL": 0.215,
+            "net/LL128": 0.984,
             "net/Simple": 1.0,
         }
     )
     share_generation: Mapping[str, float] = _table(
-        pascal=0.996, volta=1.0, ampere=1.0, hopper=0.995, blackwell=0.997, amd=0.8
+        pascal=0.996, volta=1.0, ampere=1.0, hopper=0.996, blackwell=0.997, amd=0.8
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
-    # Of that, messages with flags and data in one word.
-    net_ll: Mapping[str, float] = _table(**{name: row.ll for name, row in TRANSPORTS.items()})
-    tree_share: float = 0.799
+    # Of a hop, where a message of LL or LL128 is above the transport's eager limit.
+    rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
+    tree_share: float = 0.77
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
     nvls_share: Mapping[str, float] = _table(hopper=0.69, blackwell=0.65)
     nvls_tree_share: float = 0.922
-    tree_levels: float = 1.29  # network hops per log2(nodes), each way
-    nvls_latency: float = 25.8 * US
-    nvls_tree_hop: float = 20.6 * US
+    tree_levels: float = 1.2  # network hops per log2(nodes), each way
+    nvls_latency: float = 25.2 * US
+    nvls_tree_hop: float = 19.8 * US
     # Point to point (all_to_all, send): channels open as the message grows.
-    p2p_share: float = 0.756
-    p2p_net_share: float = 0.891
+    p2p_share: float = 0.754
+    p2p_net_share: float = 0.893
     send_share: float = 0.817
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=18.4e9, hopper=87.9e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=17.6e9, hopper=87.0e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
         volta=2.2 * 2**20,
-        ampere=2.47 * 2**20,
+        ampere=2.43 * 2**20,
         hopper=66.8 * 2**20,
         blackwell=66 * 2**20,
         amd=2.2 * 2**20,
@@ -136,21 +136,22 @@ class Costs:
     p2p_max_channels: float = 16.0
     # Host.
     base: float = 3.61 * US
-    rooted_base: float = 5.11 * US
+    rooted_base: float = 4.81 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.9 * US, power=15.0 * US, arm=11.1 * US)
+    host_floor: Mapping[str, float] = _table(intel=13.1 * US, amd=13.8 * US, power=15.0 * US, arm=10.9 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.4 * US
-    host_floor_per_gpu: float = 2.86 * US
-    host_p2p_factor: float = 2.44  # of that, for all_to_all: many more launches and proxies
+    host_single: float = 9.5 * US
+    host_floor_per_gpu: float = 2.76 * US
+    host_block: float = 0.142 * US  # of that, for each block of its kernel
+    host_p2p_factor: float = 2.5  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
     # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
-    host_p2p: float = 11.8 * US
+    host_p2p: float = 12.3 * US
     host_p2p_peer: float = 2.8 * US
-    threads_base: float = 7.78 * US
-    threads_step: float = 2.13 * US
-    fill_norm: float = 0.7
-    fill_span: float = 30.8  # bytes over hops beyond which the pipeline is full
+    threads_base: float = 8.0 * US
+    threads_step: float = 2.18 * US
+    fill_norm: float = 0.721
+    fill_span: float = 30.5  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
 

@@ -25,7 +25,8 @@ class Transport:
     source : where its numbers are from.
     hop : float [s], what it adds to a hop of InfiniBand verbs (twice for the Simple protocol, which waits for a flush).
     share : float, of a NIC's line rate that collectives reach.
-    ll : float, of that share, which messages of the LL protocol reach: flags and data in small messages.
+    eager, rendezvous : float [bytes], [s]. Messages of the LL and LL128 protocols above the first cost each hop the
+        second: sender and receiver agree before they move.
     nic_rate : float [bytes/s], that one NIC's streams reach however fast the NIC is.
     direct : NICs read and write GPU memory without the CPU (GPUDirect).
     bundled : the plug-in makes one device of the NICs on a PCIe switch.
@@ -37,7 +38,8 @@ class Transport:
     source: str
     hop: float = 0.0
     share: float = 0.96
-    ll: float = 1.0
+    eager: float = math.inf
+    rendezvous: float = 0.0
     nic_rate: float = math.inf
     direct: bool = True
     bundled: bool = False
@@ -59,15 +61,16 @@ TRANSPORTS: Mapping[str, Transport] = {
     ),
     "slingshot": Transport(
         "Slingshot by libfabric (CXI)",
-        "Alps and Polaris; messages above libfabric's eager limit go by rendezvous, which LL's many messages pay most",
-        hop=1.18 * US,
+        "Alps and Polaris; fi_cxi(7): FI_CXI_RDZV_THRESHOLD is 16,384 bytes",
+        hop=1.03 * US,
         share=0.9,
-        ll=0.186,
+        eager=2.0**14,
+        rendezvous=54.0 * US,
     ),
     "efa": Transport(
         "EFA with RDMA writes (P5 and later)",
         f"{_OFI}: protocol RDMA, 75 us told to the tuner, 35 us from P5en on; two published tables of P5",
-        hop=13.8 * US,
+        hop=14.4 * US,
         share=0.9,
         bundled=True,
         reported=75 * US,
@@ -102,7 +105,7 @@ TRANSPORTS: Mapping[str, Transport] = {
     "tcpxo": Transport(
         "GPUDirect-TCPXO, FasTrak (A3 Mega)",
         "one published table of A3 Mega",
-        hop=26.4 * US,
+        hop=25.7 * US,
         share=0.904,
     ),
     "tcp": Transport(

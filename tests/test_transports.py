@@ -14,7 +14,8 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import choice, seconds
-from clustersim.costs import COSTS
+from clustersim.collectives.nccl_terms import host_floor
+from clustersim.costs import COSTS, overlaid
 from clustersim.errors import ProgramError
 from clustersim.fabrics.schema import Net
 from clustersim.transports import TRANSPORTS, transport
@@ -35,8 +36,7 @@ def test_every_transport_has_a_source_and_its_constants(net):
     row = transport(net)
     assert row.source
     assert 0 < row.share <= 1
-    assert 0 < row.ll <= 1
-    assert (COSTS.net_extra[net], COSTS.net_share[net], COSTS.net_ll[net]) == (row.hop, row.share, row.ll)
+    assert (COSTS.net_extra[net], COSTS.net_share[net], COSTS.rendezvous[net]) == (row.hop, row.share, row.rendezvous)
 
 
 @pytest.mark.parametrize("net", TRANSPORTS)
@@ -93,3 +93,21 @@ def test_a_log_that_does_not_say_is_taken_as_most_of_its_days():
     assert (group.launch, group.nccl_version) == ("single_process", (2, 14))
     assert measured(row(**box, notes="mpirun, one process per GPU"))[2].launch == "process_per_gpu"
     assert measured(row(nccl_version="2.26.2"))[2].nccl_version == (2, 26)
+
+
+def test_messages_above_the_eager_limit_wait_for_their_receivers_at_every_hop():
+    group, limit = over("slingshot"), TRANSPORTS["slingshot"].eager
+    pinned = [Request("all_gather", n, algorithm="ring", protocol="LL128") for n in (2.0**18, 2.0**26)]
+    small, large = (choice(request, group) for request in pinned)
+    assert small.request.nbytes / group.size / small.blocks < limit <= large.request.nbytes / group.size / large.blocks
+    without = overlaid(COSTS, {"rendezvous.slingshot": 0.0})
+    assert seconds(small, COSTS) == seconds(small, without)
+    waits = large.loads.net_steps * COSTS.rendezvous["slingshot"]
+    assert seconds(large, COSTS) - seconds(large, without) == pytest.approx(waits, rel=1e-6)
+
+
+def test_one_process_writes_down_each_gpus_blocks_before_it_launches():
+    machine = fabrics.load("hgx-a100", nodes=1)
+    one, each = (Group(machine, fabrics.mesh(machine).gpus, mode) for mode in ("single_process", "process_per_gpu"))
+    more = [host_floor("all_reduce", of, COSTS, 24) - host_floor("all_reduce", of, COSTS, 0) for of in (one, each)]
+    assert more == pytest.approx([8 * 24 * COSTS.host_block, 0.0])

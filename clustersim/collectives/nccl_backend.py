@@ -19,7 +19,7 @@ from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Channel, Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.nccl_terms import ROOTED, fill, floored, hop_time, host_floor, inner_hop, norm
+from clustersim.collectives.nccl_terms import ROOTED, fill, floored, hop_time, host_floor, inner_hop, norm, rendezvous
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
@@ -41,7 +41,7 @@ class Choice:
 
     Parameters
     ----------
-    algorithm, protocol, n_channels : picked.
+    algorithm, protocol, n_channels : picked. blocks : CUDA blocks of its kernel, fewer than channels for small sizes.
     """
 
     request: Request
@@ -49,6 +49,7 @@ class Choice:
     algorithm: str
     protocol: str
     n_channels: int
+    blocks: int = 1
 
     @cached_property
     def alike(self) -> tuple[object, ...]:
@@ -83,7 +84,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
         way = _tuned_way(group, request.kind, request.root, *picked, costs)
     else:
         way = _direct_way(group, request.kind, request.root, request.matrix, costs)
-    made = _plan(request, group, picked, way, _law(request, group, way.hops, costs))
+    made = _plan(request, group, picked, way, _law(chosen, way.hops, costs))
     if request.kind in TUNED:
         return made
     wire = request.nbytes / way.rate
@@ -108,13 +109,14 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
         version=group.nccl_version,
     )
     count = n_channels or nccl.search_channels(tuned.algorithm, system)
-    return Choice(request, group, tuned.algorithm, tuned.protocol, count)
+    blocks = nccl.channels_used(tuned, request.nbytes, system, request.kind)
+    return Choice(request, group, tuned.algorithm, tuned.protocol, count, blocks)
 
 
 def seconds(chosen: Choice, costs: Costs) -> float:
     """What ``plan(...).time`` says on an idle network, without making the Plan: for fits, which ask very often."""
     pace, hops = _pace_and_hops(chosen, costs)
-    return _law(chosen.request, chosen.group, hops, costs)(chosen.request.nbytes * pace)
+    return _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 
 def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
@@ -124,7 +126,7 @@ def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
         if chosen.alike not in known:
             known[chosen.alike] = _pace_and_hops(chosen, costs)
         pace, hops = known[chosen.alike]
-        yield _law(chosen.request, chosen.group, hops, costs)(chosen.request.nbytes * pace)
+        yield _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 
 def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
@@ -182,14 +184,19 @@ def _direct_shares(kind: str, group: Group, costs: Costs) -> Floats:
     return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
 
 
-def _law(request: Request, group: Group, hops: float, costs: Costs) -> Callable[[float], float]:
+def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
     """Seconds of the collective, given those its bytes take on the narrowest link."""
+    request, group = chosen.request, chosen.group
     if request.kind not in TUNED:
         return _p2p_law(request, group, costs)
     base = costs.rooted_base if request.kind in ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
-    floor = host_floor(request.kind, group, costs)
+    floor = host_floor(request.kind, group, costs, chosen.blocks)
+    if transport(placement(group).net).eager < math.inf:
+        base += rendezvous(
+            chosen.algorithm, chosen.protocol, request.nbytes / chosen.blocks, chosen.loads, group, costs
+        )
 
     def seconds(wire: float) -> float:
         return floored(base + hops + wire + fill(hops, wire, costs), floor, costs)

@@ -7,6 +7,7 @@ import math
 from clustersim.collectives.base import Group
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, placement
 from clustersim.costs import Costs
+from clustersim.transports import transport
 
 ROOTED = frozenset({"broadcast", "reduce"})
 """Kinds with a root that the tuner chooses for."""
@@ -31,12 +32,16 @@ def floored(device_time: float, floor: float, costs: Costs) -> float:
     return norm(device_time, floor, costs.floor_norm)
 
 
-def host_floor(kind: str, group: Group, costs: Costs) -> float:
-    """Seconds below which no collective of this launch mode comes back."""
+def host_floor(kind: str, group: Group, costs: Costs, blocks: int = 0) -> float:
+    """Seconds below which no collective of this launch mode comes back.
+
+    One process that drives all GPUs writes down the work of each one's ``blocks`` before it launches.
+    """
     if group.launch != "single_process":
         return costs.host_floor[group.node_type.cpu_vendor]
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
-    return (costs.host_single + costs.host_floor_per_gpu * group.ranks_per_node) * many
+    each = costs.host_floor_per_gpu + costs.host_block * blocks
+    return (costs.host_single + each * group.ranks_per_node) * many
 
 
 def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:
@@ -60,6 +65,19 @@ def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: 
     if group.launch == "threads":
         hops += loads.steps * costs.threads_step
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
+
+
+def rendezvous(algorithm: str, protocol: str, nbytes: float, loads: PathLoads, group: Group, costs: Costs) -> float:
+    """Seconds that messages above the transport's eager limit wait for their receivers, one hop after the other.
+
+    ``nbytes`` : of the payload, a block's share. A ring sends a rank's part of it, and LL a flag with every word.
+    """
+    where, ring = placement(group), algorithm == "ring"
+    message = nbytes * (2.0 if protocol == "LL" else 1.0) / (group.size if ring else 1)
+    if where.islands == 1 or protocol == "Simple" or message < transport(where.net).eager:
+        return 0.0
+    hops = loads.net_steps if ring else 2.0 * costs.tree_levels * math.log2(where.islands)
+    return hops * costs.rendezvous[where.net]
 
 
 def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:

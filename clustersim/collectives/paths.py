@@ -161,6 +161,4 @@ def shares_of(algorithm: str, protocol: str, group: Group, costs: Costs) -> Floa
         inside["nvlink"] = costs.nvls_share[where.age] * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
     growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
     net = costs.share[f"net/{protocol}"] * costs.net_share[where.net] / growth
-    if protocol == "LL":
-        net *= costs.net_ll[where.net]
     return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])

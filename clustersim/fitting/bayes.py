@@ -16,7 +16,7 @@ STEP = 1e-3
 ROUNDS = 8
 """Steps of Gauss-Newton at most."""
 
-LOOKED = (-3.0, -2.0, -1.0, 1.0, 2.0, 3.0)
+LOOKED = (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """Standard deviations at which constants are looked at alone, before the first step."""
 
 FARTHEST = 0.7

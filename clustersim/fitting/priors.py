@@ -50,7 +50,7 @@ PRIORS: Mapping[str, Prior] = {
         for name, prior in _by_protocol(f"hop_generation.{age}", _OLDER, 0.4).items()
     },
     **_by_protocol("hop_generation.blackwell", (1.3, 1.3, 1.3), 0.4),
-    "net_extra.slingshot": Prior(2.0 * US, 0.8),
+    "net_extra.slingshot": Prior(1.0 * US, 0.8),
     "net_extra.efa": Prior(15.0 * US, 0.6),
     "net_extra.efa_sendrecv": Prior(20.0 * US, 0.6),
     "net_extra.efa_host": Prior(35.0 * US, 0.6),
@@ -78,7 +78,7 @@ PRIORS: Mapping[str, Prior] = {
     "net_share.tcpx": Prior(0.85, 0.15),
     "net_share.tcpxo": Prior(0.9, 0.1),
     "net_share.tcp": Prior(0.9, 0.3),
-    "net_ll.slingshot": Prior(0.3, 0.7),
+    "rendezvous.slingshot": Prior(60.0 * US, 0.7),
     "tree_share": Prior(0.85, 0.2),
     "nvls_share.hopper": Prior(0.7, 0.07),
     "nvls_share.blackwell": Prior(0.65, 0.1),
@@ -103,6 +103,7 @@ PRIORS: Mapping[str, Prior] = {
     "host_floor.arm": Prior(11.0 * US, 0.4),
     "host_single": Prior(10.0 * US, 0.3),
     "host_floor_per_gpu": Prior(3.2 * US, 0.3),
+    "host_block": Prior(0.1 * US, 0.7),
     "host_p2p_factor": Prior(2.0, 0.4),
     "host_p2p": Prior(12.0 * US, 0.4),
     "host_p2p_peer": Prior(2.5 * US, 0.4),
@@ -133,11 +134,11 @@ class Factor:
 
 FACTORS: Mapping[str, Factor] = {
     "host": Factor(
-        ("base", "rooted_base", "host_floor", "host_single", "host_floor_per_gpu", "host_p2p", "host_p2p_peer",
-         "threads_base"), 0.5
+        ("base", "rooted_base", "host_floor", "host_single", "host_floor_per_gpu", "host_block", "host_p2p",
+         "host_p2p_peer", "threads_base"), 0.5
     ),
     "hops": Factor(("hop.nvlink", "hop.pcie", "nvls_latency", "threads_step"), 0.3),
-    "network hops": Factor(("hop.net", "net_extra", "nvls_tree_hop"), 0.3),
+    "network hops": Factor(("hop.net", "net_extra", "nvls_tree_hop", "rendezvous"), 0.3),
     "links": Factor(("share.nvlink", "share.pcie", "share.shm", "nvls_share", "p2p_share", "send_share"), 0.03),
     "network": Factor(("net_share",), 0.08),
 }  # fmt: skip

@@ -27,11 +27,10 @@ SPREADS: Mapping[str, float] = {
     "host_floor_per_gpu": 0.7,
     # With a whole log in hand, a rate that is surely below its kind's may be found as such.
     "net_share": 0.15,
-    "net_ll": 0.7,
 }
 """Prior spread of ln(constant) between machines where a log may say more than :data:`clustersim.fitting.PRIORS`."""
 
-_OF_NET = frozenset({"net_extra", "net_share", "net_ll"})
+_OF_NET = frozenset({"net_extra", "net_share", "rendezvous"})
 _OF_AGE = frozenset({"nvls_share", "p2p_channel_rate", "p2p_channel_bytes"})
 _GENERATIONS = frozenset({"hop_generation", "share_generation"})
 
