@@ -10,6 +10,7 @@ from clustersim.model import Kernel
 from clustersim.models import model
 from clustersim.models.audio import waveglow
 from clustersim.models.recurrent import gnmt, recurrence, tacotron2
+from clustersim.models.seq2seq import seq2seq
 
 # Ping et al., WaveFlow (arXiv:1912.01219), table 5: parameters of WaveGlow by residual channels, in millions.
 WAVEGLOW = {64: 17.59, 128: 34.83, 256: 87.88, 512: 268.29}
@@ -18,6 +19,31 @@ WAVEGLOW = {64: 17.59, 128: 34.83, 256: 87.88, 512: 268.29}
 @pytest.mark.parametrize(("channels", "millions"), WAVEGLOW.items())
 def test_waveglow_has_the_parameters_that_waveflow_lists(channels: int, millions: float) -> None:
     assert waveglow(channels).parameters / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+# num_parameters() of Hugging Face's checkpoints of that name.
+SEQ2SEQ = {
+    "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096, "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344, "bart-base": 139_420_416, "bart-large": 406_291_456,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters"), SEQ2SEQ.items())
+def test_encoder_decoders_have_the_parameters_of_their_checkpoints(name: str, parameters: int) -> None:
+    assert model(name).parameters == parameters
+
+
+def test_the_big_transformer_has_the_parameters_of_its_paper_but_for_the_words_it_leaves_out() -> None:
+    # Vaswani et al., table 3: 213 million with a vocabulary of 37,000.
+    assert model("transformer-big").parameters + (37_000 - 33_712) * 1024 == pytest.approx(213e6, rel=0.01)
+
+
+def test_a_decoders_block_has_the_encoders_products_and_cross_attention() -> None:
+    small = seq2seq("t5-small", 128)
+    encoder, decoder = (next(x for x in small.layers if x.name == f"{part}.1") for part in ("encoder", "decoder"))
+    more = sum(k.flops for k in decoder.kernels) - sum(k.flops for k in encoder.kernels)
+    t, h = 128, 512
+    assert more == pytest.approx(2.0 * t * 4 * h * h + 4.0 * t * t * h)
 
 
 def test_gnmt_has_the_parameters_that_its_training_logs_print() -> None:

@@ -71,7 +71,8 @@ NAMES = {
     "OPT-13B": "opt-13b", "Llama 2 70B": "llama2-70b", "meta-llama/Llama-2-7b-hf": "llama2-7b",
     "Llama3-8B": "llama3-8b", "Mistral 7B": "mistral-7b-v0.1", "Mixtral 8x7B": "mixtral-8x7b",
     "transformerxlbase": "transformer-xl-base", "AlexNet": "alexnet", "SSD300 (ResNet-50 backbone)": "ssd300_resnet50",
-    "GNMT v2": "gnmt", "Jasper 10x5": "jasper", "ssd": "ssd300_resnet50",
+    "Transformer (WMT14 en-de)": "transformer-big", "GNMT v2": "gnmt", "Jasper 10x5": "jasper",
+    "ssd": "ssd300_resnet50",
 }  # fmt: skip
 
 
@@ -124,6 +125,7 @@ def test_dimensions_override_a_name() -> None:
 BAD = [
     ({"model": ""}, "names no model"),
     ({"model": "FastPitch"}, "speech network"),
+    ({"model": "T5-11B"}, "gives no seq_len"),
     ({"model": "GPT-2 8B", "params": "8e9"}, "gives no layers and d_model"),
     ({"model": "Llama-99B", "layers": "7", "d_model": "512", "heads": "8"}, "gated MLP"),
     ({"model": "BERT-large"}, "gives no seq_len"),

@@ -333,3 +333,10 @@ def test_throughput_of_frames_or_audio_counts_what_a_clip_has_of_them() -> None:
     assert measured_step(columns, made) == pytest.approx(4.0)
     assert measured_step(columns | {"unit": "samples/s"}, made) == pytest.approx(4.0)
     assert measured_step(columns | {"unit": "seq/s"}, made) == pytest.approx(4.0 / made.seq_len)
+
+
+def test_a_batch_of_tokens_is_cut_into_samples() -> None:
+    big = row(model="Transformer", micro_batch_per_gpu="5120", notes="batch unit = tokens per GPU", gpus="4")
+    run = read(big | {"metric": "throughput", "value": "10240", "unit": "tok/s", "global_batch": "20480"})
+    assert run.micro_batch == 5120 // run.model.seq_len
+    assert run.measured == pytest.approx(2.0)

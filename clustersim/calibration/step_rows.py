@@ -112,7 +112,7 @@ def read(row: Row) -> StepRun:
         nodes=_count(row, "nodes"),
         gpus=_count(row, "gpus"),
         strategy=strategy,
-        micro_batch=_micro_batch(row),
+        micro_batch=_micro_batch(row, model),
         accumulation=_count(row, "grad_accum"),
         dtype=_dtype(precision, row["gpu"]),
         param_dtype=_param_dtype(precision.lower(), software),
@@ -133,7 +133,7 @@ def measured_step(row: Row, model: Model) -> float:
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
         return value / int(found.group(1))
-    local = _micro_batch(row) * _count(row, "grad_accum")
+    local = _micro_batch(row, model) * _count(row, "grad_accum")
     if metric == "tflops_per_gpu":
         return local * model.flops_per_sample() / (value * 1e12)
     if metric.startswith("tokens_per_s_per_gpu"):
@@ -141,7 +141,8 @@ def measured_step(row: Row, model: Model) -> float:
     if metric.startswith("throughput_per_gpu"):
         return local / value
     if metric.startswith("throughput"):
-        samples = number(row, "global_batch") if row.get("global_batch") else local * _count(row, "gpus")
+        told = row.get("global_batch") and not _in_tokens(row)
+        samples = number(row, "global_batch") if told else local * _count(row, "gpus")
         return samples * (model.seq_len if _counts_within(unit, model) else 1) / value
     raise ValueError(f"metric {metric!r} does not say how long a step takes")
 
@@ -155,10 +156,15 @@ def _count(row: Row, column: str) -> int:
     return int(number(row, column)) if row.get(column, "").strip() else 1
 
 
-def _micro_batch(row: Row) -> int:
+def _in_tokens(row: Row) -> bool:
+    """Whether a row's batches are counted in tokens."""
+    return "batch unit = tokens" in row.get("notes", "")
+
+
+def _micro_batch(row: Row, model: Model) -> int:
     if not row["micro_batch_per_gpu"].strip():
         raise ValueError("the row does not say the micro-batch per GPU")
-    return int(number(row, "micro_batch_per_gpu"))
+    return int(number(row, "micro_batch_per_gpu")) // (model.seq_len if _in_tokens(row) else 1)
 
 
 def _precision(row: Row, model: Model) -> str:

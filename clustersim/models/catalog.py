@@ -11,6 +11,7 @@ from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
+from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
 from clustersim.texts import is_folder
@@ -18,7 +19,7 @@ from clustersim.texts import is_folder
 
 def catalog() -> tuple[str, ...]:
     """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
-    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *NETWORKS)
+    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *NETWORKS)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -47,6 +48,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
         return convnet(name, **_only(name, overrides, {"image_size", "implementation"}))
     if name in TRANSFORMER_XL:
         return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
+    if name in SEQ2SEQ:
+        return seq2seq(name, **_only(name, overrides, {"seq_len", "implementation"}))
     if name in NETWORKS:
         return NETWORKS[name](**_only(name, overrides, set()))
     return from_hf(_config(name), name=name, **overrides)
@@ -58,7 +61,7 @@ def file(name_or_path: str | Path) -> Path | None:
     if path.suffix == ".json" or is_folder(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
-    return None if name in {*CONVNETS, *TRANSFORMER_XL, *NETWORKS} else _config(name)
+    return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *NETWORKS} else _config(name)
 
 
 def _known(word: str) -> str:

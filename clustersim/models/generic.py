@@ -18,6 +18,7 @@ from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import shape_from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
+from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import data_path, shipped
@@ -31,7 +32,6 @@ _UNSUPPORTED = {
     "maskrcnn": "a detection network (Mask R-CNN) is not described",
     "fastpitch": "a speech network (FastPitch) is not described",
     "ncf": "a recommender (NCF) is not described",
-    "t5": "an encoder-decoder (T5) is not described",
     "switch": "an encoder-decoder mixture of experts (Switch) is not described",
     "deberta": "DeBERTa's disentangled attention is not described",
     "blenderbot": "an encoder-decoder (BlenderBot) is not described",
@@ -90,14 +90,17 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
         return convnet(found, int(side.group(1)) if side else None, implementation=implementation or "eager")
     if other := next((known for known in NETWORKS if plain.startswith(known)), ""):
         return NETWORKS[other]()
+    if pair := paired(_letters(name)):
+        tokens = _whole(row, "seq_len")
+        if not tokens and SEQ2SEQ[pair].style != "plain":
+            raise ModelError(f"model {name!r}: the row gives no seq_len, and it runs at any")
+        return seq2seq(pair, tokens or None, implementation=implementation or "eager")
     for known in TRANSFORMER_XL:
         if plain == _plain(known):
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.
             adaptive = "lambdal/deeplearning-benchmark" not in row.get("source", "")
             return transformer_xl(known, _whole(row, "seq_len") or None, adaptive=adaptive)
     reason = next((reason for word, reason in _UNSUPPORTED.items() if plain.startswith(word)), "")
-    if plain in {"transformer", "transformerbig"}:
-        reason = "an encoder-decoder (Transformer) is not described"
     if reason:
         raise ModelError(f"model {name!r}: {reason}")
     return _transformer(name, plain, row, implementation, gathers_masked)

@@ -111,7 +111,7 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     names = FAMILIES[s.family]
     boundary = float(s.seq_len * s.d_model)
     shapes = [s.of_block(i) for i in range(s.layers)]
-    body = {variant: _block_kernels(variant) for variant in dict.fromkeys(shapes)}
+    body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
     blocks = [
         Layer(f"layers.{i}", "block", names.block(of, i), body[of], activation_bytes=K.kept(body[of]),
               boundary_bytes=boundary)
@@ -145,10 +145,10 @@ def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
     of = s.of_block(s.layers)
     kernels = (
         K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
-        K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *_block_kernels(of),
+        K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *block_kernels(of),
         *_head_kernels(s, t),
     )  # fmt: skip
-    kept = K.kept(_block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
+    kept = K.kept(block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
     return tuple(
         Layer(f"mtp.{i}", "mtp", names.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
         for i in range(s.mtp)
@@ -177,7 +177,8 @@ def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def _block_kernels(s: Shape) -> tuple[Kernel, ...]:
+def block_kernels(s: Shape) -> tuple[Kernel, ...]:
+    """Forward kernels of one block in order, norms where the shape has them."""
     t, h = s.seq_len, s.d_model
     split_qkv = s.family not in {"gpt2", "mpt"}
     qkv = s.width + 2 * s.kv_width
