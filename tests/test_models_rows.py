@@ -129,7 +129,6 @@ BAD = [
     ({"model": "GPT-2 8B", "params": "8e9"}, "gives no layers and d_model"),
     ({"model": "Llama-99B", "layers": "7", "d_model": "512", "heads": "8"}, "gated MLP"),
     ({"model": "BERT-large"}, "gives no seq_len"),
-    ({"model": "ELECTRA-base", "seq_len": "128"}, "generator and discriminator"),
     ({"model": "frobnicator"}, "not a known name"),
     ({"model": "gpt2", "heads": "twelve"}, "heads = 'twelve'"),
     ({"model": "gpt2", "layers": "1.5"}, "layers = '1.5' is not a whole number"),
@@ -160,3 +159,16 @@ def test_a_pretraining_head_that_gathers_nothing_sees_every_token() -> None:
     gathered, all_tokens = from_row(columns), from_row(columns, gathers_masked=False)
     assert gathered.parameters == all_tokens.parameters
     assert 1.15 < all_tokens.flops_per_sample() / gathered.flops_per_sample() < 1.35
+
+
+def test_electra_pretrains_a_generator_and_a_discriminator_of_the_published_size() -> None:
+    made = row(model="ELECTRA-base", seq_len="128")
+    small = [layer for layer in made.layers if layer.name.startswith("generator")]
+    bert = [layer for layer in made.layers if layer not in small]
+    # Hugging Face's ElectraModel of google/electra-base-discriminator, and its two products for every token.
+    assert sum(layer.parameters for layer in bert) == 108_891_648 + 768 * 768 + 768 + 768 + 1
+    h, blocks = 256, 12 * (12 * 256**2 + 13 * 256)
+    head = h * 768 + 768 + 2 * 768 + 30_522
+    assert sum(layer.parameters for layer in small) == 2 * 768 + 768 * h + h + blocks + head
+    logits = next(k for layer in small for k in layer.kernels if k.name == "logits")
+    assert logits.m == 19

@@ -58,6 +58,12 @@ def publisher(row: Row) -> str:
     return row["case_id"].split("-")[0]
 
 
+def topology_of(row: Row) -> str:
+    """The row's machine; 16 V100s in one node are a DGX-2's, whatever the row says."""
+    name = row.get("topology", "")
+    return "dgx-2" if name.startswith("dgx-1v") and row.get("gpus_per_node") == "16" else name
+
+
 @dataclass(frozen=True)
 class StepRun:
     """One measured training step.
@@ -108,7 +114,7 @@ def read(row: Row) -> StepRun:
         measured=measured_step(row, model),
         model=model,
         device=device_from_text(row["gpu"]),
-        topology=row.get("topology", ""),
+        topology=topology_of(row),
         nodes=_count(row, "nodes"),
         gpus=_count(row, "gpus"),
         strategy=strategy,

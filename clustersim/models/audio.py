@@ -47,7 +47,14 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
     done = (K.memory("loss", float(segment), K.Passes(4, 4, 30, 30)),)
     layers.append(Layer("loss", "loss", (), done, activation_bytes=float(segment), boundary_bytes=float(segment)))
     notes = (f"segments of {segment} samples",)
-    return Model(f"waveglow-{channels}", "waveglow", tuple(layers), seq_len=segment, sample="clip", notes=notes)
+    return Model(
+        "waveglow" if channels == 512 else f"waveglow-{channels}",
+        "waveglow",
+        tuple(layers),
+        seq_len=segment,
+        sample="clip",
+        notes=notes,
+    )
 
 
 def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[Layer]:

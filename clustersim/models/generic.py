@@ -15,6 +15,7 @@ from clustersim.errors import ModelError
 from clustersim.model import Model
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
+from clustersim.models.electra import electra
 from clustersim.models.hf import shape_from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
@@ -118,7 +119,8 @@ def _transformer(name: str, plain: str, row: Row, implementation: str | None, ga
         rows = max(1024, seq_len) if shape.family == "gpt2" else seq_len
         shape = replace(shape, n_positions=rows)
     shape = replace(shape, head_positions=positions)
-    model = build(_variant(shape, columns), notes)
+    pairs = "electra" in plain and head == "pretraining"
+    model = electra(shape) if pairs else build(_variant(shape, columns), notes)
     if columns.params and abs(model.parameters / columns.params - 1) > (0 if columns.exact else 0.05):
         notes += (f"{model.parameters:,} parameters where the row says {columns.params:,.0f}",)
     return replace(model, notes=notes)
@@ -260,8 +262,6 @@ def _task(name: str, shape: Shape, c: Columns, row: Row) -> tuple[int, str, int]
         raise ModelError(f"model {name!r}: the row gives no seq_len, and BERT trains at 128, 384 or 512")
     if squad:
         return seq_len, "qa", 0
-    if "electra" in text:
-        raise ModelError(f"model {name!r}: ELECTRA's pretraining (generator and discriminator) is not described")
     gathers = "hf transformers" not in text and "huggingface" not in text
     return seq_len, "pretraining", max(1, round(seq_len * _MASKED_SHARE)) if gathers else 0
 
