@@ -5,16 +5,17 @@ A collective that runs beside compute takes SMs and memory bandwidth from it. Th
 is lengthened by that share of the time both were busy.
 
 So a kernel's bill is a function of columns: of the collectives that ended between the start of the kernel before it
-and its own, and of how long kernels were busy between the start and the end of each. Collectives of one stream end in
-order, so of each stream a number per rank tells which are paid; and each kernel keeps how long its rank's kernels were
-busy in all until its end (``Task.ran``), so the time beside a collective is a difference of two moments. A kernel only
-must not start before everything is known that could end before: where some collectives it may depend on
-(``Task.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
+and its own, and of how long kernels were busy between the start and the end of each. Kernels mostly follow one another
+without a *gap*, and then that is all of the time until the last of them was over; before a kernel where somebody's
+compute stream stood still, ``Task.idle`` has for how long in all, so what stood still beside a collective is a
+difference of two moments. Collectives of one stream end in order, so of each stream a number per rank tells which are
+paid. A kernel only must not start before everything is known that could end before: where some collectives it may
+depend on (``Task.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -31,14 +32,18 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class _Stream:
-    """The watched collectives of a role's stream, in order: how many each rank is ``through``, and has ``paid``."""
+    """The watched collectives of a role's stream, in order: how many each rank is ``through``, and has ``paid``.
 
-    __slots__ = ("paid", "tasks", "through")
+    most, least : any rank is through so many at most, and has paid so many at least.
+    """
+
+    __slots__ = ("least", "most", "paid", "tasks", "through")
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
         self.paid: Column = 0.0
         self.through: Column = 0.0
+        self.least = self.most = 0
 
 
 class Bills:
@@ -62,7 +67,7 @@ class Bills:
         """
         self.standing, self.on_its_way = standing, on_its_way
         self._streams = [{name: _Stream(tasks) for name, tasks in watched.items()} for watched in self._watched]
-        self._kept = [0] * len(self._streams)  # the first kernel whose ``ran`` somebody may still ask for
+        self._gaps: list[list[int]] = [[] for _ in self._streams]  # places of kernels before which somebody stood still
         # Kernels that wait for collectives: whole ones, and pieces with whether they were tried before.
         self.held: list[dict[Task, None]] = [{} for _ in self._streams]
         self.waiting: dict[Task, dict[int, tuple[Piece, bool]]] = {}
@@ -76,6 +81,7 @@ class Bills:
         r = task.key[0]
         stream = self._streams[r][task.op.stream]
         stream.through = _set(stream.through, who, task.ordinal + 1.0, task.n)
+        stream.most = max(stream.most, task.ordinal + 1)
         if task.left:
             return []
         task.low, task.high = lowest(task.end), highest(task.end)
@@ -84,34 +90,37 @@ class Bills:
             del self.held[r][kernel]
         return free
 
-    def ran(self, kernel: Task, who: Piece, start: Column, end: Column) -> None:
-        """These ranks run a kernel from ``start`` to ``end``."""
-        r = kernel.key[0]
-        if not self._streams[r]:
+    def ran(self, kernel: Task, who: Piece, start: Column) -> None:
+        """These ranks run a kernel from ``start`` on."""
+        r, place, kernels = kernel.key[0], kernel.place, self._kernels[kernel.key[0]]
+        before = at(kernels[place - 1].end, who) if place else 0.0
+        if kernel.idle is None and (start is before or not self._streams[r]):
             return
-        total = end - start
-        if kernel.place:
-            total = total + at(self._kernels[r][kernel.place - 1].ran, who)
+        gap, gaps = start - before, self._gaps[r]
+        if kernel.idle is None:
+            if highest(gap) <= 0.0:
+                return
+            insort(gaps, place)
+        k = bisect_left(gaps, place)
+        idle = _idle(kernels[gaps[k - 1]]) if k else 0.0
         if who is None:
-            kernel.ran = total
-        else:
-            if not isinstance(kernel.ran, np.ndarray):
-                kernel.ran = np.zeros(kernel.n)
-            kernel.ran[who] = total
+            kernel.idle = idle + gap
+            return
+        if kernel.idle is None:  # others had no gap here
+            kernel.idle = idle.copy() if isinstance(idle, np.ndarray) else np.full(kernel.n, idle)
+        kernel.idle[who] = at(idle, who) + gap  # type: ignore[index]
 
     def over(self, kernel: Task) -> None:
         """All ranks have run a kernel: forget what no bill to come can ask for."""
-        r = kernel.key[0]
-        first = kernel.place - 1  # the next kernel's bill looks one further back
+        r, first = kernel.key[0], kernel.place
+        gaps = self._gaps[r]
+        if len(gaps) < 2 or gaps[1] >= first:
+            return
         for stream in self._streams[r].values():
-            paid = int(lowest(stream.paid))
-            if isinstance(stream.paid, np.ndarray) and paid == highest(stream.paid):
-                stream.paid = paid
-            if paid < len(stream.tasks):
-                first = min(first, stream.tasks[paid].above)
-        for k in range(self._kept[r], first):
-            self._kernels[r][k].ran = 0.0
-        self._kept[r] = max(first, self._kept[r])
+            if stream.least < len(stream.tasks):
+                first = min(first, stream.tasks[stream.least].above + 1)
+        while len(gaps) > 1 and gaps[1] < first:
+            self._kernels[r][gaps.pop(0)].idle = None
 
     def owed(self, kernel: Task, who: Piece, ready: Column) -> Column:
         """Seconds by which a kernel that these ranks begin at ``ready`` is longer."""
@@ -119,72 +128,75 @@ class Bills:
             return item(self.owed(kernel, slice(who, who + 1, 1), np.array([ready])), 0)
         total: Column = 0.0
         for stream in self._streams[kernel.key[0]].values():
-            paid = at(stream.paid, who)
-            first, late = int(lowest(paid)), 0.0
-            ones = []
-            for one in stream.tasks[first : int(highest(stream.through))]:
-                late = late or highest(ready) * (1 + INSTANT)
+            if stream.least >= stream.most or stream.tasks[stream.least].above >= kernel.place:
+                continue
+            late, ones = highest(ready) * (1 + INSTANT), []
+            for one in stream.tasks[int(lowest(at(stream.paid, who))) : stream.most]:
                 if one.above >= kernel.place or (one.low > late and not one.left):
                     break  # nor is any after it over
                 ones.append(one)
             if ones:
                 total = total + self._due(stream, kernel, who, ready * (1 + INSTANT), ones)
-        return total * self.slowdown if isinstance(total, np.ndarray) or total else 0.0
+        return total * self.slowdown
 
     def _due(self, stream: _Stream, kernel: Task, who: Piece, late: Column, ones: list[Task]) -> Column:
         """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is
         over by ``late``."""
         paid, first = at(stream.paid, who), ones[0].ordinal
-        columns = [at(column, who) for one in ones for column in (one.start, one.end)]
-        if not any(isinstance(column, np.ndarray) for column in (late, paid, *columns)):
-            due = [one for one in ones if one.end <= late]
-            stream.paid = _set(stream.paid, who, paid + len(due), kernel.n)
-            return sum(self._beside(kernel, who, one.start, one.end, one.above) for one in due)
-        n = kernel.n if who is None else size(who)
-        end = _stacked(columns[1::2], n)
-        pays = end <= late
+        end = _stacked([at(one.end, who) for one in ones])
+        pays = np.asarray(end <= late)
         if isinstance(paid, np.ndarray):
-            pays = pays & (paid <= np.arange(first, first + len(ones))[:, None])
+            pays = pays & (paid <= (first if len(ones) == 1 else np.arange(first, first + len(ones))[:, None]))
         if not np.logical_or.reduce(pays, axis=None):
             return 0.0
-        start = _stacked(columns[::2], n)
-        if not np.logical_and.reduce(pays, axis=None):  # of the others nothing is known but that they do not pay now
-            payer = int(pays.argmax())
-            start, end = (np.where(pays, column, column.item(payer)) for column in (start, end))
-        beside = self._beside(kernel, who, start, end, ones[0].above)
-        stream.paid = _set(stream.paid, who, one_number(paid + np.add.reduce(pays, 0)), kernel.n)
-        total: Floats = np.add.reduce(beside * pays, 0)
-        return total
+        start = _stacked([at(one.start, who) for one in ones])
+        if any(one.left for one in ones) and not np.logical_and.reduce(pays, axis=None):
+            payer = int(np.argmax(pays))  # of the others nothing is known but that they do not pay now
+            start, end = (np.where(pays, column, item(column, payer)) for column in (start, end))
+        count: Floats = pays.astype(np.float64)
+        due: Floats = np.asarray(self._beside(kernel, who, start, end, ones[0].above)) * count
+        if len(ones) > 1:
+            due, count = np.add.reduce(due, 0), np.add.reduce(count, 0)
+        alike = due.size == 1 and isinstance(late, float)
+        stream.paid = _set(stream.paid, who, one_number(paid + (count.item() if alike else count)), kernel.n)
+        if first == stream.least:
+            stream.least = int(lowest(stream.paid))
+        return due.item() if alike else due
 
     def _beside(self, kernel: Task, who: Piece, start: Column, end: Column, above: int) -> Column:
-        """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: numbers, or a row each.
+        """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: columns, or a row each.
 
         ``end`` is between the start of the kernel before and this one's; at any start kernel ``above`` is over.
         """
-        kernels, last = self._kernels[kernel.key[0]], kernel.place - 1
-        until = self._ran(kernels, last, who, end, self._ran_before(kernels, last, who)) if last >= 0 else 0.0
-        # The kernel in which one rank came to it; others may have come to it in an earlier one.
-        rank = (
-            0 if who is None else who.start if isinstance(who, slice) else who if isinstance(who, int) else who.item(0)
-        )
-        k = bisect_right(range(last + 1), item(start, 0), above + 1, key=lambda k: item(kernels[k].start, rank))
-        k, low, high = max(k - 1, above + 1), lowest(start), highest(start)
-        while k > above + 1 and highest(at(kernels[k].start, who)) > low:
+        if not kernel.place:
+            return 0.0
+        kernels, gaps = self._kernels[kernel.key[0]], self._gaps[kernel.key[0]]
+        over = at(kernels[kernel.place - 1].end, who)
+        found = _most(_least(end, over) - start, 0.0)
+        k = bisect_left(gaps, kernel.place) - 1
+        if k < 0 or gaps[k] <= above or highest(at(kernels[gaps[k]].start, who)) <= lowest(start):
+            return found
+        return found - (at(_idle(kernels[gaps[k]]), who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
+
+    def _idle_until(self, time: Column, kernels: list[Task], gaps: list[int], who: Piece, above: int) -> Column:
+        """Seconds these ranks' compute streams stood still until a time, at which kernel ``above`` is over."""
+        # The gap to which one rank came; others may have come to an earlier one.
+        rank = 0 if who is None else positions(who, 0).item(0)
+        low, high, first = lowest(time), highest(time), bisect_right(gaps, above)
+        k = bisect_right(gaps, item(time, 0), first, key=lambda place: item(kernels[place].start, rank))
+        while k > first and highest(at(kernels[gaps[k - 1]].start, who)) > low:
             k -= 1
-        found = self._ran_before(kernels, k, who)
-        while k <= last and lowest(at(kernels[k].start, who)) < high:
-            now = self._ran(kernels, k, who, start, self._ran_before(kernels, k, who))
-            found = max(found, now) if _numbers(found, now) else np.maximum(found, now)
-            k += 1
-        return until - found
-
-    def _ran_before(self, kernels: list[Task], k: int, who: Piece) -> Column:
-        return at(kernels[k - 1].ran, who) if k > 0 else 0.0
-
-    def _ran(self, kernels: list[Task], k: int, who: Piece, time: Column, before: Column) -> Column:
-        """Seconds kernels ran until a time, if it is not before the ``k``-th starts nor after the next one does."""
-        one, other = before + (time - at(kernels[k].start, who)), at(kernels[k].ran, who)
-        return min(one, other) if _numbers(one, other) else np.minimum(one, other)
+        before = at(_idle(kernels[gaps[k - 1]]), who) if k else 0.0
+        found = before
+        for place in gaps[k:]:
+            began = at(kernels[place - 1].end, who) if place else 0.0
+            if lowest(began) >= high:
+                break
+            idle = at(_idle(kernels[place]), who)
+            now = _least(before + (time - began), idle)
+            found = _most(found, now)
+            before = idle
+        return found
 
     def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
@@ -266,16 +278,25 @@ def _of(column: Column, which: Ints | int) -> Column:
     return column if isinstance(column, float) else column[which]
 
 
-def _numbers(one: Column, other: Column) -> bool:
-    return not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray)
+def _idle(kernel: Task) -> Column:
+    return 0.0 if kernel.idle is None else kernel.idle
 
 
-def _stacked(columns: list[Column], n: int) -> Floats:
-    """Columns of ``n`` as rows."""
-    found = np.empty((len(columns), n))
-    for row, column in zip(found, columns, strict=True):
-        row[:] = column
-    return found
+def _least(one: Column, other: Column) -> Column:
+    return np.minimum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else min(one, other)
+
+
+def _most(one: Column, other: Column) -> Column:
+    return np.maximum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else max(one, other)
+
+
+def _stacked(columns: list[Column]) -> Column:
+    """Columns as rows; one alone as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    if not any(isinstance(column, np.ndarray) for column in columns):
+        return np.array(columns)[:, None]
+    return np.stack(np.broadcast_arrays(*columns))
 
 
 def _set(counts: Column, who: Piece, count: Column, n: int) -> Column:

@@ -41,17 +41,18 @@ class Task:
     Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the
     last kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it, and its
     ``ordinal`` among the watched of its stream; ``soft``, the collectives that a kernel's bill may depend on, the last
-    of each stream; ``low`` and ``high``, when the first and the last rank have ended it, once all have; ``ran``, how
-    long a rank's kernels were busy in all until its end, while a bill may ask for it [s].
+    of each stream; ``low`` and ``high``, when the first and the last rank have ended it, once all have; ``idle``, how
+    long a rank's compute stream has stood still in all until its start [s], while a bill may ask for it: None for as
+    long as before the kernel before it.
 
     Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
     ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may
     wait for others, ``waiting`` pieces that do, and when they are ``due`` [s].
     """
 
-    __slots__ = ("above", "before", "below", "due", "end", "high", "key", "left", "lone", "look", "low", "meets", "n",
-                 "needs", "next", "op", "ordinal", "place", "ran", "ready", "role", "soft", "spent", "start", "unmet",
-                 "waiting", "watched")  # fmt: skip
+    __slots__ = ("above", "before", "below", "due", "end", "high", "idle", "key", "left", "lone", "look", "low",
+                 "meets", "n", "needs", "next", "op", "ordinal", "place", "ready", "role", "soft", "spent", "start",
+                 "unmet", "waiting", "watched")  # fmt: skip
 
     def __init__(self, key: OpKey, op: Op, role: Role) -> None:
         self.key, self.op, self.role, self.n = key, op, role, len(role.ranks)
@@ -74,7 +75,7 @@ class Task:
         self.unmet: Ints | int = self.needs
         self.left = self.n
         self.low = self.high = self.due = np.inf
-        self.ran: Column = 0.0
+        self.idle: Column | None = None
         self.spent: Column | None = None
         self.waiting: list[Ints | slice | int] = []
 

@@ -109,7 +109,7 @@ class Play:
         start, spent = at(task.ready, who), at(task.seconds, who)
         if self.bills and task.place >= 0:
             spent = spent + self.bills.owed(task, who, start)
-            self.bills.ran(task, who, start, start + spent)
+            self.bills.ran(task, who, start)
         self._end(task, who, start, start + spent)
 
     def _arrive(self, task: Task, who: Piece) -> None:
