@@ -92,7 +92,7 @@ def columns(times: Sequence[Floats], meetings: Sequence[Meetings | None]) -> lis
         alike.setdefault(len(values), []).append(i)
     made: list[Column | None] = [None] * len(times)
     for length, which in alike.items():
-        known: dict[int, list[tuple[Floats, Column]]] = {}
+        known: dict[int, int] = {}
         odd = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         step = max(1, AT_ONCE // max(length, 1))
         for some in (which[at : at + step] for at in range(0, len(which), step)):
@@ -101,11 +101,11 @@ def columns(times: Sequence[Floats], meetings: Sequence[Meetings | None]) -> lis
             marks = ((bits ^ (bits >> np.uint64(29))) * odd).sum(axis=1, dtype=np.uint64).tolist()
             facts = (table.min(axis=1).tolist(), table.max(axis=1).tolist(), (table.sum(axis=1) / length).tolist())
             for i, mark, low, high, mean in zip(some, marks, *facts, strict=True):
-                alike_ones = known.setdefault(mark, [])
-                made[i] = next((column for values, column in alike_ones if np.array_equal(values, times[i])), None)
-                if made[i] is None:
+                same = known.setdefault(mark, i)
+                if same != i and np.array_equal(times[same], times[i]):
+                    made[i] = made[same]
+                else:
                     made[i] = _column(times[i], meetings[i], low, high, mean)
-                    alike_ones.append((times[i], cast(Column, made[i])))
     return cast("list[Column]", made)
 
 

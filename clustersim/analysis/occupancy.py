@@ -48,6 +48,8 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
     computing, talking = is_compute(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
     of = {"compute": computing, "talk": talking, "both": computing | talking}
+    chosen = {whose: mask.tolist() for whose, mask in of.items()}
+    waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], tuple[list[Column], list[Column]]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE):
@@ -55,7 +57,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
         for u, (whose, since) in enumerate(UNIONS):
             for _, blocks in part.held:
                 if (id(blocks), u) not in chains:
-                    chains[id(blocks), u] = _chains(blocks, of[whose], talking if since == "ready" else None)
+                    chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since])
             tables = [_rows(part, of[whose], talking, since)] if part.rows is not None else []
             for places, blocks in part.held:
                 if (columns := chains[id(blocks), u])[0]:
@@ -73,21 +75,23 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     }
 
 
-def _chains(blocks: list[Block], chosen: Bools, waiting: Bools | None) -> tuple[list[Column], list[Column]]:
+def _chains(blocks: list[Block], chosen: list[bool], waiting: list[bool] | None) -> tuple[list[Column], list[Column]]:
     """Columns of begins and of ends of some blocks, those that follow each other without a gap as one; the ops
     ``waiting`` begin when they are ready."""
     begins: list[Column] = []
     ends: list[Column] = []
     last: dict[int, int] = {}
     for block in blocks:
-        if chosen[block.op]:
-            ready, start, end = block.columns
-            begin = start if waiting is None or not waiting[block.op] else ready
-            at = last.pop(id(begin), len(ends))
-            if at == len(ends):
+        op = block.op
+        if chosen[op]:
+            begin, end = block.columns[0 if waiting and waiting[op] else 1], block.columns[2]
+            at = last.pop(id(begin), -1)
+            if at < 0:
+                at = len(ends)
                 begins.append(begin)
                 ends.append(end)
-            ends[at] = end
+            else:
+                ends[at] = end
             last[id(end)] = at
     return begins, ends
 

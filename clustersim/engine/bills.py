@@ -137,7 +137,7 @@ class Bills:
                 ones.append(one)
             if ones:
                 total = total + self._due(stream, kernel, who, ready * (1 + INSTANT), ones)
-        return total * self.slowdown
+        return total * self.slowdown if isinstance(total, np.ndarray) or total else 0.0
 
     def _due(self, stream: _Stream, kernel: Task, who: Piece, late: Column, ones: list[Task]) -> Column:
         """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is

@@ -18,6 +18,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TypeAlias, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,7 +32,7 @@ Column: TypeAlias = Floats | float
 """A time of every rank of a role; one number where all agree [s]."""
 
 
-class Task:
+class Task(msgspec.Struct, eq=False):
     """One op on the ranks of its role.
 
     Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
@@ -50,52 +51,58 @@ class Task:
     wait for others, ``waiting`` pieces that do, and when they are ``due`` [s].
     """
 
-    __slots__ = ("above", "before", "below", "due", "end", "high", "idle", "key", "left", "lone", "look", "low",
-                 "meets", "n", "needs", "next", "op", "ordinal", "place", "ready", "role", "soft", "spent", "start",
-                 "unmet", "waiting", "watched")  # fmt: skip
-
-    def __init__(self, key: OpKey, op: Op, role: Role) -> None:
-        self.key, self.op, self.role, self.n = key, op, role, len(role.ranks)
-        self.needs = 0
-        self.next: list[Task] = []
-        self.before: list[Task] = []
-        self.meets: list[tuple[Site, Side]] = []
-        self.lone = False
-        self.place = self.above = -1
-        self.below = self.ordinal = 0
-        self.watched = False
-        self.soft: tuple[Task, ...] = ()
-        self.look = 0.0
+    key: OpKey
+    op: Op
+    role: Role
+    n: int
+    left: int
+    needs: int = 0
+    next: list[Task] = []
+    before: list[Task] = []
+    meets: list[tuple[Site, Side]] = []
+    lone: bool = False
+    place: int = -1
+    above: int = -1
+    below: int = 0
+    ordinal: int = 0
+    watched: bool = False
+    soft: tuple[Task, ...] = ()
+    look: float = 0.0
+    ready: Column = 0.0
+    start: Column = 0.0
+    end: Column = 0.0
+    unmet: Ints | int = 0
+    low: float = np.inf
+    high: float = np.inf
+    due: float = np.inf
+    idle: Column | None = None
+    spent: Column | None = None
+    waiting: list[Ints | slice | int] = []
 
     def reset(self) -> None:
         """Nothing has been played."""
-        self.ready: Column = 0.0
-        self.start: Column = 0.0
-        self.end: Column = 0.0
-        self.unmet: Ints | int = self.needs
-        self.left = self.n
+        self.ready = self.start = self.end = 0.0
+        self.unmet, self.left = self.needs, self.n
         self.low = self.high = self.due = np.inf
-        self.idle: Column | None = None
-        self.spent: Column | None = None
-        self.waiting: list[Ints | slice | int] = []
+        self.idle = self.spent = None
+        self.waiting = []
 
     @property
     def seconds(self) -> Column:
         """What the op takes, without what is owed [s]."""
         if self.spent is None:
-            self.spent = seconds(self.role, cast(Compute, self.op))
-            if not isinstance(self.spent, np.ndarray) or self.spent.ndim == 0:
-                self.spent = float(self.spent)
+            spent = seconds(self.role, cast(Compute, self.op))
+            self.spent = spent if isinstance(spent, np.ndarray) and spent.ndim else float(spent)
         return self.spent
 
     @property
     def least(self) -> float:
         """No rank ends it sooner after it is ready [s]."""
         if isinstance(self.op, Compute):
-            spent = self.seconds
-            low = spent if isinstance(spent, float) else float(spent.min())
-            self.spent = None
-            return low
+            spent, pace = self.op.duration, self.role.pace
+            if isinstance(spent, float) and pace is not None and self.op.paced:
+                return spent * float(np.minimum.reduce(pace[self.op.step]))
+            return float(np.min(seconds(self.role, self.op)))
         return min((float(site.plans.least.min()) for site, _ in self.meets), default=0.0) if self.lone else 0.0
 
 
@@ -103,7 +110,8 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
     """One list of tasks per role: each knows who waits for it and where its ranks meet others."""
     lists = []
     for r, role in enumerate(program.roles):
-        mine = [Task((r, i), op, role) for i, op in enumerate(role.ops)]
+        n = len(role.ranks)
+        mine = [Task((r, i), op, role, n, n) for i, op in enumerate(role.ops)]
         last: dict[str, int] = {}
         for i, op in enumerate(role.ops):
             before = last.get(op.stream)
@@ -111,7 +119,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
             needs = list(op.after) if len(op.after) < 2 else [*dict.fromkeys(op.after)]
             if before is not None and before not in needs and not isinstance(op, Serve):
                 needs.append(before)
-            mine[i].needs = len(needs)
+            mine[i].needs = mine[i].unmet = len(needs)
             for need in needs:
                 mine[need].next.append(mine[i])
                 mine[i].before.append(mine[need])

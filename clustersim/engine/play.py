@@ -108,7 +108,9 @@ class Play:
     def _compute(self, task: Task, who: Piece) -> None:
         start, spent = at(task.ready, who), at(task.seconds, who)
         if self.bills and task.place >= 0:
-            spent = spent + self.bills.owed(task, who, start)
+            owed = self.bills.owed(task, who, start)
+            if isinstance(owed, np.ndarray) or owed:
+                spent = spent + owed
             self.bills.ran(task, who, start)
         self._end(task, who, start, start + spent)
 
@@ -227,7 +229,12 @@ class Play:
             task.start[who], task.end[who] = start, end  # type: ignore[index]
             task.left -= size(who)
         for other in task.next:
-            if isinstance(who, int):
+            if who is None and isinstance(other.unmet, int):
+                other.ready = later(other.ready, end)
+                other.unmet -= 1
+                if not other.unmet:
+                    self._work.append((other, None))
+            elif isinstance(who, int):
                 self._met_one(other, who, float(end))
             else:
                 self._met(other, who, end)
@@ -241,12 +248,6 @@ class Play:
 
     def _met(self, task: Task, who: Piece, end: Column) -> None:
         """Something that these ranks wait for has ended."""
-        if who is None and isinstance(task.unmet, int):
-            task.ready = later(task.ready, end)
-            task.unmet -= 1
-            if not task.unmet:
-                self._work.append((task, None))
-            return
         unmet = self._split(task)
         ready, some = cast(Floats, task.ready), _EVERYONE if who is None else who
         ready[some] = np.maximum(ready[some], end)

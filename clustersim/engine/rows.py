@@ -61,13 +61,13 @@ class Rows:
     def _keep(self) -> None:
         """Make blocks, or rows, of the ops of one role, and let go of the columns they were played with."""
         drafts = _Drafts()
-        which = [tuple(drafts.number(task, who, i) for i in range(3)) for task, who in self._open]
+        which = [drafts.numbers(task, who) for task, who in self._open]
         made = columns(drafts.values, drafts.meetings)
         for (task, who), (ready, start, end) in zip(self._open, which, strict=True):
-            ranks = self.program.roles[task.key[0]].ranks
-            ranks = ranks if who is None else drafts.one(ranks[who])
-            block = Block(self.row_of(task.key), ranks, (made[ready], made[start], made[end]))
-            if len(ranks) < WIDE or all(len(column.values) == 1 for column in block.columns):
+            ranks = task.role.ranks if who is None else drafts.one(task.role.ranks[who])
+            times = made[ready], made[start], made[end]
+            block = Block(self.row_of(task.key), ranks, times)
+            if len(ranks) < WIDE or len(times[0].values) == len(times[1].values) == len(times[2].values) == 1:
                 self._parts.append(self._book.rows(block))
             else:
                 self.blocks.append(block)
@@ -100,18 +100,20 @@ class _Drafts:
         self._known: dict[object, int] = {}
         self._ranks: dict[bytes, Ints] = {}
 
-    def number(self, task: Task, who: Ints | None, which: int) -> int:
-        """Which column the ready (0), start (1) or end (2) of an op is."""
-        column = (task.ready, task.start, task.end)[which]
-        # By identity: the tasks hold their columns, so that no other can take the place of one. No time is negative.
-        key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
-        found = self._known.get(key)
-        if found is not None:
-            return found
-        self._known[key] = len(self.values)
-        self.meetings.append(_meetings(task) if which and who is None else None)
-        self.values.append(np.array([column]) if isinstance(column, float) else column if who is None else column[who])
-        return len(self.values) - 1
+    def numbers(self, task: Task, who: Ints | None) -> tuple[int, int, int]:
+        """Which columns the ready, start and end of an op are."""
+        known, found = self._known, []
+        for which, column in enumerate((task.ready, task.start, task.end)):
+            # By identity: the tasks hold their columns, so no other can take the place of one. No time is negative.
+            key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(self.values)
+                self.meetings.append(_meetings(task) if which and who is None else None)
+                many = column if isinstance(column, np.ndarray) else np.array([column])
+                self.values.append(many if who is None or len(many) == 1 else many[who])
+            found.append(number)
+        return found[0], found[1], found[2]
 
     def one(self, ranks: Ints) -> Ints:
         """Equal arrays of ranks as one."""
@@ -128,7 +130,7 @@ def _meetings(task: Task) -> Meetings | None:
 
 def _taking_part(task: Task) -> Ints | None:
     """Positions of the ranks that really do something: those with a group or a peer; None for all."""
-    if isinstance(task.op, Compute) or any(side.everyone for _, side in task.meets):
+    if task.lone or isinstance(task.op, Compute) or any(side.everyone for _, side in task.meets):
         return None
     part = np.zeros(task.n, dtype=np.bool_)
     for _, side in task.meets:

@@ -15,7 +15,6 @@ from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.pieces import item
 from clustersim.engine.planning import PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player
@@ -93,7 +92,10 @@ def simulate(
         clock = Clock()
         standing = {site.first: _standing(site, site.first in clocked, bool(guess)) for site in sites}
         player = FIDELITIES[fidelity](clock, loads, book, sites, clocked)
-        _reset(lists, bills, standing, player)
+        if plays:
+            _reset(lists)
+        if bills:
+            bills.reset(standing, player.not_before)
         if clocked:
             look_ahead(lists, clocked)
         finished.n = 0
@@ -116,12 +118,10 @@ def _standing(site: Site, clocked: bool, flows: bool) -> Standing:
     return Standing(site, clocked, site.plans.latency_column, site.plans.moving_column)
 
 
-def _reset(lists: list[list[Task]], bills: Bills | None, standing: dict[int, Standing], player: Player) -> None:
+def _reset(lists: list[list[Task]]) -> None:
     for mine in lists:
         for task in mine:
             task.reset()
-    if bills:
-        bills.reset(standing, player.not_before)
 
 
 class _Finished:
@@ -166,17 +166,18 @@ def _timeline(
 
 def _note(free: list[Standing], network: Network) -> None:
     """What free transfers moved: each at the rate it has alone."""
-    single = [(one.site.first, item(one.start + one.latency, 0), item(one.end, 0), one.site.plans.alone.item(0))
-              for one in free if len(one.site.ranks) == 1 and one.site.plans.nbytes[0] > 0]  # fmt: skip
-    if single:
-        first, *times = zip(*single, strict=True)
-        network.moved(np.array(first, dtype=np.int64), *map(np.array, times))
-    for one in free:
-        plans, n = one.site.plans, len(one.site.ranks)
-        moves = plans.nbytes > 0
-        if n > 1 and moves.any():
-            start, end = np.broadcast_to(one.start + one.latency, n), np.broadcast_to(one.end, n)
-            network.moved((one.site.first + np.arange(n))[moves], start[moves], end[moves], plans.alone[moves])
+    if not free:
+        return
+    sizes = [len(one.site.ranks) for one in free]
+    bounds = np.cumsum([0, *sizes])
+    begin, end = np.empty(bounds[-1]), np.empty(bounds[-1])
+    for one, a, b in zip(free, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        begin[a:b], end[a:b] = one.start + one.latency, one.end
+    firsts = np.array([one.site.first for one in free], dtype=np.int64)
+    ids = np.repeat(firsts - bounds[:-1], sizes) + np.arange(bounds[-1])
+    moves = np.concatenate([one.site.plans.nbytes for one in free]) > 0
+    rate = np.concatenate([one.site.plans.alone for one in free])
+    network.moved(ids[moves], begin[moves], end[moves], rate[moves])
 
 
 def _backend_planner(backend: str) -> Planner:
