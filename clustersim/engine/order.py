@@ -48,7 +48,8 @@ class Task(msgspec.Struct, eq=False):
 
     Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
     ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may
-    wait for others, ``waiting`` pieces that do, and when they are ``due`` [s].
+    wait for others, ``waiting`` pieces that do, and when they are ``due`` [s]; ``gate``, the meetings through which all
+    goes that others could notice, if there are such: nobody is noticed before the last of a meeting.
     """
 
     key: OpKey
@@ -68,6 +69,7 @@ class Task(msgspec.Struct, eq=False):
     watched: bool = False
     soft: tuple[Task, ...] = ()
     look: float = 0.0
+    gate: Side | None = None
     ready: Column = 0.0
     start: Column = 0.0
     end: Column = 0.0
@@ -181,7 +183,7 @@ def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
     for task in (task for mine in lists for task in mine):
         task.look = np.inf
     for task in (task for mine in lists for task in mine):
-        if task.soft or task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
+        if task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
             reach(task, 0.0)
         for site, _ in task.meets if task.watched else ():  # who comes late makes it end late for those who watch
             for side in site.sides:
@@ -196,3 +198,15 @@ def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
                     known[site.first] = look + least
                     for side in site.sides:
                         reach(lists[side.key[0]][side.key[1]], look + least)
+    for mine in lists:
+        for task in reversed(mine):
+            task.gate = _gate(task)
+
+
+def _gate(task: Task) -> Side | None:
+    """See :class:`Task`; those of all that comes next are known."""
+    if not isinstance(task.op, Compute):
+        return task.meets[0][1] if task.lone else None
+    gates = [other.gate for other in task.next if other.gate or other.look < np.inf]
+    alike = gates and all(gate and gate.meeting_of is gates[0].meeting_of for gate in gates)  # type: ignore[union-attr]
+    return gates[0] if alike and not isinstance(task.op, Serve) else None

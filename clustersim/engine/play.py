@@ -64,7 +64,7 @@ class Play:
         self._firsts = np.array(sorted(standing), dtype=np.int64)  # each site's first meeting
         self._work: deque[tuple[Task, Piece]] = deque()
         self._agenda = Agenda()
-        self._turns = Turns(clock, self._agenda, bills, self._compute) if bills else None
+        self._turns = Turns(self._agenda, bills, self._compute) if bills else None
 
     def run(self) -> None:
         """Play to the end, or until nothing more can happen."""

@@ -4,8 +4,10 @@ A :class:`~clustersim.program.Serve` op that is ready is parked until the clock 
 it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
 
 A kernel that is ready before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its
-turn when nothing unknown can happen before it. Other pieces of it that wait are tried with it once: ranks whose bills
-are known to be complete sooner go with it.
+turn when nothing unknown can happen before it: when the clock comes to the moment at which others could notice what it
+does. That is later than it is ready, by the least time to the next meeting, and a meeting begins with its last member:
+so pieces stay whole, and mostly all of their bills are known by then. Other pieces of the kernel that wait are tried
+with it once: those whose bills are known to be complete sooner go with it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy.typing as npt
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import RELEASE, Clock
 from clustersim.engine.order import Task
-from clustersim.engine.pieces import Agenda, Piece, at, highest, lowest, positions, size
+from clustersim.engine.pieces import EARLY, Agenda, Piece, at, highest, lowest, positions
 
 Served: TypeAlias = tuple[Task, int, float, float]
 """A task, the position of the rank in its role, and when it starts and ends there [s]."""
@@ -69,12 +71,12 @@ class Turns:
 
     Parameters
     ----------
-    clock, agenda : what else may happen, and when. bills : what they owe. compute : runs ranks that are through.
+    agenda : what else may happen, and when. bills : what they owe. compute : runs ranks that are through.
     """
 
-    def __init__(self, clock: Clock, agenda: Agenda, bills: Bills, compute: Callable[[Task, Piece], None]) -> None:
+    def __init__(self, agenda: Agenda, bills: Bills, compute: Callable[[Task, Piece], None]) -> None:
         self.bills = bills
-        self._clock, self._agenda, self._compute = clock, agenda, compute
+        self._agenda, self._compute = agenda, compute
 
     def hold(self, task: Task, who: Piece, *, tried: bool = False) -> None:
         """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
@@ -82,28 +84,32 @@ class Turns:
             self.bills.held[task.key[0]][task] = None
         else:
             self.bills.waiting.setdefault(task, {})[id(who)] = who, tried
-        self._agenda.add(float(lowest(at(task.ready, who))), True, task, who)
+        noticed = _noticed(task, who)
+        self._agenda.add(max(noticed, (noticed + task.look) * EARLY), True, task, who)
 
     def come(self, task: Task, who: Piece, key: float) -> None:
         """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
         pieces = self._taken(task, who)
         if not pieces:
             return  # it has run meanwhile
-        some = pieces[0] if len(pieces) == 1 else np.concatenate([positions(one, task.n) for one in pieces])
-        quiet = min(self._clock.peek(), self._agenda.first if self._agenda else np.inf)
-        ready = at(task.ready, some)
-        if self.bills.settled(task) or highest(ready) < quiet:
-            free = np.ones(1, dtype=np.bool_)
-        else:
-            free = (ready <= key) | (ready < self.bills.safe(task, some, ready, quiet)) | (ready < quiet)
-        if np.logical_and.reduce(free):
-            self._compute(task, some if len(pieces) == 1 else np.sort(positions(some, task.n)))
-            return
-        self._compute(task, np.sort(positions(some, task.n)[free]))
-        bounds = np.cumsum([0, *(task.n if one is None else size(one) for one in pieces)])
-        for one, a, b in zip(pieces, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            if not free[a:b].all():
-                self.hold(task, positions(one, task.n)[~free[a:b]], tried=True)
+        gone = []
+        for k, one in enumerate(pieces):
+            ready = at(task.ready, one)
+            if self.bills.settled(task) or highest(ready) <= key:
+                gone.append(one)
+                continue
+            free = (ready <= key) | (ready < self.bills.safe(task, one, ready, key))
+            if np.logical_and.reduce(free, axis=None):
+                gone.append(one)
+            elif k:  # it comes with nobody: a piece stays whole until its own turn
+                self.bills.waiting[task][id(one)] = one, True
+            else:
+                those = positions(one, task.n)
+                gone.append(those[free])
+                self.hold(task, those[~free], tried=True)
+        self._compute(
+            task, gone[0] if len(gone) == 1 else np.sort(np.concatenate([positions(one, task.n) for one in gone]))
+        )
 
     def _taken(self, task: Task, who: Piece) -> list[Piece]:
         """A piece of a kernel that waits, and others that may go with it: each is tried with others once."""
@@ -121,3 +127,16 @@ class Turns:
         for one in fresh:
             del waiting[id(one)]
         return [who, *fresh]
+
+
+def _noticed(task: Task, who: Piece) -> float:
+    """When the first of these ranks are ready for a task; of those who meet before others can notice, the last [s]."""
+    ready = at(task.ready, who)
+    if task.gate is None or not isinstance(ready, np.ndarray):
+        return float(lowest(ready))
+    of = task.gate.meeting_of if who is None else task.gate.meeting_of[who]
+    if of[0] == of[-1] and (of == of[0]).all():
+        return float(highest(ready))
+    last = np.zeros(len(task.gate.ptr))
+    np.maximum.at(last, of, ready)
+    return float(last[of].min())
