@@ -130,24 +130,15 @@ class Network:
             one.join(transfer, nbytes, now)
             grown[one] = None
         if len(self._active) <= FEW:
-            self._all([*grown, *shrunk], now)
+            self._all(now)
         else:
             self._changed(grown, shrunk, now)
         self._sleep()
 
-    def _all(self, changed: list[Equals], now: float) -> None:
-        """A handful of classes in all: those that share with what changed, or with who does, are solved together,
-        without books."""
-        seen, others = set().union(*(one.users for one in changed)), list(self._active)
-        if not self._few:
-            self._few, seen = True, set().union(*(one.users for one in others))
-        some = [one for one in changed if one.n and not one.slot_list]
-        met: list[Equals] = list(self._active)
-        while met:
-            met = [one for one in others if not seen.isdisjoint(one.users)]
-            others = [one for one in others if seen.isdisjoint(one.users)]
-            seen.update(*(one.users for one in met))
-            some += met
+    def _all(self, now: float) -> None:
+        """A handful of classes in all: solved together, without books."""
+        self._few = True
+        some = list(self._active)
         if not some:
             return
         self.n_solves += _shared(some)

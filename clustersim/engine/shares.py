@@ -132,32 +132,35 @@ def _level_one(one: Equals, usage: Floats) -> tuple[list[float], list[int]]:
 def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:
     """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
     rates, held = [0.0] * len(some), [CEILING] * len(some)
-    users: dict[int, list[tuple[int, float]]] = {}
-    for i, one in enumerate(some):
-        for s, w in one.pairs:
-            users.setdefault(s, []).append((i, w * one.n))
-    left = {s: max(1.0 - usage.item(s), 0.0) for s in users}
-    total = {s: sum([w for _, w in mine]) for s, mine in users.items()}
-    rising = dict.fromkeys(range(len(some)))
+    left: dict[int, float] = {}
+    rising = list(range(len(some)))
     while rising:
-        at, water = CEILING, min([some[i].ceiling for i in rising])
-        for s, weight in total.items():
-            if left[s] < water * weight:
-                at, water = s, left[s] / weight
-        stops = [i for i in rising if (some[i].ceiling <= water if at == CEILING else at in some[i].users)]
-        touched: dict[int, None] = {}
+        weight: dict[int, float] = {}
+        for i in rising:
+            one = some[i]
+            n = one.n
+            for s, w in one.pairs:
+                weight[s] = weight.get(s, 0.0) + w * n
+        if not left:
+            left = {s: max(1.0 - usage.item(s), 0.0) for s in weight}
+        at, water = CEILING, np.inf
+        for s, total in weight.items():
+            if left[s] < water * total:
+                at, water = s, left[s] / total
+        lowest = min([some[i].ceiling for i in rising])
+        if lowest <= water:
+            at, water = CEILING, lowest
+            stops = [i for i in rising if some[i].ceiling <= lowest]
+        else:
+            stops = [i for i in rising if at in some[i].users]
         for i in stops:
             rates[i], held[i] = water, at
-            del rising[i]
+        if len(stops) == len(rising):
+            break
+        for i in stops:
             for s, w in some[i].pairs:
                 left[s] = max(left[s] - w * some[i].n * water, 0.0)
-                touched[s] = None
-        for s in touched if rising else ():
-            users[s] = [(i, w) for i, w in users[s] if i in rising]
-            if users[s]:
-                total[s] = sum([w for _, w in users[s]])
-            else:
-                del total[s]
+        rising = [i for i in rising if i not in stops]
     return rates, held
 
 
