@@ -14,6 +14,7 @@ only one lane's group ever uses is never shared; nor is one that carries all of 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from clustersim.engine.loads import ROOM, Loads, crowded, reduced
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site, Standing
-from clustersim.program import Program, Recv
+from clustersim.program import Collective, Program, Recv
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -41,6 +42,7 @@ class Guess:
     """
 
     def __init__(self, program: Program, sites: tuple[Site, ...], loads: Loads) -> None:
+        self._program = program
         self._sites = [site for site in sites if (site.plans.nbytes > 0).any()]
         self.clocked: set[int] = set()
         self._open: dict[int, Entries] = {}
@@ -93,6 +95,37 @@ class Guess:
                 self._open[plans] = which[some], slot[some], asked[some]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
+        for role in range(len(self._program.roles)):
+            self.clocked.update(self._unordered(role))
+
+    def _unordered(self, r: int) -> set[int]:
+        """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
+        rank they will be there at once, or nearly."""
+        mine = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
+        role, found = self._program.roles[r], set()
+        slots = {plans: set(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
+        share: dict[tuple[int, int], bool] = {}
+        before: list[dict[str, int]] = []  # of each op, the last of each stream that is over when it begins
+        last: dict[str, int] = {}
+        seen: dict[str, list[int]] = {}
+        for i, op in enumerate(role.ops):
+            known: dict[str, int] = {}
+            for need in {*op.after, last.get(op.stream, -1)} - {-1}:
+                for stream, k in (*before[need].items(), (role.ops[need].stream, need)):
+                    known[stream] = max(known.get(stream, -1), k)
+            before.append(known)
+            last[op.stream] = i
+            if i not in mine or not isinstance(op, Collective):
+                continue
+            for stream, others in seen.items():
+                for k in others[bisect_right(others, known.get(stream, -1)) :] if stream != op.stream else ():
+                    pair = id(mine[i].plans), id(mine[k].plans)
+                    if pair not in share:
+                        share[pair] = not slots[pair[0]].isdisjoint(slots[pair[1]])
+                    if share[pair]:
+                        found.update((mine[i].first, mine[k].first))
+            seen.setdefault(op.stream, []).append(i)
+        return found
 
     def _lanes_with_shared_slots(self, users: Ints, slot: Ints, kept: npt.NDArray[np.bool_]) -> set[object]:
         """Lanes of which two groups use one slot: their sites do not follow one another there."""
