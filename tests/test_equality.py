@@ -134,3 +134,10 @@ def test_a_difference_is_seen(monkeypatch, change):
     wrong = [equality.compare(equality.numbered(0, n)).wrong for n in range(28)]
     assert sum(map(bool, wrong)) > 3
     assert any("oracle (" in text for text in wrong)
+
+
+def test_first_ranks_of_a_kernel_may_set_off_what_its_last_ranks_pay_for():
+    # Rank 0 runs a kernel, then sends; a collective of rank 2 waits for that, and ends before rank 2 runs the kernel.
+    result = equality.compare(equality.numbered(21, 422))
+    assert result.spans
+    assert not result.wrong

@@ -17,11 +17,12 @@ A step of hybrid sharding, for example: shards of 256 ranks, each at its own pac
 and scatter its gradients, while each rank's 64 replicas average what was scattered before. *Forward*, gathers of
 different shards cross different links, so they are free: an op is handled once for all 16,384 ranks, a gather's start
 is the maximum over its shard, its end a number later, and no time passes. *Backward*, averages cross the links of
-gathers and scatters. The first play takes them for free too; its check finds links that were asked for more than they
-have, and the program is played again with those sites on the clock. Now a scatter's flows begin and end as events, at
+gathers and scatters. Neither waits for the other, so these sites are guessed to need the clock (where a guess is too
+small, a check finds links that were asked for more than they have, and the program is played again with the sites of
+those flows on the clock, too). A scatter's flows begin and end as events, at
 max-min rates, and where a shard's has ended, its 256 ranks go on as a piece. A kernel may only begin when it is known
 what ended before it, since it pays for what ran beside it: so pieces come in the order of time, several of a kernel at
-once where nothing unknown can end before any of them. The second check finds nothing, and then the play is the exact
+once where nothing unknown can end before any of them. The check finds nothing, and then the play is the exact
 one: free flows had the rate they take alone, clocked flows shared among themselves, no link carried more than it can,
 and a run has only one such history (:mod:`~clustersim.engine.guess`).
 

@@ -9,7 +9,9 @@ the check finds a slot asked for too much, the sites of the flows that were ther
 program is played again. The clocked only become more, so this ends; a wrong guess costs time, never truth.
 
 Most slots need no check. Meetings of the same ranks on the same stream, a *lane*, follow one another, so a slot that
-only one lane's group ever uses is never shared; nor is one that carries all of its users at full rate at once.
+only one lane's group ever uses is never shared; nor is one that carries all of its users at full rate at once. And some
+are clocked from the start: meetings of one op that share, and collectives of two streams of which neither waits for the
+other. Sends are not: a pipeline's list leaves many unordered that never meet in time.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ class Guess:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
         rank they will be there at once, or nearly."""
         mine = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
-        role, found = self._program.roles[r], set()
+        role = self._program.roles[r]
+        found: set[int] = set()
         slots = {plans: set(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
         share: dict[tuple[int, int], bool] = {}
         before: list[dict[str, int]] = []  # of each op, the last of each stream that is over when it begins
