@@ -6,9 +6,10 @@ batch and precision is met, which leaves only what data parallelism adds to be p
 
 Known to be off, and not understood:
 
-* BERT fine-tuning on several GPUs in Lambda's tables, half the measured time on 8 A100, where ResNet-50 and
-  Transformer-XL on the same machine are within 10 %. What two GPUs add is as large as what four do, and proportional to
-  gradient bytes (3.7 GB/s), so it is no ring's time.
+* Lambda's eight A100s, up to twice as slow as four wherever gradients are reduced in one call (BERT, GNMT, WaveGlow) or
+  the host paces the step (Tacotron 2). What two and four add is in :mod:`clustersim.calibration.frameworks`.
+* 16-bit convolutions over one dimension on V100 (WaveGlow, Jasper), 40 % too fast; TensorFlow's GNMT, half the
+  measured time; GNMT on A100, 20 % too fast.
 * Steps of MXNet, TensorFlow 2 and PaddlePaddle that double from one GPU to several, and ResNet-50 in half precision on
   two and four nodes (15-30 % too fast): thousands of images a second, which the input pipeline may not give.
 * BERT with one all_reduce after backward (Apex) on two nodes with one NIC each: measured as a ring would take (64-71 ms
