@@ -1,4 +1,4 @@
-"""Measured hybrid-parallel steps: a row becomes a scenario, and is played smaller than it was."""
+"""Measured hybrid-parallel steps: a row becomes a scenario."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.calibration import hybrid_play
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.hybrid_stacks import STACKS, stack_of
 from clustersim.calibration.order import by_source, orders, spearman
@@ -112,20 +111,6 @@ def test_layers_that_do_not_divide_are_laid_out_and_none_is_lost() -> None:
         assert len(split["layout"]) == int(pp) * int(vpp)
 
 
-# Played smaller
-
-
-@pytest.mark.parametrize(
-    "columns", [{}, {"pp": "1", "dp": "4", "schedule": ""}, {"tp": "1", "dp": "4"}], ids=["tp+pp", "tp", "pp"]
-)
-def test_fewer_micro_batches_and_replicas_give_the_time_of_the_whole_run(columns: dict[str, str]) -> None:
-    table = scenario_table(row(**columns, nodes="4", gpus="32", grad_accum="12"))
-    whole, few = hybrid_play._replicas(table)
-    assert few < whole
-    count = table["parallel"]["microbatches"]
-    assert hybrid_play.step_time(table) == pytest.approx(hybrid_play._played(table, whole, count), rel=5e-3)
-
-
 # Scored
 
 
@@ -195,7 +180,7 @@ REACHED = {
 def test_a_sample_of_the_shared_table_stays_within_what_is_reached(case: str, bound: float) -> None:
     ran = next(one for one in rows(TABLE) if one["case_id"] == case)
     table = scenario_table(ran)
-    assert hybrid_play.step_time(table) == pytest.approx(measured(ran, table), rel=bound)
+    assert scenario.from_table(table).folded().step_time_s == pytest.approx(measured(ran, table), rel=bound)
 
 
 @shared

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clustersim.builder.at_once import AtOnce, Known
+from clustersim.builder.gradients import Replicated
 from clustersim.builder.laying import Here, Laid
 from clustersim.builder.mail import Mail, Route
 from clustersim.compute.local import LocalCost
@@ -46,37 +48,49 @@ class Recipe:
     deferral: int = 0
 
 
-def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
+def build(
+    recipe: Recipe,
+    local: LocalCost,
+    cost: StepCost,
+    mesh: Mesh,
+    steps: int,
+    seed: int,
+    known: Sequence[Known] | None = None,
+) -> Program:
     """The Program of ``steps`` training steps.
 
     Parameters
     ----------
     local : prices of one rank's kernels. cost : the host's part of a step, jitter, and the price of overlap.
     mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``. steps : as many as the orders have, for
-        an asynchronous schedule.
+        an asynchronous schedule. known : of every pipeline rank, what its passes take: each is then one op where
+        nothing runs beside it (:mod:`clustersim.builder.at_once`), if the data-parallel ranks are replicas.
     """
     paces = base.pace(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for rank in range(mesh.size("pp")):
         ranks = mesh.ranks(pp=rank)
-        ops = _stage(recipe, local, cost, mesh, rank, steps)
+        ops = _stage(recipe, local, cost, mesh, rank, steps, known[rank] if known else None)
         name = "worker" if mesh.size("pp") == 1 else f"stage {rank}"
         roles.append(Role(name, ranks, tuple(ops.ops), None if paces is None else paces[:, ranks], rank))
     notes = (*recipe.partition.notes, *cost.notes)
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes)
 
 
-def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
+def _stage(
+    recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int, known: Known | None
+) -> base.OpList:
     """The op list of one pipeline rank."""
     ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
-    laid = Laid(here, ops, stage)
+    laid, hooks = Laid(here, ops, stage), recipe.replicas(here, ops, stage, rank)
+    at_once = AtOnce(laid, hooks.busy, known) if known is not None and isinstance(hooks, Replicated) else None
     walk = Walk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
-        laid,
-        recipe.replicas(here, ops, stage, rank),
+        at_once or laid,
+        hooks,
         Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,

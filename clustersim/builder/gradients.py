@@ -96,6 +96,7 @@ class Replicated:
     _of: dict[tuple[int, int], list[Bucket]] = field(default_factory=dict, init=False)
     _sizes: list[float] = field(default_factory=list, init=False)
     _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
+    _last: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         for c, chunk in enumerate(self.stage.chunks):
@@ -111,6 +112,11 @@ class Replicated:
             return None
         return self.config.bucket_size or max(40e6, 1e6 * self.here.mesh.size(*DENSE))
 
+    def busy(self) -> bool:
+        """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
+        reducing = self._last or any(bucket.reduced >= 0 for bucket in self.buckets)
+        return bool(self._gathered) or (self.config.overlap_grad_reduce and reducing)
+
     # --- hooks -------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
@@ -124,6 +130,7 @@ class Replicated:
         chunk, layer = place
         if action.kind == "F":
             self.ops.waits = (*self.ops.waits, *self._gathered.pop(chunk, ()))
+        self._last = last
         yield WHOLE
         if self.config.accumulated and layer == 0 and action.kind in "BW":
             self._accumulate(chunk)

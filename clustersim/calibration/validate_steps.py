@@ -19,14 +19,17 @@ Known to be off, and not understood:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from clustersim.calibration import hybrid_play, sharded_rows
+from clustersim import scenario
+from clustersim.calibration import sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.score import evaluate, read_table, score, with_ranges
@@ -48,7 +51,7 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any
     if table and all(map(is_hybrid, table)):
         if anchor is not None:
             raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
-        # Runs of hundreds of ranks take seconds to a minute each.
+        # The largest take seconds each.
         workers = min(os.cpu_count() or 1, 1 + len(table) // ROWS_A_WORKER)
         return score(with_ranges(evaluate(table, _predict_hybrid, workers), _range), DIMENSIONS)
     anchors = _anchors(table) if anchor == "single" else None
@@ -66,7 +69,13 @@ ROWS_A_WORKER = 16
 
 def _predict_hybrid(row: Row) -> tuple[float, float]:
     table = scenario_table(row)
-    return measured(row, table), hybrid_play.step_time(table)
+    return measured(row, table), _folded_step(json.dumps(table, sort_keys=True))
+
+
+@lru_cache(maxsize=1024)
+def _folded_step(table: str) -> float:
+    """Rows that differ in what was measured only are played once."""
+    return scenario.from_table(json.loads(table), "row.toml").folded().step_time_s
 
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {

@@ -204,10 +204,11 @@ def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
             everyone, order, ptr, each, straight, pieces = members[shape]
             sides.append(Side(key, column, everyone, order, ptr, False, each, straight, pieces))
         # Ops share their groups, so asking by the array itself saves reading it for each of them.
-        terms = (*_terms_of(draft.op), id(ranks))
+        name = draft.op.communicator if isinstance(draft.op, Collective) else ""
+        terms = (*_terms_of(draft.op), name, id(ranks))
         plans = known.get(terms)
         if plans is None:
-            plans = known[terms] = book.plans(Request(*terms[:-1]), ranks)
+            plans = known[terms] = book.plans(Request(*terms[:-2]), ranks, name)
         found.append(Site(first, tuple(sides), ranks, plans, draft.apart))
         first += len(ranks)
     return tuple(found)

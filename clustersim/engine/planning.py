@@ -7,7 +7,7 @@ thousand nodes sharding eight ways cost one call, not two thousand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -76,6 +76,7 @@ class PlanBook:
     planner : asked for every plan. launch, nccl_version : as in :class:`Group`.
     congruent : let groups at the same places of nodes wired alike share one plan; for planners that look at nothing
         but the request and the group's surroundings.
+    whole : communicator and ranks, as bytes -> the GPUs of the group that they stand for: its plan is theirs.
     """
 
     def __init__(
@@ -88,20 +89,23 @@ class PlanBook:
         launch: str = "process_per_gpu",
         nccl_version: tuple[int, int] = (2, 28),
         congruent: bool = False,
+        whole: Mapping[tuple[str, bytes], Ints] | None = None,
     ) -> None:
         self.planner, self.topology, self.mesh, self.loads = planner, topology, mesh, loads
         self.launch, self.nccl_version, self.congruent = launch, nccl_version, congruent
-        self._groups: dict[bytes, Group] = {}
-        self._plans: dict[tuple[Request, bytes], Plan] = {}
-        self._columns: dict[tuple[Request, bytes, int], Plans] = {}
+        self.whole = whole or {}
+        self._groups: dict[tuple[str, bytes], Group] = {}
+        self._plans: dict[tuple[Request, str, bytes], Plan] = {}
+        self._columns: dict[tuple[Request, str, bytes, int], Plans] = {}
         self._kinds: dict[Request, dict[bytes, tuple[Plan, Floats] | None]] = {}
 
-    def plans(self, request: Request, groups: Ints) -> Plans:
+    def plans(self, request: Request, groups: Ints, communicator: str = "") -> Plans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
-        key = request, groups.tobytes(), groups.shape[1]
+        name = communicator if self.whole else ""  # who stands for nobody is known by the ranks alone
+        key = request, name, groups.tobytes(), groups.shape[1]
         if key not in self._columns:
             many = self.congruent and request.kind == "send" and len(groups) >= MANY
-            plans = self._sends(request, groups) if many else [self._plan(request, ranks) for ranks in groups]
+            plans = self._sends(request, groups) if many else [self._plan(request, ranks, name) for ranks in groups]
             latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
             nbytes = np.array([p.nbytes for p, _ in plans])
             load = np.array([load for _, load in plans], dtype=np.int64)
@@ -112,11 +116,12 @@ class PlanBook:
             self._columns[key] = Plans(request, tuple(p for p, _ in plans), *columns)
         return self._columns[key]
 
-    def group(self, ranks: Ints) -> Group:
-        """The communicator of these global ranks; one object per distinct list."""
-        key = ranks.tobytes()
+    def group(self, ranks: Ints, communicator: str = "") -> Group:
+        """The communicator of these global ranks, or of whom they stand for; one object per distinct list."""
+        key = communicator, ranks.tobytes()
         if key not in self._groups:
-            self._groups[key] = Group(self.topology, self.mesh.gpus[ranks], self.launch, self.nccl_version)
+            gpus = self.whole[key] if key in self.whole else self.mesh.gpus[ranks]
+            self._groups[key] = Group(self.topology, gpus, self.launch, self.nccl_version)
         return self._groups[key]
 
     def _sends(self, request: Request, pairs: Ints) -> list[tuple[Plan, int]]:
@@ -141,15 +146,15 @@ class PlanBook:
             found.append((kind[0], self.loads.add(links[order], (share * kind[1])[order])))
         return found
 
-    def _plan(self, request: Request, ranks: Ints) -> tuple[Plan, int]:
+    def _plan(self, request: Request, ranks: Ints, name: str = "") -> tuple[Plan, int]:
         """Plan and load id of one group."""
-        if len(ranks) == 1:
+        if len(ranks) == 1 and (name, ranks.tobytes()) not in self.whole:
             nothing = np.array([], dtype=np.int64), np.array([])
             return Plan(request.kind, "none", "none", 0, 0.0, 0.0, *nothing, np.inf), self.loads.add(*nothing)
-        group, place = self.group(ranks), None
+        group, place = self.group(ranks, name), None
         if self.congruent and group.n_nodes == 1:
             place = self._nodes.place(group)
-        key = request, ranks.tobytes() if place is None else place
+        key = (request, name, ranks.tobytes()) if place is None else (request, "", place)
         if key not in self._plans:
             self._plans[key] = _checked(self.planner(request, group), request, ranks)
             return self._plans[key], self.loads.add(self._plans[key].links, self._plans[key].weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.planning import PlanBook, Planner
+from clustersim.engine.planning import Ints, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player
 from clustersim.engine.replay import Replay
@@ -47,6 +47,7 @@ def simulate(
     planner: Planner | None = None,
     nccl_version: tuple[int, int] = (2, 28),
     launch: str = "process_per_gpu",
+    whole: Mapping[tuple[str, bytes], Ints] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Timeline:
     """Play a Program on a Topology.
@@ -59,6 +60,8 @@ def simulate(
     planner : plans collectives instead of ``backend``: ``planner(request, group) -> Plan``; asked once for every
         distinct request and group.
     nccl_version, launch : as in :class:`clustersim.collectives.base.Group`.
+    whole : communicator and ranks, as bytes -> GPUs of the group they stand for, where a Program is of some ranks that
+        stand for all (:mod:`clustersim.builder.representative`).
     progress : called with (ops finished, ops in all).
 
     Returns
@@ -78,7 +81,7 @@ def simulate(
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
     loads = Loads(topology)
     ask = planner or _backend_planner(backend)
-    options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None}
+    options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None, "whole": whole}
     book = PlanBook(ask, topology, mesh, loads, **options)  # type: ignore[arg-type]
     sites = meet(program, book)
     lists = tasks(program, sites)

@@ -21,6 +21,7 @@ from clustersim.units import quantity
 
 if TYPE_CHECKING:
     from clustersim.program import Program
+    from clustersim.scenario.folded import Folded
     from clustersim.scenario.running import Prepared, Result
     from clustersim.strategies import StrategyConfig
 
@@ -91,6 +92,12 @@ class Scenario:
         A model that does not fit in memory is an answer (``Result.fits``), not an error.
         """
         return self.prepare().run(progress)
+
+    def folded(self) -> Folded:
+        """How long a step takes, from a run in which what repeats is played once: for who asks nothing else."""
+        from clustersim.scenario.folded import folded
+
+        return folded(self)
 
 
 def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scenario:

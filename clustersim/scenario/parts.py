@@ -179,6 +179,11 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
     return float(int(share)) if share >= 1 else share
 
 
+def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
+    """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
+    return scenario.file.run.backend or ("gloo" if cores_of(topology, mesh) else "nccl")
+
+
 def _taken(cores: float) -> float:
     """Of a collective's time, what it takes from the compute of its own rank: Gloo's threads run on the same cores."""
     return 1.0 / max(1.0, cores)

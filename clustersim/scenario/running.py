@@ -18,7 +18,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import held
-from clustersim.scenario.parts import cores_of, cost_of
+from clustersim.scenario.parts import backend_of, cost_of
 from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.schema import version
 from clustersim.scenario.settled import outcome_notes
@@ -87,8 +87,7 @@ class Prepared:
     @property
     def backend(self) -> str:
         """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
-        between = "gloo" if cores_of(self.topology, self.mesh) else "nccl"
-        return self.scenario.file.run.backend or between
+        return backend_of(self.scenario, self.topology, self.mesh)
 
     @property
     def gpus(self) -> int:

@@ -81,16 +81,20 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
         nproc_per_node=mesh.nproc_per_node,
         histograms=read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
     )
+    orders = orders_of(scenario, parallel, parts, row, gpu)
+    return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
+
+
+def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, row: Schedule, gpu: Device) -> Orders:
+    """What each pipeline rank runs, for as many micro-batches as the scenario has."""
     config, chunks = scenario.config, len(parts.stages[0].chunks)
     options = _options(row, parallel)
     if any(option.name == "costs" for option in row.options):
-        options["costs"] = _chunk_costs(parts, _local(scenario, gpu))
+        options["costs"] = _chunk_costs(parts, local_cost(scenario, gpu))
     if not row.synchronous:
         options["steps"] = scenario.file.run.steps
-    orders = row.order(mesh.size("pp"), chunks, config.gradient_accumulation_steps, **options)
-    if parallel.ep_overlap:
-        orders = tuple(beside(order) for order in orders)
-    return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
+    orders = row.order(parallel.pp, chunks, config.gradient_accumulation_steps, **options)
+    return tuple(beside(order) for order in orders) if parallel.ep_overlap else orders
 
 
 def resized(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, split: Split, size: int) -> Split:
@@ -107,11 +111,9 @@ def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Sch
     return schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
 
 
-def program_of(
-    scenario: Scenario, parallel: ParallelConfig, split: Split, mesh: Mesh, gpu: Device, cost: StepCost
-) -> Program:
-    """The Program of a split model."""
-    recipe = Recipe(
+def recipe_of(scenario: Scenario, parallel: ParallelConfig, split: Split, cost: StepCost) -> Recipe:
+    """What the step builder makes a Program of a split model from."""
+    return Recipe(
         split.partition,
         split.orders,
         split.schedule.placement,
@@ -123,8 +125,14 @@ def program_of(
         parallel.variable_seq_lengths,
         parallel.deferral(scenario.config.gradient_accumulation_steps) * split.schedule.synchronous,
     )
-    run = scenario.file.run
-    program = build(recipe, _local(scenario, gpu), cost, mesh, run.steps, run.seed)
+
+
+def program_of(
+    scenario: Scenario, parallel: ParallelConfig, split: Split, mesh: Mesh, gpu: Device, cost: StepCost
+) -> Program:
+    """The Program of a split model."""
+    run, recipe = scenario.file.run, recipe_of(scenario, parallel, split, cost)
+    program = build(recipe, local_cost(scenario, gpu), cost, mesh, run.steps, run.seed)
     return replace(program, notes=(*_told(scenario, split, parallel, mesh), *program.notes))
 
 
@@ -158,7 +166,8 @@ def _messages(parallel: ParallelConfig, row: Schedule) -> str:
     return "blocking"
 
 
-def _local(scenario: Scenario, gpu: Device) -> LocalCost:
+def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
+    """Prices of one rank's kernels."""
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     with scenario.at("$.model.dtype"):
         where = setting(

@@ -89,15 +89,19 @@ class OpList:
     Parameters
     ----------
     kernel : the last op of a layer's pass (or what stands for it), -1 for none. waits : what the next one waits for.
+    owed : seconds that the next kernel takes longer, for an overlap in what stands for a whole pass.
     """
 
     step: int = 0
     ops: list[Op] = field(default_factory=list)
     kernel: int = -1
     waits: tuple[int, ...] = ()
+    owed: float = 0.0
 
     def add(self, op: Op) -> int:
         """Append an op; returns its index, for others to wait on."""
+        if self.owed and isinstance(op, Compute) and op.stream == COMPUTE_STREAM:
+            op, self.owed = msgspec.structs.replace(op, duration=op.duration + self.owed), 0.0
         self.ops.append(op)
         return len(self.ops) - 1
 

@@ -1,0 +1,113 @@
+"""A pass of a chunk as one op, where nothing of its own rank runs beside it: what it takes is found by playing it so.
+
+Everything between two messages of a pipeline rank is the same each time: kernels, and exchanges inside the stage. A
+pass with data-parallel traffic beside it is not, and is laid in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from clustersim.builder.laying import Here, Laid
+from clustersim.compute.local import LocalCost
+from clustersim.label import Label
+from clustersim.mesh import Mesh
+from clustersim.partition.base import Chunk, Stage
+from clustersim.program import COMPUTE_STREAM, Compute, Program, Role
+from clustersim.schedules.base import Action, Order
+from clustersim.strategies.base import OpList
+from clustersim.strategies.walk import WHOLE, Part, Place
+from clustersim.timeline import Timeline
+
+PASS = "pass"
+"""Name of the empty op behind each pass that is played alone."""
+
+
+class Spent(NamedTuple):
+    """Seconds of a pass until what follows it may begin, and what the next kernel pays for an overlap in it."""
+
+    seconds: float
+    owed: float
+
+
+Known = Mapping[object, Spent]
+"""What each pass of a stage takes, by :func:`what`."""
+
+
+def what(chunk: Chunk, kind: str) -> object:
+    """What a pass is: equal for chunks whose layers do the same."""
+    layers = ((id(x.forward), id(x.backward), x.kind, x.parameters, x.expert_load) for x in chunk.layers)
+    return kind, tuple(layers)
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """Lays a pass as one op while the rank's data-parallel streams are quiet: :data:`clustersim.strategies.walk.Lay`.
+
+    Parameters
+    ----------
+    laid : lays it in full. busy : whether data-parallel traffic may run beside it. known : what passes take.
+    """
+
+    laid: Laid
+    busy: Callable[[], bool]
+    known: Known
+
+    def __call__(self, place: Place, action: Action, part: Part) -> Iterable[None]:
+        """With the last layer of its chunk, all of the pass."""
+        if self.busy():
+            return self.laid(place, action, part)
+        chunk, ops = self.laid.stage.chunks[place[0]], self.laid.ops
+        if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
+            spent = self.known[what(chunk, action.kind)]
+            label = Label("", action.kind, action.microbatch, action.chunk)
+            phase = "forward" if action.kind == "F" else "backward"
+            op = Compute(
+                f"{action.kind} {action.microbatch}.{action.chunk}", spent.seconds, COMPUTE_STREAM, ops.waits, phase,
+                step=ops.step, label=label,
+            )  # fmt: skip
+            ops.waits, ops.kernel = (), ops.add(op)
+            ops.owed = spent.owed
+        return ()
+
+
+def alone(
+    stage: Stage, order: Order, local: LocalCost, dtype: str, mesh: Mesh, rank: int, slowdown: float
+) -> tuple[Program, tuple[object, ...]]:
+    """A Program in which one stage's ranks play each kind of pass by itself, and what those are.
+
+    ``rank`` : pipeline coordinate. ``slowdown`` : price of overlap. Others do nothing.
+    """
+    kinds = dict.fromkeys((action.chunk, action.kind) for slot in order for action in slot)
+    passes = {what(stage.chunks[chunk], kind): (chunk, kind) for chunk, kind in kinds}
+    ops, mine = OpList(), mesh.ranks(pp=rank)
+    laid = Laid(Here(mesh, mine, local, local.micro_batch_size, dtype), ops, stage)
+    for chunk, kind in passes.values():
+        places = range(len(stage.chunks[chunk].layers))
+        for i in places if kind == "F" else reversed(places):
+            for _ in laid((chunk, i), Action(kind, 0, chunk), WHOLE):
+                pass
+        ops.add(Compute(PASS, 0.0, COMPUTE_STREAM, (*ops.waits, ops.kernel)))
+        ops.waits, ops.kernel = (), len(ops.ops) - 1
+    rest = np.setdiff1d(np.arange(mesh.world_size), mine)
+    roles = (Role("stage", mine, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
+    return Program(mesh.world_size, roles, slowdown), tuple(passes)
+
+
+def spent(timeline: Timeline, passes: Iterable[object]) -> dict[object, Spent] | None:
+    """What each pass of :func:`alone` took; None where ranks did not end theirs together."""
+    found = dict(zip(passes, _spent(timeline), strict=True))
+    return None if None in found.values() else found  # type: ignore[return-value]
+
+
+def _spent(timeline: Timeline) -> Iterator[Spent | None]:
+    rows, before = timeline.per_op(), 0.0
+    for i in [i for i, op in enumerate(timeline.ops) if op.name == PASS]:
+        start, end, each = rows["start"][i], rows["end"][i], rows["seconds"][i] / rows["ranks"][i]
+        together = abs(end - start - each) <= 1e-12 * end
+        yield Spent(float(start - before), float(end - start)) if together else None
+        before = end

@@ -1,0 +1,209 @@
+"""The step time of a scenario from a run that is smaller than it: *folded* where the run repeats itself.
+
+Who only asks how long a step takes (a table of measured steps, a search among thousands of candidates) need not play
+everything. Where nothing is random, three things repeat, and each is played once:
+
+* **replicas**: data-parallel replicas do the same at the same time. So few of them are played that they fill whole
+  nodes and hold every expert; their exchanges are those of all replicas (:mod:`clustersim.builder.representative`).
+* **passes**: a micro-batch's pass through a stage takes as long each time. It is played once by itself, and is one op
+  wherever no data-parallel traffic runs beside it (:mod:`clustersim.builder.at_once`).
+* **micro-batches**: past its warm-up a pipeline adds the same for each further round of them. Two numbers of
+  micro-batches are played, and the others lie on the line through them.
+
+A run is never folded unless it is asked for: :meth:`clustersim.scenario.Scenario.run` plays everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import lcm
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import engine
+from clustersim.builder import build
+from clustersim.builder.at_once import Known, alone, spent, what
+from clustersim.builder.representative import Representative, representative
+from clustersim.device import AS_IS, Device
+from clustersim.model import StepCost
+from clustersim.parallel import ParallelConfig
+from clustersim.partition.base import Exchange, Stage
+from clustersim.scenario.held import Held, held
+from clustersim.scenario.parts import backend_of, cost_of
+from clustersim.scenario.replicas import sharding_zero
+from clustersim.scenario.rerun import step_time as measured_step
+from clustersim.scenario.schema import version
+from clustersim.scenario.split_step import Split, local_cost, orders_of, recipe_of
+from clustersim.strategies import STRATEGIES
+from clustersim.timeline import Timeline
+from clustersim.topology import GPU, NIC, NVSWITCH
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+Ints = npt.NDArray[np.int64]
+
+PERIODIC = frozenset({"1f1b", "interleaved_1f1b"})
+"""Schedules that add the same for each round of micro-batches."""
+
+STEADY = 2
+"""Steps until one is like the one before: its first passes may begin before all ranks have ended the last step."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A step time, and what was played for it.
+
+    Parameters
+    ----------
+    step_time_s : float [s]. ranks : played, of how many. micro_batches : played, of how many.
+    passes : whether passes were ops.
+    """
+
+    step_time_s: float
+    ranks: tuple[int, int] = (1, 1)
+    micro_batches: tuple[tuple[int, ...], int] = ((1,), 1)
+    passes: bool = False
+
+
+def folded(scenario: Scenario) -> Folded:
+    """How long a step takes, as :meth:`clustersim.scenario.Scenario.run` would find, folded where that is possible.
+
+    A scenario whose ranks differ (jitter, slow GPUs), or whose model is not split, is played whole. Raises as ``run``.
+    """
+    found = held(scenario)
+    gpu, cost, _ = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
+    parallel, split = scenario.file.parallel, found.split
+    if parallel is None or split is None or cost.jitter or scenario.file.cluster.slow or not split.schedule.synchronous:
+        return Folded(measured_step(scenario.run().timeline))
+    return _Fold(found, parallel, split, gpu, cost).result()
+
+
+@dataclass(eq=False)
+class _Fold:
+    """One scenario's foldings."""
+
+    found: Held
+    parallel: ParallelConfig
+    split: Split
+    gpu: Device
+    cost: StepCost
+
+    def result(self) -> Folded:
+        """The step of all micro-batches, from one play or from the line through two."""
+        count = self.found.scenario.config.gradient_accumulation_steps
+        short, long = self._ends(count)
+        times = {m: self._play(m) for m in {min(short, count), min(long, count)}}
+        step = times[min(long, count)]
+        if count > long:
+            step += (count - long) * (step - times[short]) / (long - short)
+        sizes = len(self._kept), self.found.mesh.workers
+        return Folded(step, sizes, (tuple(sorted(times)), count), self._known is not None)
+
+    def _ends(self, count: int) -> tuple[int, int]:
+        """Two numbers of micro-batches between which, and past which, each round adds the same."""
+        stages = self.parallel.pp
+        if stages == 1:
+            return 2, 3
+        rounds = count % stages == 0 or len(self.split.partition.stages[0].chunks) == 1
+        return (stages, 2 * stages) if self.split.schedule.name in PERIODIC and rounds else (count, count)
+
+    def _play(self, count: int) -> float:
+        config = msgspec.structs.replace(self.found.scenario.config, gradient_accumulation_steps=count)
+        scenario = replace(self.found.scenario, config=config)
+        split, mesh = self.split, self.found.mesh
+        orders = orders_of(scenario, self.parallel, split.partition, split.schedule, self.gpu)
+        recipe = recipe_of(scenario, self.parallel, replace(split, orders=orders), self.cost)
+        local, run = local_cost(scenario, self.gpu), scenario.file.run
+        program = build(recipe, local, self.cost, mesh, min(run.steps, STEADY), run.seed, self._known)
+        return measured_step(self._simulate(representative(program, mesh, self._kept)))
+
+    def _simulate(self, part: Representative) -> Timeline:
+        scenario = self.found.scenario
+        run = scenario.file.run
+        return engine.simulate(
+            part.program,
+            self.found.topology,
+            part.mesh,
+            backend=backend_of(scenario, self.found.topology, self.found.mesh),
+            launch=STRATEGIES[scenario.file.strategy["kind"]].launch or run.launch,
+            nccl_version=version(run.nccl_version),
+            whole=part.whole,
+        )
+
+    @cached_property
+    def _kept(self) -> Ints:
+        """Ranks that stand for all: of few replicas, and of a node's GPUs those of one NIC, where all NICs have as
+        many and a switch joins the GPUs."""
+        mesh, top = self.found.mesh, self.found.topology
+        inside = mesh.size("tp", "cp")
+        unit = lcm(inside, mesh.nproc_per_node, mesh.size("ep") * mesh.size("etp"))
+        kept = np.arange(mesh.workers, dtype=np.int64)
+        if sharding_zero(self.found.scenario):  # its reductions go to each rank in turn
+            return kept
+        if mesh.size("dp") % (unit // inside) == 0 and mesh.size("dp_replicate") == 1:
+            kept = kept[mesh.coordinates("dp")[kept] < unit // inside]
+        first = top.vertex_node == top.vertex_node[mesh.gpus[0]]
+        nics, gpus = (sum(kind == top.vertex_kinds[i] for i in np.flatnonzero(first).tolist()) for kind in (NIC, GPU))
+        even = nics and gpus % nics == 0 and mesh.nproc_per_node == gpus and NVSWITCH in top.vertex_kinds
+        if even and mesh.nproc_per_node % mesh.size("tp") == 0 and mesh.size("tp") % (gpus // nics) == 0:
+            kept = kept[mesh.coordinates("tp")[kept] < gpus // nics]
+        return kept
+
+    @cached_property
+    def _known(self) -> tuple[Known, ...] | None:
+        """What every pipeline rank's passes take; None where they cannot be told apart from what runs beside them."""
+        if not self._apart or any(len(slot) > 1 for order in self.split.orders for slot in order):
+            return None
+        known: dict[object, Known] = {}
+        every = []
+        for rank, stage in enumerate(self.split.partition.stages):
+            key = self._place(rank), tuple(what(chunk, "") for chunk in stage.chunks)
+            if key not in known:
+                found = self._alone(rank, stage)
+                if found is None:
+                    return None
+                known[key] = found
+            every.append(known[key])
+        return tuple(every)
+
+    def _alone(self, rank: int, stage: Stage) -> Known | None:
+        scenario, mesh = self.found.scenario, self.found.mesh
+        recipe = recipe_of(scenario, self.parallel, self.split, self.cost)
+        local = local_cost(scenario, self.gpu)
+        orders = recipe.orders[rank]
+        program, passes = alone(stage, orders, local, recipe.dtype, mesh, rank, self.cost.overlap_slowdown)
+        mine = self._kept[np.isin(self._kept, mesh.ranks(pp=rank))]
+        return spent(self._simulate(representative(program, mesh, mine)), passes)
+
+    def _place(self, rank: int) -> bytes:
+        """Where in its nodes a stage is."""
+        top, mesh = self.found.topology, self.found.mesh
+        gpus = mesh.gpus[mesh.ranks(pp=rank)]
+        node = top.vertex_node[gpus]
+        return bytes((gpus - np.searchsorted(top.vertex_node, node)).astype(np.int64))
+
+    @property
+    def _apart(self) -> bool:
+        """Whether exchanges inside passes share no link with messages or with another stage's passes meanwhile.
+
+        Stages on nodes of their own do not meet, and a blocking message runs while its two ends do not compute. Behind
+        a switch, a GPU's links to its node's others are its own, and no way to another node.
+        """
+        mesh, top = self.found.mesh, self.found.topology
+        items = [i for stage in self.split.partition.stages for x in stage.layers for i in (*x.forward, *x.backward)]
+        dims = {item.dims for item in items if isinstance(item, Exchange) and mesh.size(*item.dims) > 1}
+        node = top.vertex_node[mesh.gpus]
+        inside = all((node[mesh.groups(*one)] == node[mesh.groups(*one)[:, :1]]).all() for one in dims)
+        recipe = recipe_of(self.found.scenario, self.parallel, self.split, self.cost)
+        blocking = recipe.messages != "overlapped"
+        pairs = np.unique(np.stack([node, mesh.coordinates("pp")]), axis=1)
+        alone = pairs.shape[1] == len(np.unique(node))
+        switched = NVSWITCH in top.vertex_kinds
+        if not dims or mesh.size("pp") == 1:
+            return True
+        return (alone and blocking) or (inside and switched and (alone or blocking))

@@ -1,0 +1,96 @@
+"""A folded run gives the step time of the whole one, and a run is never folded unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import scenario
+from clustersim.builder.representative import representative
+from clustersim.errors import ProgramError
+from clustersim.mesh import Mesh
+from clustersim.program import Collective, Compute, Program, Role, Send
+from clustersim.scenario.rerun import step_time
+
+
+def split(nodes: int = 4, topology: str = "hgx-h100", ga: int = 1, strategy: Any = None, **parallel: Any) -> Any:
+    """A small GPT on some nodes of eight GPUs."""
+    sizes = {"layers": 8, "d_model": 1024, "heads": 16, "kv_heads": 16, "d_ff": 4096, "n_positions": 512}
+    return scenario.from_table(
+        {
+            "cluster": {"topology": topology, "nodes": nodes, "gpus_per_node": 8},
+            "model": {"name": "gpt2", "seq_len": 512, "dtype": "bf16", "options": sizes},
+            "parallel": parallel,
+            "strategy": strategy or {"kind": "ddp", "micro_batch_size": 2, "param_dtype": "bf16"},
+            "run": {"steps": 2, "jitter": 0.0, "optimizer": "adam"},
+        }
+    )
+
+
+OVERLAPPED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+FSDP = {"kind": "fsdp", "micro_batch_size": 2}
+CASES = {
+    "tp": {"tp": 8, "microbatches": 7},
+    "tp in part of a node": {"tp": 2, "microbatches": 5},
+    "tp over two nodes": {"tp": 16, "microbatches": 4},
+    "sp with the gradient's sum beside": {"tp": 4, "sequence_parallel": True, "microbatches": 4},
+    "cp": {"tp": 2, "cp": 8, "microbatches": 4},
+    "distributed optimizer": {"tp": 4, "pp": 2, "microbatches": 9, **OVERLAPPED},
+    "1f1b": {"tp": 2, "pp": 4, "microbatches": 13},
+    "1f1b, stages on one node": {"nodes": 1, "tp": 2, "pp": 4, "microbatches": 13},
+    "interleaved": {"tp": 8, "pp": 2, "vpp": 2, "schedule": "interleaved_1f1b", "microbatches": 8, **OVERLAPPED},
+    "interleaved beside cp": {"tp": 4, "cp": 4, "pp": 2, "vpp": 2, "schedule": "interleaved_1f1b", "microbatches": 8},
+    "zb_h1": {"pp": 4, "schedule": "zb_h1", "microbatches": 9},
+    "fsdp": {"tp": 4, "strategy": FSDP, "framework": "torchtitan"},
+    "fsdp in a pipeline": {"tp": 4, "pp": 2, "microbatches": 4, "strategy": FSDP, "framework": "torchtitan"},
+    "zero": {"tp": 4, "microbatches": 2, "strategy": {"kind": "zero", "zero_optimization": {"stage": 2}}},
+    "two GPUs to a NIC": {"topology": "hgx-a100-800g", "tp": 8, "pp": 2, "microbatches": 9},
+    "NVLink without a switch": {"topology": "dgx-1v", "tp": 4, "pp": 2, "microbatches": 6},
+    "two instances of the optimizer": {"tp": 4, "dp_replicate": 2, "microbatches": 3, **OVERLAPPED},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_folded_step_takes_as_long_as_a_whole_one(case: dict[str, Any]) -> None:
+    one = split(**case)
+    assert one.folded().step_time_s == pytest.approx(step_time(one.run().timeline), rel=1e-9)
+
+
+def test_what_repeats_is_played_once() -> None:
+    found = split(tp=8, pp=2, microbatches=9).folded()
+    assert found.ranks == (2, 32)  # of each stage one replica's GPU, as each has a NIC of its own
+    assert found.micro_batches == ((2, 4), 9)
+    assert found.passes
+
+
+def test_a_run_that_is_not_folded_plays_everybody() -> None:
+    one = split(tp=8, pp=2, microbatches=9)
+    one.folded()
+    program = one.program()
+    assert program.world_size == 32
+    assert {label.microbatch for op in program.roles[0].ops if (label := op.label)} >= set(range(9))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run.jitter": 0.05}, {"cluster.slow": [{"ranks": [3], "speed": 0.5}]}, {"parallel.tp": 1}]
+)
+def test_ranks_that_differ_are_played_whole(changes: dict[str, Any]) -> None:
+    one = split(tp=2, microbatches=3).changed(changes)
+    assert one.folded().step_time_s == step_time(one.run().timeline)
+
+
+def test_ranks_that_do_not_stand_for_the_others_are_refused() -> None:
+    mesh, everyone = Mesh(np.arange(4), 4), np.arange(4)
+    groups = np.array([[0, 1], [2, 3]])
+
+    def program(op: Any) -> Program:
+        return Program(4, (Role("worker", everyone, (Compute("k", 1.0), op)),))
+
+    with pytest.raises(ProgramError, match="different numbers"):
+        representative(program(Collective("sum", "all_reduce", 8.0, groups)), mesh, np.array([0, 1, 2]))
+    with pytest.raises(ProgramError, match="sends to one that does not"):
+        representative(program(Send("to", 8.0, np.array([1, 2, 3, 0]))), mesh, np.array([0, 1]))
+    found = representative(program(Collective("sum", "all_reduce", 8.0, groups)), mesh, np.array([0, 2]))
+    assert [gpus.tolist() for gpus in found.whole.values()] == [[0, 1], [2, 3]]
