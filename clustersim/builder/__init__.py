@@ -56,6 +56,7 @@ def build(
     steps: int,
     seed: int,
     known: Sequence[Known] | None = None,
+    roughly: bool = False,
 ) -> Program:
     """The Program of ``steps`` training steps.
 
@@ -64,13 +65,13 @@ def build(
     local : prices of one rank's kernels. cost : the host's part of a step, jitter, and the price of overlap.
     mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``. steps : as many as the orders have, for
         an asynchronous schedule. known : of every pipeline rank, what its passes take: each is then one op where
-        nothing runs beside it (:mod:`clustersim.builder.at_once`), if the data-parallel ranks are replicas.
+        nothing runs beside it (:mod:`clustersim.builder.at_once`), if the data-parallel ranks are replicas. roughly : everywhere.
     """
     paces = base.pace(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for rank in range(mesh.size("pp")):
         ranks = mesh.ranks(pp=rank)
-        ops = _stage(recipe, local, cost, mesh, rank, steps, known[rank] if known else None)
+        ops = _stage(recipe, local, cost, mesh, rank, steps, known[rank] if known else None, roughly)
         name = "worker" if mesh.size("pp") == 1 else f"stage {rank}"
         roles.append(Role(name, ranks, tuple(ops.ops), None if paces is None else paces[:, ranks], rank))
     notes = (*recipe.partition.notes, *cost.notes)
@@ -78,13 +79,22 @@ def build(
 
 
 def _stage(
-    recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int, known: Known | None
+    recipe: Recipe,
+    local: LocalCost,
+    cost: StepCost,
+    mesh: Mesh,
+    rank: int,
+    steps: int,
+    known: Known | None,
+    roughly: bool,
 ) -> base.OpList:
     """The op list of one pipeline rank."""
     ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
     laid, hooks = Laid(here, ops, stage), recipe.replicas(here, ops, stage, rank)
-    at_once = AtOnce(laid, hooks.busy, known) if known is not None and isinstance(hooks, Replicated) else None
+    at_once = None
+    if known is not None and isinstance(hooks, Replicated):
+        at_once = AtOnce(laid, (lambda: False) if roughly else hooks.busy, known)
     walk = Walk(
         ops,
         order,

@@ -98,16 +98,19 @@ def alone(
     return Program(mesh.world_size, roles, slowdown), tuple(passes)
 
 
-def spent(timeline: Timeline, passes: Iterable[object]) -> dict[object, Spent] | None:
-    """What each pass of :func:`alone` took; None where ranks did not end theirs together."""
-    found = dict(zip(passes, _spent(timeline), strict=True))
+def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, Spent] | None:
+    """What each pass of :func:`alone` took; None where ranks did not end theirs together, and may not (``apart``)."""
+    found = dict(zip(passes, _spent(timeline, apart), strict=True))
     return None if None in found.values() else found  # type: ignore[return-value]
 
 
-def _spent(timeline: Timeline) -> Iterator[Spent | None]:
+def _spent(timeline: Timeline, apart: bool) -> Iterator[Spent | None]:
     rows, before = timeline.per_op(), 0.0
     for i in [i for i, op in enumerate(timeline.ops) if op.name == PASS]:
         start, end, each = rows["start"][i], rows["end"][i], rows["seconds"][i] / rows["ranks"][i]
         together = abs(end - start - each) <= 1e-12 * end
-        yield Spent(float(start - before), float(end - start)) if together else None
+        if together:
+            yield Spent(float(start - before), float(end - start))
+        else:
+            yield Spent(float(end - each - before), float(each)) if apart else None
         before = end

@@ -166,6 +166,8 @@ def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any
     if degrees["tp"] > 1 and (row["seq_parallel"] or row["experts"]):
         # Megatron refuses a mixture of experts without it.
         found["sequence_parallel"] = row["seq_parallel"] == "1" or bool(row["experts"])
+    if degrees["tp"] > 1 and not row["experts"] and row["seq_parallel"] != "0" and row["tp_overlap"] != "0":
+        found |= stack.dense
     if row["tp_overlap"] == "1":
         found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
     if degrees["ep"] > 1:

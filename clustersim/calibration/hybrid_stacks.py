@@ -24,7 +24,7 @@ class Stack:
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
-    parallel : more of ``[parallel]``. dropout : whether GPT and BERT launch dropout kernels.
+    parallel : more of ``[parallel]``; dense : more of it for dense models where tp > 1. dropout : whether GPT and BERT launch dropout kernels.
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
@@ -44,6 +44,7 @@ class Stack:
     tied: bool = True
     pads_vocab: int = 128
     parallel: Mapping[str, Any] = field(default_factory=dict)
+    dense: Mapping[str, Any] = field(default_factory=dict)
 
 
 _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispatcher": "alltoall"}
@@ -77,10 +78,16 @@ STACKS = (
         dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
-        "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-bridge|^nemo|megatron-core", "megatron",
+        "performance recipes of NeMo and Megatron-Bridge", r"megatron-bridge|^nemo", "megatron", "cudnn", "fused",
+        "NVIDIA/NeMo nemo/collections/llm/recipes/llama3_70b.py, NVIDIA-NeMo/Megatron-Bridge scripts/performance: as "
+        "Megatron-Core; dense recipes of tp > 1 have sequence_parallel and tp_comm_overlap with user buffers "
+        "(userbuffers_{bf16,fp8}_h100_h8192_tp4_mbs1_seqlen8192, ..._h16384_tp8_cp2_...)",
+        dropout=False, parallel=_OVERLAPPED, dense={"sequence_parallel": True, "tp_overlap": "userbuffers"},
+    ),
+    Stack(
+        "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-core", "megatron",
         "cudnn", "fused",
-        "Transformer Engine's fused attention, norms, RoPE and SwiGLU; the performance recipes of "
-        "Megatron-Bridge and NeMo "
+        "Transformer Engine's fused attention, norms, RoPE and SwiGLU; benchmarks "
         "set overlap_grad_reduce, overlap_param_gather and the alltoall dispatcher",
         dropout=False, parallel=_OVERLAPPED,
     ),
