@@ -48,6 +48,13 @@ CASES = {
     "zero": {"tp": 4, "microbatches": 2, "strategy": {"kind": "zero", "zero_optimization": {"stage": 2}}},
     "two GPUs to a NIC": {"topology": "hgx-a100-800g", "tp": 8, "pp": 2, "microbatches": 9},
     "NVLink without a switch": {"topology": "dgx-1v", "tp": 4, "pp": 2, "microbatches": 6},
+    "the head's weight gradients at the end": {
+        "tp": 4,
+        "pp": 2,
+        "microbatches": 6,
+        "defer_embedding_wgrad_compute": True,
+        "wgrad_deferral_limit": 2,
+    },
     "two instances of the optimizer": {"tp": 4, "dp_replicate": 2, "microbatches": 3, **OVERLAPPED},
 }
 
@@ -56,6 +63,17 @@ CASES = {
 def test_a_folded_step_takes_as_long_as_a_whole_one(case: dict[str, Any]) -> None:
     one = split(**case)
     assert one.folded().step_time_s == pytest.approx(step_time(one.run().timeline), rel=1e-9)
+
+
+ROUGHLY = {name: case for name, case in CASES.items() if not name.startswith("zero")}
+
+
+@pytest.mark.parametrize("case", ROUGHLY.values(), ids=ROUGHLY.keys())
+def test_a_roughly_folded_step_is_near_the_whole_one(case: dict[str, Any]) -> None:
+    one = split(**case)
+    found = one.folded(roughly=True)
+    assert not found.exact
+    assert found.step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
 
 
 def test_what_repeats_is_played_once() -> None:

@@ -16,7 +16,7 @@ from clustersim.partition.base import Partition, Stage
 from clustersim.program import Program, Role
 from clustersim.schedules.base import Orders
 from clustersim.strategies import base
-from clustersim.strategies.walk import Hooks, Walk
+from clustersim.strategies.walk import Hooks, Lay, Walk
 
 MakeReplicas = Callable[[Here, base.OpList, Stage, int], Hooks]
 """``(here, ops, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
@@ -34,6 +34,8 @@ class Recipe:
     shapes : as in :class:`~clustersim.builder.mail.Mail`. deferral : micro-batches whose weight gradients of the head
         wait for the end of a step (Megatron's ``defer_embedding_wgrad_compute``).
     microbatches, accumulates : as in :class:`~clustersim.strategies.walk.Walk`.
+    known : of every pipeline rank, what its passes take: each is then one op where no data-parallel traffic runs beside
+        it, or, ``roughly``, everywhere (:mod:`clustersim.builder.at_once`).
     """
 
     partition: Partition
@@ -46,60 +48,40 @@ class Recipe:
     accumulates: bool = True
     shapes: bool = False
     deferral: int = 0
+    known: Sequence[Known] | None = None
+    roughly: bool = False
 
 
-def build(
-    recipe: Recipe,
-    local: LocalCost,
-    cost: StepCost,
-    mesh: Mesh,
-    steps: int,
-    seed: int,
-    known: Sequence[Known] | None = None,
-    roughly: bool = False,
-) -> Program:
+def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
     """The Program of ``steps`` training steps.
 
     Parameters
     ----------
     local : prices of one rank's kernels. cost : the host's part of a step, jitter, and the price of overlap.
     mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``. steps : as many as the orders have, for
-        an asynchronous schedule. known : of every pipeline rank, what its passes take: each is then one op where
-        nothing runs beside it (:mod:`clustersim.builder.at_once`), if the data-parallel ranks are replicas. roughly : everywhere.
+        an asynchronous schedule.
     """
     paces = base.pace(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for rank in range(mesh.size("pp")):
         ranks = mesh.ranks(pp=rank)
-        ops = _stage(recipe, local, cost, mesh, rank, steps, known[rank] if known else None, roughly)
+        ops = _stage(recipe, local, cost, mesh, rank, steps)
         name = "worker" if mesh.size("pp") == 1 else f"stage {rank}"
         roles.append(Role(name, ranks, tuple(ops.ops), None if paces is None else paces[:, ranks], rank))
     notes = (*recipe.partition.notes, *cost.notes)
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes)
 
 
-def _stage(
-    recipe: Recipe,
-    local: LocalCost,
-    cost: StepCost,
-    mesh: Mesh,
-    rank: int,
-    steps: int,
-    known: Known | None,
-    roughly: bool,
-) -> base.OpList:
+def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
     """The op list of one pipeline rank."""
     ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
     laid, hooks = Laid(here, ops, stage), recipe.replicas(here, ops, stage, rank)
-    at_once = None
-    if known is not None and isinstance(hooks, Replicated):
-        at_once = AtOnce(laid, (lambda: False) if roughly else hooks.busy, known)
     walk = Walk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
-        at_once or laid,
+        _lay(recipe, laid, hooks, rank),
         hooks,
         Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
         recipe.microbatches,
@@ -115,6 +97,13 @@ def _stage(
         base.begin_step(ops, cost, step)
         walk.step()
     return ops
+
+
+def _lay(recipe: Recipe, laid: Laid, hooks: Hooks, rank: int) -> Lay:
+    """In full; or pass by pass, where that is known and the data-parallel ranks are replicas."""
+    if recipe.known is None or recipe.deferral or not isinstance(hooks, Replicated):
+        return laid
+    return AtOnce(laid, (lambda: False) if recipe.roughly else hooks.busy, recipe.known[rank])
 
 
 def _route(recipe: Recipe, mesh: Mesh, rank: int) -> Route:

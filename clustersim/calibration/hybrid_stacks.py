@@ -24,7 +24,8 @@ class Stack:
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
-    parallel : more of ``[parallel]``; dense : more of it for dense models where tp > 1. dropout : whether GPT and BERT launch dropout kernels.
+    parallel : more of ``[parallel]``. dense : still more, of dense models with tp > 1.
+    dropout : whether GPT and BERT launch dropout kernels.
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).

@@ -130,9 +130,9 @@ class _Fold:
         split, mesh = self.split, self.found.mesh
         orders = orders_of(scenario, self.parallel, split.partition, split.schedule, self.gpu)
         recipe = recipe_of(scenario, self.parallel, replace(split, orders=orders), self.cost)
+        recipe = replace(recipe, known=self._known, roughly=self.roughly)
         local, run = local_cost(scenario, self.gpu), scenario.file.run
-        steps = min(run.steps, STEADY)
-        program = build(recipe, local, self.cost, mesh, steps, run.seed, self._known, self.roughly)
+        program = build(recipe, local, self.cost, mesh, min(run.steps, STEADY), run.seed)
         return measured_step(self._simulate(representative(program, mesh, self._kept)))
 
     def _simulate(self, part: Representative) -> Timeline:
@@ -169,8 +169,12 @@ class _Fold:
 
     @cached_property
     def _known(self) -> tuple[Known, ...] | None:
-        """What every pipeline rank's passes take; None where they cannot be told apart from what runs beside them."""
-        if not (self.roughly or self._apart) or any(len(slot) > 1 for order in self.split.orders for slot in order):
+        """What every pipeline rank's passes take; None where they cannot be told from what runs beside them: parameters
+        that are shared out are on their way all the time, and two passes of one slot take turns."""
+        scenario = self.found.scenario
+        shared = scenario.file.strategy["kind"] == "fsdp" or sharding_zero(scenario) is not None
+        paired = any(len(slot) > 1 for order in self.split.orders for slot in order)
+        if shared or paired or not (self.roughly or self._apart):
             return None
         known: dict[object, Known] = {}
         every = []
