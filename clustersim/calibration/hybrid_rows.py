@@ -162,12 +162,12 @@ def _uneven(layers: int, stages: int) -> dict[str, Any]:
 
 
 def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if degrees["tp"] == 1 or row["experts"] else dict(stack.tensor)
+    if row["tp_overlap"] == "0" or row["seq_parallel"] == "0":
+        found.pop("tp_overlap", None)
     if degrees["tp"] > 1 and (row["seq_parallel"] or row["experts"]):
         # Megatron refuses a mixture of experts without it.
         found["sequence_parallel"] = row["seq_parallel"] == "1" or bool(row["experts"])
-    if degrees["tp"] > 1 and not row["experts"] and row["seq_parallel"] != "0" and row["tp_overlap"] != "0":
-        found |= stack.dense
     if row["tp_overlap"] == "1":
         found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
     if degrees["ep"] > 1:

@@ -24,7 +24,7 @@ class Stack:
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
-    parallel : more of ``[parallel]``. dense : still more, of dense models with tp > 1.
+    parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1.
     dropout : whether GPT and BERT launch dropout kernels.
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
@@ -45,9 +45,12 @@ class Stack:
     tied: bool = True
     pads_vocab: int = 128
     parallel: Mapping[str, Any] = field(default_factory=dict)
-    dense: Mapping[str, Any] = field(default_factory=dict)
+    tensor: Mapping[str, Any] = field(default_factory=dict)
 
 
+_SCATTERED = {"pipeline_partitioned": True}
+"""``--no-scatter-gather-tensors-in-pipeline`` is off (Megatron-LM v2.5 megatron/p2p_communication.py; arXiv 2104.04473
+s4.1): each tensor-parallel rank sends its share of a message, which its receivers gather."""
 _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispatcher": "alltoall"}
 
 STACKS = (
@@ -83,7 +86,7 @@ STACKS = (
         "NVIDIA/NeMo nemo/collections/llm/recipes/llama3_70b.py, NVIDIA-NeMo/Megatron-Bridge scripts/performance: as "
         "Megatron-Core; dense recipes of tp > 1 have sequence_parallel and tp_comm_overlap with user buffers "
         "(userbuffers_{bf16,fp8}_h100_h8192_tp4_mbs1_seqlen8192, ..._h16384_tp8_cp2_...)",
-        dropout=False, parallel=_OVERLAPPED, dense={"sequence_parallel": True, "tp_overlap": "userbuffers"},
+        dropout=False, parallel=_OVERLAPPED, tensor={"sequence_parallel": True, "tp_overlap": "userbuffers"},
     ),
     Stack(
         "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-core", "megatron",
@@ -97,13 +100,13 @@ STACKS = (
         "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and "
         "bias_dropout_fusion on; local "
         "DDP, which reduces after backward; gradients are added by a pass of their own; apex FusedAdam",
-        parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False},
+        parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False}, tensor=_SCATTERED,
     ),
     Stack(
         "Megatron-LM of 2022", r"megatron-lm", "megatron", "eager", "megatron",
         "Megatron-LM v3.0 megatron/arguments.py: as before, backward's all_reduce beside the weight gradient; fp16 "
         "gradients are added by a pass of their own",
-        parallel={"gradient_accumulation_fusion": False},
+        parallel={"gradient_accumulation_fusion": False}, tensor=_SCATTERED,
     ),
     Stack(
         "OneFlow", r"libai|oneflow", "oneflow", "eager", "megatron",
