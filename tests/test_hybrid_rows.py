@@ -58,6 +58,7 @@ def test_every_stacks_defaults_make_a_scenario(stack: Any) -> None:
         "NeMo of early 2024": ("NeMo / Megatron-Core", "2024-05", ""),
         "performance recipes of NeMo and Megatron-Bridge": ("Megatron-Bridge", "2026-02", ""),
         "Megatron-Core with Transformer Engine": ("Megatron-Core", "2026-03", ""),
+        "Megatron-LM of SC21": ("Megatron-LM", "2021-04", ""),
         "Megatron-LM of 2021": ("Megatron-LM", "2021-05", ""),
         "Megatron-LM of 2022": ("Megatron-LM", "2022-06", ""),
         "OneFlow": ("LiBai", "2022-07", ""),

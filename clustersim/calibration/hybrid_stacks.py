@@ -49,8 +49,9 @@ class Stack:
 
 
 _SCATTERED = {"pipeline_partitioned": True}
-"""``--no-scatter-gather-tensors-in-pipeline`` is off (Megatron-LM v2.5 megatron/p2p_communication.py; arXiv 2104.04473
-s4.1): each tensor-parallel rank sends its share of a message, which its receivers gather."""
+"""scatter_gather_tensors_in_pipeline (Megatron-LM v2.5 megatron/p2p_communication.py; arXiv 2104.04473 s4.1): each
+tensor-parallel rank sends its share of a message, which its receivers gather. An option before v2.5, then the rule."""
+_IN_2021 = {"gradient_accumulation_fusion": False, "tp_grad_overlap": False}
 _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispatcher": "alltoall"}
 
 STACKS = (
@@ -96,11 +97,16 @@ STACKS = (
         dropout=False, parallel=_OVERLAPPED,
     ),
     Stack(
+        "Megatron-LM of SC21", r"megatron-lm.* 2021-04", "megatron", "eager", "megatron",
+        "Megatron-LM examples/sc21: as Megatron-LM of 2021, with messages scattered and gathered",
+        parallel=_IN_2021, tensor=_SCATTERED,
+    ),
+    Stack(
         "Megatron-LM of 2021", r"megatron-lm.* 2021", "megatron", "eager", "megatron",
         "Megatron-LM v2.5 megatron/arguments.py: masked_softmax_fusion, bias_gelu_fusion and "
         "bias_dropout_fusion on; local "
         "DDP, which reduces after backward; gradients are added by a pass of their own; apex FusedAdam",
-        parallel={"gradient_accumulation_fusion": False, "tp_grad_overlap": False}, tensor=_SCATTERED,
+        parallel=_IN_2021,
     ),
     Stack(
         "Megatron-LM of 2022", r"megatron-lm", "megatron", "eager", "megatron",
