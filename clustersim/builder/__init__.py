@@ -9,6 +9,7 @@ from clustersim.builder.at_once import AtOnce, Known
 from clustersim.builder.gradients import Replicated
 from clustersim.builder.laying import Here, Laid
 from clustersim.builder.mail import Mail, Route
+from clustersim.builder.shards import Sharded
 from clustersim.compute.local import LocalCost
 from clustersim.mesh import Mesh
 from clustersim.model import StepCost
@@ -100,10 +101,12 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
 
 
 def _lay(recipe: Recipe, laid: Laid, hooks: Hooks, rank: int) -> Lay:
-    """In full; or pass by pass, where that is known and the data-parallel ranks are replicas."""
-    if recipe.known is None or recipe.deferral or not isinstance(hooks, Replicated):
+    """In full; or pass by pass, where that is known."""
+    if recipe.known is None or recipe.deferral or not isinstance(hooks, Replicated | Sharded):
         return laid
-    return AtOnce(laid, (lambda: False) if recipe.roughly else hooks.busy, recipe.known[rank])
+    # A pass that gathers its parameters layer by layer cannot wait for all of them.
+    roughly = recipe.roughly and isinstance(hooks, Replicated)
+    return AtOnce(laid, (lambda: False) if roughly else hooks.busy, recipe.known[rank])
 
 
 def _route(recipe: Recipe, mesh: Mesh, rank: int) -> Route:

@@ -7,16 +7,20 @@ micro-batches, since each would gather them anew, and gradients are reduced in t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from clustersim.builder.laying import Here
 from clustersim.builder.tail import clip, shared_gradients
 from clustersim.model import StepCost
 from clustersim.partition.base import Stage
+from clustersim.schedules import Action
 from clustersim.strategies import sharded
 from clustersim.strategies.base import OpList
 from clustersim.strategies.fsdp import Shards
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes
+from clustersim.strategies.walk import Part, Place
 
 SHARD, REPLICATE = ("dp_shard", "cp"), ("dp_replicate",)
 
@@ -40,6 +44,19 @@ class Sharded(Shards):
         plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(REPLICATE))
         super().__init__(ops, cost, config, plan, places)
         self.here, self.stage, self.tied = here, stage, tied
+        self._busy = True
+
+    def busy(self) -> bool:
+        """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
+        return self._busy
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """As for a whole model."""
+        first = 0 if action.kind == "F" else len(self.stage.chunks[place[0]].layers) - 1
+        if place[1] == first:
+            there = all(self.gathered.get(unit) == () for unit in range(len(self.plan.units)))
+            self._busy = last or bool(self.reduced) or not there
+        return super().around(place, action, last=last)
 
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""

@@ -132,7 +132,9 @@ class _Fold:
         recipe = recipe_of(scenario, self.parallel, replace(split, orders=orders), self.cost)
         recipe = replace(recipe, known=self._known, roughly=self.roughly)
         local, run = local_cost(scenario, self.gpu), scenario.file.run
-        program = build(recipe, local, self.cost, mesh, min(run.steps, STEADY), run.seed)
+        # A step that gathers its parameters in its own forward is hardly begun by the one before.
+        alike = self.roughly and scenario.file.strategy["kind"] == "fsdp"
+        program = build(recipe, local, self.cost, mesh, 1 if alike else min(run.steps, STEADY), run.seed)
         return measured_step(self._simulate(representative(program, mesh, self._kept)))
 
     def _simulate(self, part: Representative) -> Timeline:
@@ -170,9 +172,11 @@ class _Fold:
     @cached_property
     def _known(self) -> tuple[Known, ...] | None:
         """What every pipeline rank's passes take; None where they cannot be told from what runs beside them: parameters
-        that are shared out are on their way all the time, and two passes of one slot take turns."""
+        that are shared out are on their way all the time (but in a pipeline), and two passes of one slot take turns."""
         scenario = self.found.scenario
-        shared = scenario.file.strategy["kind"] == "fsdp" or sharding_zero(scenario) is not None
+        shared = (self.parallel.pp == 1 and scenario.file.strategy["kind"] == "fsdp") or sharding_zero(
+            scenario
+        ) is not None
         paired = any(len(slot) > 1 for order in self.split.orders for slot in order)
         if shared or paired or not (self.roughly or self._apart):
             return None
