@@ -124,7 +124,9 @@ def test_own_logs_and_larger_scales_are_predicted_as_well_as_claimed():
     if not SHARED.exists():
         pytest.skip("needs ../shared")
     half = {k: v["median_abs_rel_error"] for k, v in cross_validate(SHARED, "half")["by"]["size_class"].items()}
-    assert half["<=64 KiB"] < 0.08
-    assert half["64 KiB - 32 MiB"] < 0.115
-    assert half[">32 MiB"] < 0.04
-    assert cross_validate(SHARED, "scale")["overall"]["median_abs_rel_error"] < 0.062
+    assert half["<=64 KiB"] < 0.06
+    assert half["64 KiB - 32 MiB"] < 0.10
+    assert half[">32 MiB"] < 0.03
+    scale = cross_validate(SHARED, "scale")
+    assert scale["overall"]["median_abs_rel_error"] < 0.062
+    assert scale["by"]["size_class"]["64 KiB - 32 MiB"]["median_abs_rel_error"] < 0.15
