@@ -55,6 +55,13 @@ CASES = {
         "defer_embedding_wgrad_compute": True,
         "wgrad_deferral_limit": 2,
     },
+    "one NIC for two replicas": {
+        "topology": "dgx-1v-1x100g",
+        "tp": 4,
+        "pp": 4,
+        "microbatches": 12,
+        "framework": "oneflow",
+    },
     "two instances of the optimizer": {"tp": 4, "dp_replicate": 2, "microbatches": 3, **OVERLAPPED},
 }
 
@@ -79,7 +86,7 @@ def test_a_roughly_folded_step_is_near_the_whole_one(case: dict[str, Any]) -> No
 def test_what_repeats_is_played_once() -> None:
     found = split(tp=8, pp=2, microbatches=9).folded()
     assert found.ranks == (2, 32)  # of each stage one replica's GPU, as each has a NIC of its own
-    assert found.micro_batches == ((2, 4), 9)
+    assert found.micro_batches == ((2, 4, 6), 9)
     assert found.passes
 
 

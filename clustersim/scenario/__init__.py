@@ -96,7 +96,7 @@ class Scenario:
     def folded(self, *, roughly: bool = False) -> Folded:
         """How long a step takes, from a run in which what repeats is played once: for who asks nothing else.
 
-        It is the whole run's step to rounding; ``roughly``, within a percent, in a tenth of the time.
+        It is the whole run's step to rounding; ``roughly``, within some percent (mostly one), in a tenth of the time.
         """
         from clustersim.scenario.folded import folded
 
