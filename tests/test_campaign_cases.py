@@ -69,6 +69,8 @@ def test_the_command_says_each_error_and_the_worst():
     assert said["overall"]["median_points"] == pytest.approx(np.median(errors))
     done = CliRunner().invoke(cli, ["validate", "campaign", table, "--markdown"])
     assert "| Llama 3 405B, 16,384 H100, 54 days | at least 90.0% |" in done.output
+    assert done.exit_code == 0
+    assert "7 goodputs, 5 of them bounds" in done.output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

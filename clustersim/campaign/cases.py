@@ -97,10 +97,13 @@ def validate(table: Path, seed: int = 0) -> list[Checked]:
 
 
 def in_points(checked: list[Checked]) -> dict[str, float]:
-    """Of goodputs: how many, and the median and the worst error in points, for a table of accuracy."""
-    errors = np.array([100.0 * abs(one.error) for one in checked if one.unit == "fraction" and one.p95 > one.p5])
+    """Of goodputs: how many, how many of them are bounds (which have no error while they hold), and the median and the
+    worst error in points, for a table of accuracy."""
+    played = [one for one in checked if one.unit == "fraction" and one.p95 > one.p5]
+    errors = np.array([100.0 * abs(one.error) for one in played])
     return {
-        "n_cases": float(len(errors)),
+        "n_cases": float(len(played)),
+        "n_claims": float(sum(one.status.startswith("claim") for one in played)),
         "median_points": float(np.median(errors)),
         "worst_points": float(errors.max()),
     }
