@@ -13,7 +13,7 @@ from clustersim.collectives.gloo import plan
 from clustersim.collectives.gloo_law import chain_and_total
 from clustersim.costs import GLOO_COSTS as COSTS
 from clustersim.scenario import from_table
-from clustersim.scenario.running import Result
+from clustersim.scenario.result import Result
 from clustersim.topology import CPU
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from clustersim.outputs import Folder
     from clustersim.scenario import Scenario
-    from clustersim.scenario.running import Result
+    from clustersim.scenario.result import Result
 
 FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png")
 """What a run leaves in its folder."""

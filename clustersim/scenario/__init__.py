@@ -22,7 +22,8 @@ from clustersim.units import quantity
 if TYPE_CHECKING:
     from clustersim.program import Program
     from clustersim.scenario.folded import Folded
-    from clustersim.scenario.running import Prepared, Result
+    from clustersim.scenario.result import Result
+    from clustersim.scenario.running import Prepared
     from clustersim.strategies import StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]

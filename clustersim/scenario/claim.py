@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.scenario import load
-from clustersim.scenario.running import Result
+from clustersim.scenario.result import Result
 
 
 @dataclass(frozen=True)

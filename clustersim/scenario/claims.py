@@ -16,7 +16,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Layer, Model, Tensor
 from clustersim.scenario import load, split_claims
 from clustersim.scenario.claim import Claim, run, sent, told
-from clustersim.scenario.running import Result
+from clustersim.scenario.result import Result
 from clustersim.strategies import STRATEGIES
 
 __all__ = ["Claim", "claims", "told"]

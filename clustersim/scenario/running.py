@@ -1,43 +1,31 @@
-"""From a scenario to everything a run needs, and from that to a result."""
+"""From a scenario to everything a run needs, and the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from html import escape
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clustersim import limits
 from clustersim.device import AS_IS, Device, Speed
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.memory import MemoryUse, Verdict
+from clustersim.errors import ScenarioError
+from clustersim.memory import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import backend_of, cost_of
-from clustersim.scenario.ran import figures, ran, trust
+from clustersim.scenario.ran import ran
+from clustersim.scenario.result import Result
 from clustersim.scenario.schema import version
-from clustersim.scenario.settled import outcome_notes
 from clustersim.scenario.slow import slowed
 from clustersim.scenario.split_step import Split, program_of
 from clustersim.strategies import STRATEGIES
-from clustersim.timeline import Timeline
 from clustersim.topology import GPU, Topology
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from clustersim.analysis.explain import Explanation
-    from clustersim.analysis.where import Where
     from clustersim.scenario import Scenario
-    from clustersim.traces.saved import SavedRun
-
-LINK_COLUMNS = ("link", "utilisation", "bytes")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,201 +107,6 @@ class Prepared:
             held = ", ".join(f"{layers[0].name} to {layers[-1].name}" for layers in (c.layers for c in stage.chunks))
             yield f"stage {i:3d} {stage.parameters + stage.expert_parameters:,} parameters a rank: {held}"
             yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Result:
-    """What a run came to: its Timeline, and figures drawn from it.
-
-    Pictures and pages are of higher layers, so :meth:`plot` and :meth:`report` look them up when they are called.
-    """
-
-    prepared: Prepared
-    timeline: Timeline
-
-    @property
-    def scenario(self) -> Scenario:
-        """What was run."""
-        return self.prepared.scenario
-
-    @property
-    def memory(self) -> MemoryUse:
-        """Bytes on each GPU, by what holds them."""
-        return self.prepared.memory
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the model fits in a GPU's memory, by how much, and what holds it."""
-        return self.memory.fits(self.prepared.device)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the model fits in a GPU's memory."""
-        return self.verdict.ok
-
-    @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """What was assumed, and what the figures do not say by themselves."""
-        return (*self.prepared.notes, *outcome_notes(self))
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The figures of :func:`clustersim.analysis.metrics.summary`."""
-        from clustersim.analysis.metrics import summary
-        from clustersim.analysis.where import told_apart
-
-        p, file = self.prepared, self.scenario.file
-        config = self.scenario.config
-        runs_as = p.device.runs_as(file.model.dtype)
-        figures = summary(
-            self.timeline,
-            p.model,
-            samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
-            workers=p.mesh.workers,
-            together=STRATEGIES[file.strategy["kind"]].together(config),
-            peak_flops=p.device.peak[runs_as],
-            peak=f"dense {runs_as} of {p.device.name}",
-        )
-        return told_apart(figures, self.where[0]) if self.where else figures
-
-    @cached_property
-    def where(self) -> list[Where]:
-        """Where a step of a split model went: :func:`clustersim.analysis.where.where`; empty where every rank has a
-        whole model."""
-        from clustersim.analysis.where import where
-
-        return where(self.timeline) if self.prepared.split is not None else []
-
-    @cached_property
-    def volume_by_dimension(self) -> dict[str, Any]:
-        """Bytes a step moves over each dimension: :func:`clustersim.analysis.volume.by_dimension`."""
-        from clustersim.analysis.volume import by_dimension
-
-        return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
-
-    @cached_property
-    def volume(self) -> dict[str, Any]:
-        """Bytes a step moves, by op and by kind of link: :func:`clustersim.analysis.volume.volume`."""
-        from clustersim.analysis.volume import volume
-
-        return volume(self.timeline, self.summary["steady_steps"])
-
-    @cached_property
-    def of_strategy(self) -> dict[str, Any]:
-        """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
-        p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
-        if row.report is None:
-            return {}
-        return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
-
-    def __repr__(self) -> str:
-        step = format_time(self.summary["step_time_s"])
-        return f"<Result of {self.scenario.title}: {step} a step on {self.prepared.gpus:,} GPUs>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: what was run, and its figures."""
-        rows = [*ran(self.prepared), *figures({**self.summary, "peak_memory_bytes": self.memory.total})]
-        cells = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows)
-        return f"<table><caption>{escape(self.scenario.title)}</caption>{cells}</table>"
-
-    def explain(self) -> Explanation:
-        """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
-        from clustersim.analysis.explain import Facts, explain
-
-        return explain(self.timeline, Facts.of(self.to_dict()))
-
-    def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
-        """A picture: :func:`clustersim.plots.picture`, whose kinds are :data:`clustersim.plots.PICTURES`."""
-        figure: Figure = import_module("clustersim.plots").picture(kind, self.saved, view)
-        return figure
-
-    def report(self, path: str | Path) -> None:
-        """Write one HTML page that says what it came to and why: :func:`clustersim.report.write_report`."""
-        import_module("clustersim.report").write_report(self.saved, Path(path))
-
-    def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
-        """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
-        pandas."""
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            raise ClusterSimError("to_pandas needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self.timeline.spans(ranks))
-
-    @cached_property
-    def saved(self) -> SavedRun:
-        """The run as a file of it has it: what pictures, pages and traces are made from."""
-        from clustersim.traces.saved import SavedRun
-
-        return SavedRun(self.timeline, self.prepared.topology, self.facts())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
-        p = self.prepared
-        return {
-            "scenario": self.scenario.name,
-            "changes": dict(self.scenario.changes),
-            "topology": p.topology.name,
-            "nodes": p.mesh.n_nodes,
-            "gpus": p.gpus,
-            "device": p.device.name,
-            "model": p.model.name,
-            "parameters": p.model.parameters,
-            "strategy": self.scenario.file.strategy["kind"],
-            **self.summary,
-            "trust": trust(p),
-            "hottest_links": [
-                {"link": name, "utilisation": used, "bytes": nbytes}
-                for name, used, nbytes in self.summary["hottest_links"]
-            ],
-            "peak_memory_bytes": self.memory.total,
-            "fits": self.fits,
-            "memory": {
-                "device_bytes": p.device.memory_bytes,
-                "missing_bytes": max(0.0, -self.verdict.spare),
-                "by": self.memory.at_peak(),
-                "peak": self.memory.peak,
-                "where": self.memory.where,
-                "message": str(self.verdict),
-            },
-            "volume": {name: column.tolist() for name, column in self.volume.items()},
-            "volume_by_dimension": {name: column.tolist() for name, column in self.volume_by_dimension.items()},
-            "where": [row.to_dict() for row in self.where],
-            "of_strategy": self.of_strategy,
-            "notes": list(self.notes),
-        }
-
-    def facts(self) -> dict[str, Any]:
-        """What a saved run carries beside its Timeline: :meth:`to_dict`, every input, and memory over a step."""
-        course = self.memory.course
-        return {
-            **self.to_dict(),
-            "title": self.scenario.title,
-            "inputs": self.scenario.inputs(),
-            "memory_course": {"moments": list(course.moments), "parts": course.parts},
-            **self._split_facts(),
-        }
-
-    def _split_facts(self) -> dict[str, Any]:
-        """Of a split model: memory over a step of every stage, and the mesh."""
-        from clustersim.scenario.mesh_table import drawable
-
-        p = self.prepared
-        if p.split is None:
-            return {}
-        return {
-            "stage_memory": [
-                {"moments": list(use.course.moments), "parts": {"context": use.context, **use.course.parts}}
-                for use in p.split.memory
-            ],
-            "mesh": drawable(p.topology, p.mesh),
-        }
-
-    def save(self, path: str | Path) -> None:
-        """Write the whole run to one file, for :func:`clustersim.traces.saved.load_run`."""
-        from clustersim.traces.saved import save_run
-
-        save_run(self.timeline, path, self.prepared.topology, self.saved.facts)
 
 
 def _affordable(scenario: Scenario, layers: int) -> None:

@@ -12,7 +12,7 @@ from clustersim.strategies import STRATEGIES
 from clustersim.timeline import step_ends
 
 if TYPE_CHECKING:
-    from clustersim.scenario.running import Result
+    from clustersim.scenario.result import Result
 
 SETTLED = 0.03
 """How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from clustersim.scenario.claim import Claim, run, sent
-from clustersim.scenario.running import Result
+from clustersim.scenario.result import Result
 from clustersim.schedules import schedule, times
 from clustersim.schedules.base import Costs
 

@@ -19,7 +19,8 @@ from clustersim.scenario.rerun import step_time
 
 if TYPE_CHECKING:
     from clustersim.parallel import ParallelConfig
-    from clustersim.scenario.running import Prepared, Result
+    from clustersim.scenario.result import Result
+    from clustersim.scenario.running import Prepared
     from clustersim.scenario.split_step import Split
     from clustersim.timeline import Timeline
 

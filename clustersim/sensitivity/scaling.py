@@ -10,7 +10,7 @@ from clustersim.errors import ClusterSimError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import machine
-from clustersim.scenario.running import Result
+from clustersim.scenario.result import Result
 
 Kind: TypeAlias = Literal["strong", "weak"]
 Told = Callable[[str], None]

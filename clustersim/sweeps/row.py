@@ -22,7 +22,7 @@ from clustersim.texts import plain_file
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
-    from clustersim.scenario.running import Result
+    from clustersim.scenario.result import Result
 
 FORMAT = 1
 """Of a row; a new one makes every key new."""
