@@ -21,7 +21,7 @@ from clustersim.campaign.replica import replica
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.units import quantity
 
-SECOND = Job(nodes=64, gpus=512, step_s=1.0, replicas=8)
+SECOND = Job(nodes=64, gpus=512, step_s=1.0, replicas=8, copies=8)
 PLAIN: dict[str, Any] = {
     "failures": [{"name": "any", "rate": "6 per day"}],
     "recovery": {"policy": "replace", "restart": "10 min"},

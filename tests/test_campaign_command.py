@@ -21,7 +21,7 @@ from clustersim.campaign.of_scenario import job_of, table_of
 from clustersim.cli import cli
 from clustersim.errors import ClusterSimError
 from clustersim.report import study_html
-from clustersim.report.campaign import pictures
+from clustersim.report.campaign import campaign_page, pictures
 from clustersim.scenario.rerun import step_time
 
 BASE = (ROOT / "scenarios" / "ddp_gpt2_xl_2x8_a100.toml").read_text()
@@ -78,7 +78,7 @@ def test_steps_between_failures_are_the_simulators_own(loaded):
     job, bill = job_of(loaded)
     prepared = loaded.prepare()
     now = step_time(prepared.run().timeline)
-    assert (job.step_s, job.nodes, job.gpus, job.replicas) == (now, 2, 16, 16)
+    assert (job.step_s, job.nodes, job.gpus, job.replicas, job.copies) == (now, 2, 16, 16, 16)
     slow = loaded.changed({"cluster.slow": [{"ranks": [15], "speed": 0.8}]})
     assert job.slower == {"hot GPU": step_time(slow.run().timeline) / now}
     assert 1.0 < job.slower["hot GPU"] <= 1.25
@@ -97,6 +97,33 @@ def test_an_answer_says_days_goodput_and_a_ledger_that_adds_up(said):
     assert said["mfu"]["mean"] == pytest.approx(said["job"]["mfu"] * new_steps, rel=0.01)
     price = said["cost"]["usd"]["mean"] / said["days"]["mean"]
     assert price == pytest.approx(said["cost"]["ideal_usd"] / 20 * 24 / 16)  # the spare node is paid for
+
+
+SHARDED = {"parallel": {"use_distributed_optimizer": True}}
+HYBRID = {"strategy": {"kind": "fsdp", "micro_batch_size": 1, "data_parallel_replicate_degree": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies", "told"),
+    [
+        ({}, 16, "16 whole copies of the optimizer states: drop_replica goes on without one of them"),
+        (SHARDED, 1, "one copy of the optimizer states sharded over them: none can be dropped (no drop_replica)"),
+        (HYBRID, 2, "2 whole copies of the optimizer states: drop_replica goes on without one of them"),
+    ],
+)
+def test_replicas_are_counted_and_how_many_can_be_lost_is_another_count(loaded, changes, copies, told):
+    one = loaded.changed(changes | {"campaign.degraded": []})
+    job, _ = job_of(one)
+    assert (job.replicas, job.copies) == (16, copies)
+    found = campaign_page(answer(one, Asked(replicas=2))).sections
+    items = dict(next(part for part in found if part.id == "job").items)
+    assert items["replicas"] == f"16 data-parallel replicas of the model, {told}"
+    dropping = one.changed({"campaign.recovery.policy": "drop_replica"})
+    if copies > 1:
+        assert campaign(table_of(dropping), job).policy == "drop_replica"
+    else:
+        with pytest.raises(ClusterSimError, match=r"replicas of the model \(16\) keep one copy"):
+            campaign(table_of(dropping), job)
 
 
 def test_what_ifs_go_the_way_they_must(said):
@@ -168,9 +195,15 @@ def test_the_command_prints_writes_and_draws(tmp_path):
     assert done.exit_code == 0, done.output
     assert "days instead of 20.0" in done.output
     assert "effective training time" in done.output
+    lines = done.output.splitlines()
+    assert any(line.startswith("job: step: ") and "simulated" in line for line in lines)
+    assert any(line.startswith("from [campaign]: recovery: ") for line in lines)
+    assert any(line.startswith("from: compute: ") and "arXiv" in line for line in lines)
+    assert "assumed: idle: waiting at full clocks" in lines
+    assert not any("assumed: assumed" in line or line.startswith("assumed: job") for line in lines)
     assert {path.name for path in out.iterdir()} >= {"campaign.json", "month.png", "ledger.png", "results.jsonl"}
     page = Page((tmp_path / "p.html").read_text())
-    assert {"ledger", "goodput", "month", "causes", "inputs"} <= set(page.ids)
+    assert {"ledger", "goodput", "month", "causes", "job", "inputs", "sources", "assumed"} <= set(page.ids)
     shown = json.loads(CliRunner().invoke(cli, [*command[:4], "--json"]).output)
     kept = json.loads((out / "campaign.json").read_text())
     assert shown == kept

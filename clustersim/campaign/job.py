@@ -29,7 +29,8 @@ class Job:
 
     Parameters
     ----------
-    nodes, gpus : of the job. replicas : of the model; a failure takes one.
+    nodes, gpus : of the job. replicas : of the model (data parallelism). copies : whole ones of the optimizer states,
+        of which a failure takes one; fewer than replicas, often one, where states are sharded over them.
     step_s : [s]. parameters : of the model. bytes_per_parameter : that strategy and optimizer keep [bytes].
     tokens_per_step, mfu : None where the model has no tokens, or no peak is known.
     slower : name of a ``[[campaign.degraded]]`` -> how many times longer a step is, simulated.
@@ -39,6 +40,7 @@ class Job:
     gpus: int
     step_s: float
     replicas: int = 1
+    copies: int = 1
     parameters: float = 0.0
     bytes_per_parameter: float = 14.0
     tokens_per_step: float | None = None
@@ -291,10 +293,10 @@ def _check(table: CampaignTable, job: Job, causes: tuple[Cause, ...]) -> None:
     if table.detection.timeout is None and any(one.silent for one in causes):
         name = next(one.name for one in causes if one.silent)
         raise ScenarioError(f"nothing reports {name!r}; say when it is noticed (at $.campaign.detection.timeout)")
-    if table.recovery.policy in ("drop_replica", "shrink") and job.replicas < 2:
+    if table.recovery.policy in ("drop_replica", "shrink") and job.copies < 2:
         raise ScenarioError(
-            f"policy = {table.recovery.policy!r} of a job with one replica of the model; use 'replace' "
-            "(at $.campaign.recovery.policy)"
+            f"policy = {table.recovery.policy!r} of a job whose replicas of the model ({job.replicas:,}) keep one copy "
+            "of the optimizer states; use 'replace' (at $.campaign.recovery.policy)"
         )
     names = [one.name for one in table.degraded]
     if len(set(names)) < len(names):

@@ -236,7 +236,7 @@ class Many:
         until = noticed + wait + np.where(dropped, replace + load, 0.0)
         if beside.any():
             self.nodes_at[i[beside]] = 0.0  # their nodes come for what is missing, not for the job
-            self._hinder(i[beside], until[beside], np.full(int(beside.sum()), 1.0 / c.job.replicas))
+            self._hinder(i[beside], until[beside], np.full(int(beside.sum()), 1.0 / c.job.copies))
         waiting = np.where(beside, 0.0, wait) + np.where(dropped, 0.0, replace)
         loading = np.where(dropped, 0.0, load)
         self.pause[i] = np.column_stack([0.0 * wait, detection, waiting, restart, loading])

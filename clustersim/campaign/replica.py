@@ -210,7 +210,7 @@ class Replica:
     def _rejoin(self, delay: float, after: float) -> Steps:
         """A replica is missing until its nodes are there, and a while longer."""
         c, nodes, self.awaited = self.campaign, self.awaited, []
-        missing = (math.inf, 1.0 / c.job.replicas)
+        missing = (math.inf, 1.0 / c.job.copies)
         self.hindered.append(missing)
         yield self.env.timeout(delay)
         yield self.env.all_of(nodes)

@@ -60,7 +60,7 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
                                            locate=_times(c.locate, 0))  # fmt: skip
     yield "restart twice as fast", replace(c, restart=_times(c.restart, 0.5))
     yield "load twice as fast", replace(c, tiers=tuple(replace(one, load=_times(one.load, 0.5)) for one in c.tiers))
-    if c.policy != "drop_replica" and c.job.replicas > 1:
+    if c.policy != "drop_replica" and c.job.copies > 1:
         yield "go on without the replica", replace(c, policy="drop_replica")
     elif c.policy == "drop_replica":
         yield "stop at every failure", replace(c, policy="replace")
@@ -134,7 +134,8 @@ def of_rate(c: Campaign, factor: float) -> Campaign:
 def of_size(c: Campaign, nodes: int) -> Campaign:
     """The job on another number of nodes, with the best interval."""
     factor = nodes / c.job.nodes
-    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=max(1, round(c.job.replicas * factor)))
+    replicas, copies = (max(1, round(n * factor)) for n in (c.job.replicas, c.job.copies))
+    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=replicas, copies=copies)
     spares = None if c.spares is None else math.ceil(c.spares * factor)
     share = -math.expm1(factor * math.log1p(-c.slow_share)) if c.slow_share < 1 else 1.0
     grown = replace(of_rate(c, factor), job=job, spares=spares, slow_share=share)

@@ -75,7 +75,7 @@ def campaign(
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
     from rich.markup import escape
 
-    from clustersim.report.campaign import campaign_page
+    from clustersim.report.campaign import LABELS, campaign_page
 
     console, page = stdout(), campaign_page(said)
     console.print(escape(page.verdict), soft_wrap=True, highlight=False)
@@ -85,7 +85,7 @@ def _print(said: dict[str, Any], wrote: list[str]) -> None:
         if section.grid is not None:
             console.print(rich_table(section.heading, section.grid))
         for what, text in section.items:
-            console.print(f"assumed: {escape(what)}: {escape(text)}", soft_wrap=True, highlight=False)
+            console.print(escape(f"{LABELS[section.id]}: {what}: {text}"), soft_wrap=True, highlight=False)
     if wrote:
         console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
 

@@ -12,6 +12,11 @@ from clustersim.units import format_bytes, format_long
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ASSUMED = "assumed: "
+"""Before the source of a figure that has none."""
+LABELS = {"job": "job", "inputs": "from [campaign]", "sources": "from", "assumed": "assumed"}
+"""Of sections with items, before each of them in a terminal."""
+
 
 def pictures(said: Said) -> dict[str, Figure]:
     """Every picture of a campaign by its name; none of one that does not finish."""
@@ -47,7 +52,9 @@ def campaign_page(said: Said) -> Page:
         Section("interval", "How often to save", [], drawings.get("interval", [])),
         Section("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
         Section("causes", "What fails", [str(said["plan"]["source"])], grid=_causes(said)),
-        Section("inputs", "What was assumed", items=_inputs(said)),
+        Section("job", "The job", items=_job(said)),
+        Section("inputs", "From the [campaign] table", items=_inputs(said)),
+        *_sources(said),
     ]
     kept = [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
     return Page(f"{said['title']}: the whole training", str(said["verdict"]), kept, figures(said))
@@ -128,19 +135,47 @@ def _causes(said: Said) -> Grid:
     return Grid([("cause", False), ("takes", False), ("expected, without failures' own delay", True)], rows)
 
 
-def _inputs(said: Said) -> list[tuple[str, str]]:
+def _job(said: Said) -> list[tuple[str, str]]:
+    """What follows from the scenario alone."""
     job, plan = said["job"], said["plan"]
-    found = [
-        ("job", f"{job['nodes']:,} nodes, {job['gpus']:,} GPUs, {job['replicas']:,} replica(s) of the model"),
+    return [
+        ("size", f"{job['nodes']:,} nodes, {job['gpus']:,} GPUs"),
+        ("replicas", _copies(job["replicas"], job["copies"])),
         ("step", f"{job['step_s']:.4g} s, simulated; {plan['steps']:,.0f} of them"),
+        *((f"degraded: {name}", f"a step is {by:.3f} times as long") for name, by in job["slower"].items()),
+        ("checkpoint", format_bytes(plan["checkpoint_bytes"])),
+    ]
+
+
+def _copies(replicas: int, copies: int) -> str:
+    """How many replicas a batch is shared by, and whether some can go on without a lost one."""
+    if replicas == 1:
+        return "one replica of the model: none can be dropped (no drop_replica)"
+    words = f"{replicas:,} data-parallel replicas of the model"
+    if copies == 1:
+        return f"{words}, one copy of the optimizer states sharded over them: none can be dropped (no drop_replica)"
+    return f"{words}, {copies:,} whole copies of the optimizer states: drop_replica goes on without one of them"
+
+
+def _inputs(said: Said) -> list[tuple[str, str]]:
+    plan = said["plan"]
+    found = [
         ("failures", f"one every {format_long(plan['mtbf_s'])}" if plan["mtbf_s"] else "none"),
         ("recovery", f"{format_long(plan['recovery_s'])} on average, without waiting for nodes or lost work"),
-        ("checkpoint", format_bytes(plan["checkpoint_bytes"])),
     ]
     for one in plan["saves"]:
         words = (f"{format_long(one[key])} {what}" for key, what in (("interval", "of work between two"),
                  ("stall", "of stall"), ("write", "until it counts"), ("load", "to load")))  # fmt: skip
         found.append((f"saves to {one['tier']}", ", ".join(words)))
-    found += [(f"degraded: {name}", f"a step is {by:.3f} times as long") for name, by in job["slower"].items()]
+    return found
+
+
+def _sources(said: Said) -> list[Section]:
+    """Whose figures cost and energy rest on, and which of them nobody has published."""
     cost = said.get("cost") or {"sources": {}}
-    return found + [(name.replace("_", " "), text) for name, text in cost["sources"].items()]
+    found = [(name.replace("_", " "), text.removeprefix(ASSUMED), text) for name, text in cost["sources"].items()]
+    kept = {key: [(name, rest) for name, rest, text in found if (rest != text) == key] for key in (False, True)}
+    return [
+        Section("sources", "Where figures are from", items=kept[False]),
+        Section("assumed", "What was assumed", items=kept[True]),
+    ]
