@@ -36,6 +36,11 @@ def test_units_are_those_people_use():
     assert (share.get_title(loc="left"), share.texts[0].get_text()) == ("error [%]", "a  12.5 %")
 
 
+def test_large_counts_are_written_out():
+    axes = plots.lines({"a": ([64, 1024, 16384], [1.0, 1.0, 1.0])}, x="GPUs", log="x").axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["64", "1,024", "16,384"]
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_names_never_run_into_each_other(heights):
     spread = _apart(np.sort(np.array(heights)))

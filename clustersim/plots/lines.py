@@ -166,7 +166,9 @@ def _written(value: float, words: str, top: float, *, unit: bool = False) -> str
         return format_bandwidth(value) if unit else f"{value / 1e9:,.4g}"
     if words.endswith("[bytes]"):
         return format_bytes(value)
-    return f"{value:.4g} %" if words.endswith("[%]") and unit else f"{value:,.4g}"
+    if words.endswith("[%]") and unit:
+        return f"{value:.4g} %"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:,.4g}"  # 16,384 GPUs, not 1.638e+04
 
 
 def _alt(points: Mapping[str, tuple[Floats, Floats]], x: str, y: str) -> str:
