@@ -76,7 +76,9 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
     n, failed = len(notebook.cells), ""
     where = {"metadata": {"path": str(lesson.path.parent)}}
     quiet = ["--IPKernelApp.log_level=ERROR"]  # a kernel on this machine warns of its own open port
-    client = nbclient.NotebookClient(notebook, timeout=None, resources=where, extra_arguments=quiet)
+    client = nbclient.NotebookClient(
+        notebook, timeout=None, resources=where, extra_arguments=quiet, record_timing=False
+    )  # without times the same run gives the same file, which can be kept
     if told:
         client.on_cell_complete = lambda cell, cell_index, **_: told(cell_index + 1, n)
     try:

@@ -1,4 +1,8 @@
-"""Every lesson runs top to bottom on the public face alone, with words beside its pictures and no output in git."""
+"""Every lesson runs top to bottom on the public face alone, with words beside its pictures.
+
+The first eight keep no output in git and check themselves. Later ones are kept as they ran, so that a forge shows them,
+and what they say is checked by a file of ``tests/lessons``, run behind their last cell.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,9 @@ MAY_IMPORT = {"clustersim", "numpy", "IPython", "itertools", "pathlib", "tempfil
 MEASURE = re.compile(r"(?<![\w.])\d[\d.,]*\s?(ms|us|µs|s|%|[KMGT]i?B|Gb/s|GB/s|times)(?![\w/])")
 """A quantity with its unit, as in "12.5 ms": in prose it would be true only until the package changes its mind."""
 
+AS_RUN = [path for path in LESSONS if int(path.stem[:2]) > 8]
+CLAIMS = ROOT / "tests" / "lessons"
+
 each = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 
@@ -26,19 +33,44 @@ def cells(path, kind):
     return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
 
 
-def test_lessons_are_numbered_from_one():
-    assert [path.stem[:2] for path in LESSONS] == [f"{i:02d}" for i in range(1, len(LESSONS) + 1)]
+def words_shown(notebook):
+    """Of each cell what it shows, a picture as its words."""
+    shown = []
+    for cell in notebook["cells"]:
+        datas = [output.get("data", output) for output in cell.get("outputs", [])]
+        texts = ["".join(data.get("text/html") or data.get("text/markdown") or data.get("text", "")) for data in datas]
+        shown.append([re.sub(r'src="data:[^"]*"', "", text) for text in texts])
+    return shown
+
+
+def test_no_two_lessons_have_one_number():
+    assert LESSONS
+    numbers = [path.stem.split("_")[0] for path in LESSONS]
+    assert len(set(numbers)) == len(numbers)
+    assert all(re.fullmatch(r"\d\d", number) for number in numbers)
 
 
 @each
-def test_nothing_of_a_run_is_kept_in_git(path):
+def test_a_lesson_is_kept_clean_or_as_it_ran_once_from_top_to_bottom(path):
     notebook = json.loads(path.read_text())
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
-    for cell in notebook["cells"]:
-        assert cell["metadata"] == {}
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
+    assert all(cell["metadata"] == {} for cell in notebook["cells"])
+    counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    if path in AS_RUN:
+        assert counts == list(range(1, len(counts) + 1))
+        assert not [out for cell in notebook["cells"] for out in cell.get("outputs", []) if "data" not in out]
+    else:
+        assert set(counts) == {None}
+        assert not any(cell.get("outputs") for cell in notebook["cells"])
+
+
+@pytest.mark.parametrize("path", AS_RUN, ids=lambda path: path.stem)
+def test_students_see_no_test_and_each_claim_has_one(path):
+    for source in cells(path, "code"):
+        assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    claims = ast.parse((CLAIMS / f"{path.stem}.py").read_text())
+    assert sum(isinstance(node, ast.Assert) for node in ast.walk(claims)) > 10
 
 
 @each
@@ -83,7 +115,7 @@ def test_a_measured_figure_in_prose_comes_from_a_cell(path):
 
 def test_the_glossary_sends_every_word_to_a_lesson_that_uses_it():
     rows = re.findall(
-        r"^\| ([^|]+) \| [^|]+ \| \[(\d)\]\(([^)]+)\) \|$", (ROOT / "notebooks" / "README.md").read_text(), re.M
+        r"^\| ([^|]+) \| [^|]+ \| \[(\d+)\]\(([^)]+)\) \|$", (ROOT / "notebooks" / "README.md").read_text(), re.M
     )
     assert len(rows) > 30
     for words, number, target in rows:
@@ -117,9 +149,14 @@ def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
+    kept, n = words_shown(notebook), len(notebook.cells)
     notebook.cells.append(nbformat.v4.new_code_cell("import time\nprint(time.process_time())"))
+    if path in AS_RUN:
+        notebook.cells.append(nbformat.v4.new_code_cell((CLAIMS / f"{path.stem}.py").read_text()))
     nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(path.parent)}}).execute()
-    assert float(notebook.cells[-1].outputs[0].text) <= CPU_SECONDS
+    assert float(notebook.cells[n].outputs[0].text) <= CPU_SECONDS
+    if path in AS_RUN:
+        assert words_shown(notebook)[:n] == kept, "run it again and keep what it shows: clustersim lessons FOLDER --run"
     shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert not [data for data in shown if "image/png" in data], "a picture without words"
     images = [tag for data in shown for tag in re.findall("<img [^>]*>", data.get("text/html", ""))]
