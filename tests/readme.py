@@ -19,7 +19,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import cache
 from itertools import pairwise
@@ -69,14 +70,25 @@ def measured(arguments: str) -> str:
     return f"{printed(arguments)}\nOne machine with {os.cpu_count()} cores, {date.today().isoformat()}.\n"
 
 
+def print_ahead(kinds: Iterable[re.Pattern[str]]) -> None:
+    """Print all parts of these kinds, a few at a time: :func:`printed` remembers them."""
+    found = [part["arguments"] for page in PAGES for kind in kinds for part in kind.finditer(page.read_text())]
+    with ThreadPoolExecutor(os.cpu_count()) as several:
+        for _ in several.map(lambda arguments: printed(arguments, draw=True), dict.fromkeys(found)):
+            pass
+
+
 def main() -> None:
     """Rewrite every generated part of every page, or the measured ones."""
+    kinds = (PART,) if sys.argv[1:] == ["--quick"] else (SLOW, PART)
+    if sys.argv[1:] != ["--measured"]:
+        print_ahead(kinds)
     for page in PAGES:
         text = page.read_text()
         if sys.argv[1:] == ["--measured"]:
             text = MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], text)
         else:
-            for kind in (PART,) if sys.argv[1:] == ["--quick"] else (PART, SLOW):
+            for kind in kinds:
                 text = kind.sub(lambda found: found[1] + printed(found["arguments"], draw=True) + found[4], text)
             text = DATE.sub(f"<!-- date -->{date.today().isoformat()}<!-- -->", text)
         page.write_text(text)
