@@ -146,6 +146,38 @@ def test_work_that_kills_its_worker_each_time_is_found_and_costs_no_other(deadly
     assert sorted(item for item, _ in driver.given_up) == sorted(deadly)
 
 
+class Forgetful:
+    """A crew that lost the first pieces of work on their way, and says so when it is asked."""
+
+    def __init__(self, pieces):
+        self.ahead, self.left, self.lost = 16, pieces, []
+
+    def submit(self, work, items):
+        future = Future()
+        if self.left:
+            self.left -= 1
+            self.lost.append(future)
+        else:
+            future.set_result((0.1 * len(items), items))
+        return future
+
+    def gone(self, futures):
+        return [future for future in futures if future in self.lost]
+
+    def mend(self):
+        return True
+
+
+@pytest.mark.parametrize("pieces", [1, 12])
+def test_work_that_nobody_knows_of_is_handed_out_again(pieces, monkeypatch):
+    monkeypatch.setattr("clustersim.sweeps.driving.SILENCE", 0.2)
+    took = []
+    driver = Driver(Forgetful(pieces), None, took.extend)
+    driver.run(iter(range(20)))
+    assert sorted(took) == list(range(20))
+    assert driver.given_up == []
+
+
 def test_workers_that_never_finish_anything_are_given_up(file, tmp_path):
     class Nobody:
         def submit(self, fn, *args):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clustersim.errors import ClusterSimError
@@ -37,6 +37,9 @@ class Crew(Protocol):
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """A future."""
 
+    def gone(self, futures: Collection[Any]) -> list[Any]:
+        """Those of these futures, of work handed out a while ago, that will never be done."""
+
     def mend(self) -> bool:
         """Make it work again after a loss; False where only its owner could."""
 
@@ -49,8 +52,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _Tells:
+    """A crew whose futures are always done in the end, if only with an error."""
+
+    def gone(self, futures: Collection[Any]) -> list[Any]:
+        """None."""
+        return []
+
+
 @dataclass
-class Here:
+class Here(_Tells):
     """This very process, one piece at a time."""
 
     ahead: int = 1
@@ -73,7 +84,7 @@ class Here:
 
 
 @dataclass
-class Processes:
+class Processes(_Tells):
     """``jobs`` processes of this machine, started anew (never forked), and again when one has died."""
 
     jobs: int
@@ -127,7 +138,7 @@ def follow_parent() -> None:
 
 
 @dataclass
-class Given:
+class Given(_Tells):
     """An executor of the caller's: used as it is, never closed."""
 
     executor: Executor
@@ -150,7 +161,8 @@ class Dask:
     """The workers of a Dask scheduler, however many there are at the moment.
 
     A worker that dies is Dask's own to replace. When the scheduler is gone, so is what it was told: the crew connects
-    again, for :data:`PATIENCE` seconds, and the work is submitted anew.
+    again, for :data:`PATIENCE` seconds, and the work is submitted anew. Work that was on its way to the scheduler when
+    it went is known to nobody, and Dask's future of it would wait for ever: so a scheduler is asked what it knows.
 
     Parameters
     ----------
@@ -160,7 +172,6 @@ class Dask:
     address: str
     patience: float = 10.0
     client: Any = None
-    executor: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._connect(self.patience)
@@ -175,8 +186,17 @@ class Dask:
         return max(4, 2 * threads)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
-        """A future of ``concurrent.futures``."""
-        return self.executor.submit(fn, *args)
+        """Dask's future."""
+        return self.client.submit(fn, *args, pure=False)
+
+    def gone(self, futures: Collection[Any]) -> list[Any]:
+        """What the scheduler knows nothing of, though nobody has let go of it; all, where their client is another."""
+        mine = {future.key: future for future in futures if future.client is self.client}
+        try:
+            unknown = set(self.client.run_on_scheduler(_unknown, list(mine)))
+        except Exception:  # between two schedulers nobody answers
+            return []
+        return [future for future in futures if future.key not in mine or future.key in unknown]
 
     def mend(self) -> bool:
         """Connect again where the connection is lost."""
@@ -208,7 +228,6 @@ class Dask:
         while True:
             try:
                 self.client = client(self.address, timeout=min(10.0, patience), set_as_default=False)
-                self.executor = self.client.get_executor()
                 return
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError) or time.monotonic() > end:
@@ -217,6 +236,11 @@ class Dask:
                         "write it like tcp://127.0.0.1:8786"
                     ) from None
                 time.sleep(0.5)
+
+
+def _unknown(keys: list[Any], dask_scheduler: Any = None) -> list[Any]:
+    """Runs in the scheduler: the keys of which it has no task."""
+    return [key for key in keys if key not in dask_scheduler.tasks]
 
 
 def crew(executor: Executor | None, jobs: int | None) -> Crew:

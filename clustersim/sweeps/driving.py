@@ -29,6 +29,8 @@ HOPELESS = 10
 """Losses, with nothing ever done, after which the crew is given up."""
 REFUSALS = 3
 """How often in a row a crew may refuse work."""
+SILENCE = 5.0
+"""Seconds without anything done after which the crew is asked what it has lost."""
 POLL = 0.2
 """Seconds between two looks at futures that do not tell when they are done."""
 
@@ -69,7 +71,9 @@ class Driver(Generic[T]):
         while True:
             self._fill(items)
             if self.waiting:
-                self._finish(self._next())
+                future = self._next()
+                if future is not None:
+                    self._finish(future)
             elif not self.again:
                 return
 
@@ -78,7 +82,7 @@ class Driver(Generic[T]):
         try:
             seconds, output = future.result()
         except (Exception, asyncio.CancelledError) as error:
-            self._lose(piece, f"{type(error).__name__}: {error}")
+            self._lose([piece], f"{type(error).__name__}: {error}")
         else:
             self.seconds, self.done = self.seconds + seconds, self.done + len(piece.items)
             self.took(output)
@@ -118,8 +122,8 @@ class Driver(Generic[T]):
         return True
 
     def _next(self) -> Any:
-        """A future that is done."""
-        while True:
+        """A future that is done; None once the crew was asked, after a long silence, for those that never will be."""
+        for _ in range(max(1, round(SILENCE / POLL))):
             try:
                 future = self.finished.get(timeout=POLL)
                 if future in self.waiting:
@@ -129,15 +133,20 @@ class Driver(Generic[T]):
             for future in self.waiting:
                 if future.done():
                     return future
+        gone = [future for future in self.crew.gone(list(self.waiting)) if not future.done()]
+        if gone:
+            self._lose([self.waiting.pop(future) for future in gone], "who was given the work knows nothing of it")
+        return None
 
-    def _lose(self, piece: Piece[T], said: str) -> None:
-        piece.lost += 1
-        if piece.lost < LOSSES:
-            self.again.appendleft(piece)
-        elif not piece.alone:
-            self.again.extend(Piece([item], alone=True) for item in piece.items)
-        else:
-            self.given_up.append((piece.items[0], " ".join(said.split())))
+    def _lose(self, pieces: Sequence[Piece[T]], said: str) -> None:
+        for piece in pieces:
+            piece.lost += 1
+            if piece.lost < LOSSES:
+                self.again.appendleft(piece)
+            elif not piece.alone:
+                self.again.extend(Piece([item], alone=True) for item in piece.items)
+            else:
+                self.given_up.append((piece.items[0], " ".join(said.split())))
         # What breaks a crew loses all of its futures; mend once for all of them.
         if not any(future.done() for future in self.waiting):
             self.losses += 1
