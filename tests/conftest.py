@@ -14,6 +14,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
+collect_ignore_glob = ["lessons/*"]  # claims of the notebooks: they run behind a notebook's last cell
+
 # A loaded machine must not turn a slow example into a failure, nor two runs into different examples.
 settings.register_profile("repo", deadline=None, derandomize=True)
 settings.load_profile("repo")

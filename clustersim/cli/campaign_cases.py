@@ -19,9 +19,10 @@ HEAD = ("case", "published", "predicted", "p5 to p95", "error")
 
 @click.command("campaign")
 @table_argument
+@click.option("--summary", is_flag=True, help="Only how many there are, and the median and the worst error.")
 @markdown_option
 @json_option
-def campaign_cases(table: Path, as_json: bool, markdown: bool) -> None:
+def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) -> None:
     """Goodput and spares of published trainings: TABLE.csv in the columns of run_reliability.csv."""
     from dataclasses import asdict
 
@@ -34,14 +35,17 @@ def campaign_cases(table: Path, as_json: bool, markdown: bool) -> None:
     if as_json:
         print_json({"overall": overall, "cases": [asdict(one) for one in checked]})
         return
+    words = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
+    words += "median error {median_points:.1f} points, worst {worst_points:.1f}"
+    if summary:
+        click.echo(words.format(**overall))
+        return
     rows = [_cells(one) for one in checked]
     if markdown:
         click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
         grid = Grid([(heading, i > 0) for i, heading in enumerate(HEAD)], rows)
         stdout().print(rich_table(f"published trainings: {table}", grid))
-    words = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
-    words += "median error {median_points:.1f} points, worst {worst_points:.1f}"
     click.echo("\n" + words.format(**overall))
     for one in checked if not markdown else ():
         click.echo(f"assumed of {one.name}: {one.assumed}")

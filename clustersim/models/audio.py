@@ -29,7 +29,7 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
     channels : of the residual layers; DeepLearningExamples trains 512. segment : audio samples of a training sample.
 
     >>> round(waveglow().parameters / 1e6, 1), round(waveglow(256).parameters / 1e6, 1)
-    (268.1, 87.9)
+    (268.3, 87.9)
     """
     length, mels = segment // 8, 80
     up = 2.0 * segment * 4 * mels * mels
