@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -45,6 +47,17 @@ def test_repeats_tell_how_far_the_data_are_from_each_other():
     apart = spreads(rows, lambda r: (r["size"],))
     assert apart == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}  # half of, and twice, their geometric mean
     assert worst(rows, 1, lambda r: "", lambda r: (r["size"],))[0].case == "b"
+
+
+def test_logarithmic_axes_are_labelled_in_plain_numbers():
+    """Pictures do not read ``$`` as mathematics, which matplotlib's own labels of such axes are written in."""
+    measured = np.geomspace(1e-3, 3e3, 40)
+    figure = plots.accuracy(measured, measured * 1.1, ["x"] * 40)
+    figure.savefig(io.BytesIO())
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        labels = [label.get_text() for label in axis.get_ticklabels(which="both")]
+        assert {"0.01", "1", "1,000"} <= set(labels)
+        assert not any("$" in label for label in labels)
 
 
 def test_the_picture_says_in_words_how_far_rows_are():

@@ -88,11 +88,16 @@ def _shown_by_notebooks() -> type[Figure]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
     class Picture(Figure):
         """Texts of a picture come from files: matplotlib must not read ``$`` in them as mathematics."""
 
         def draw(self, renderer: Any) -> None:
+            for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+                if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # which writes ``$10^3$``
+                    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+                    axis.set_minor_formatter(NullFormatter())
             with rc_context({"text.parse_math": False}):  # for labels of ticks, which are made while it is drawn
                 for text in self.findobj(Text):
                     text.set_parse_math(False)
