@@ -64,10 +64,13 @@ def played(
         with store.writing(folder) as writer:
             there = store.keys()
             left = [(key, *one) for key, one in keys.items() if key not in there]
+            done = len(keys) - len(left)
 
             def took(lines: Sequence[bytes]) -> None:
+                nonlocal done
                 writer.append(lines)
-                told(len(store.keys() & set(keys)), len(keys))
+                done += len(lines)
+                told(done, len(keys))
 
             Driver(team, partial(_batch, campaign, folder.manifest.digest, seed), took).run(iter(left))
     finally:
