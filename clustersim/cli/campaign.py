@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option, stdout, working
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from clustersim.report.pages import Grid
+from clustersim.cli.common import json_option, needs_out, rich_table, say_study, set_option, stdout, working
 
 
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
@@ -46,8 +41,7 @@ def campaign(
     from clustersim import campaign as campaigns
     from clustersim import scenario as scenarios
 
-    if page is not None and out is None:
-        raise click.UsageError("--report needs --out: the page is made of what is there")
+    needs_out(page, out)
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     asked = campaigns.Asked(replicas, seed, jobs, what_if)
     folder = None if out is None else campaigns.folder_for(loaded, out, asked)
@@ -61,43 +55,22 @@ def campaign(
         drawn = {f"{name}.png": partial(plots.save, figure) for name, figure in pictures(said).items()}
         campaigns.write(said, folder, drawn)
         wrote = [f"{out}/{name}" for name in ("campaign.json", *drawn)]
-    if page is not None and out is not None:
-        from clustersim.report import write_study
-
-        write_study(out, page)
-        wrote.append(str(page))
-    if as_json:
-        print_json(said)
-    else:
-        _print(said, wrote)
+    say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
     from rich.markup import escape
 
-    from clustersim.report.campaign import LABELS, campaign_page
+    from clustersim.report.campaign import LABELS, campaign_words
 
-    console, page = stdout(), campaign_page(said)
+    console, page = stdout(), campaign_words(said)
     console.print(escape(page.verdict), soft_wrap=True, highlight=False)
     for what, text in page.figures:
         console.print(f"{what:24s} {escape(text)}", soft_wrap=True, highlight=False)
     for section in page.sections:
         if section.grid is not None:
-            console.print(rich_table(section.heading, section.grid))
+            console.print(rich_table(section.heading, section.grid.head, section.grid.rows))
         for what, text in section.items:
             console.print(escape(f"{LABELS[section.id]}: {what}: {text}"), soft_wrap=True, highlight=False)
     if wrote:
         console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
-
-
-def rich_table(title: str, grid: Grid) -> Table:
-    """A page's table, for a terminal."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left")
-    for name, numeric in grid.head:
-        table.add_column(escape(name), justify="right" if numeric else "left")
-    for row in grid.rows:
-        table.add_row(*map(escape, row))
-    return table

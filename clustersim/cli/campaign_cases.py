@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.campaign import rich_table
-from clustersim.cli.common import json_option, markdown_table, print_json, stdout, working
+from clustersim.cli.common import json_option, markdown_table, print_json, rich_table, stdout, working
 from clustersim.cli.validate import markdown_option, table_argument
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
     from dataclasses import asdict
 
     from clustersim.campaign import cases
-    from clustersim.report.pages import Grid
 
     with working(f"playing the cases of {table}"):
         checked = cases.validate(table)
@@ -44,8 +42,8 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
     if markdown:
         click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        grid = Grid([(heading, i > 0) for i, heading in enumerate(HEAD)], rows)
-        stdout().print(rich_table(f"published trainings: {table}", grid))
+        head = ((heading, i > 0) for i, heading in enumerate(HEAD))
+        stdout().print(rich_table(f"published trainings: {table}", head, rows))
     click.echo("\n" + words.format(**overall))
     for one in checked if not markdown else ():
         click.echo(f"assumed of {one.name}: {one.assumed}")

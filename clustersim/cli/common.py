@@ -18,6 +18,7 @@ from clustersim.outputs import fresh, json_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
+    from rich.table import Table
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -59,6 +60,44 @@ def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]], words
 def _markdown_row(cells: Iterable[str]) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
+
+
+def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> Table:
+    """A table of texts for a terminal; ``head`` has each column's heading, and whether it holds numbers."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left")
+    for name, numeric in head:
+        table.add_column(escape(name), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def needs_out(page: Path | None, out: Path | None) -> None:
+    """Raise :class:`click.UsageError` for a page without the folder that it is made of."""
+    if page is not None and out is None:
+        raise click.UsageError("--report needs --out: the page is made of what is there")
+
+
+def say_study(
+    said: Mapping[str, Any], out: Path | None, page: Path | None, as_json: bool, show: Callable[[list[str]], None]
+) -> None:
+    """Write the page of a study that is in a folder, where one is asked for; then print JSON, or ``show`` it.
+
+    ``show`` is given the names of the pages that were written.
+    """
+    pages = []
+    if page is not None and out is not None:
+        from clustersim.report import write_study
+
+        write_study(out, page)
+        pages.append(str(page))
+    if as_json:
+        print_json(said)
+    else:
+        show(pages)
 
 
 def label_of(row: Mapping[str, Any], *, split: bool = False) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import Decorator, json_option, markdown_table, print_json, stdout
+from clustersim.cli.common import Decorator, json_option, markdown_table, print_json, rich_table, stdout
 from clustersim.cli.keys import KINDS, first_sentence, keys, schema
 from clustersim.paths import data_path, shipped
 
@@ -123,15 +123,7 @@ def _show(rows: list[dict[str, str]], title: str, markdown: bool) -> None:
     if markdown:
         click.echo("\n".join(markdown_table(headings, (row.values() for row in rows), words=len(headings))))
         return
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*map(escape, row.values()))
-    stdout().print(table)
+    stdout().print(rich_table(title, ((heading, False) for heading in headings), (row.values() for row in rows)))
 
 
 def _show_keys(kind: str, markdown: bool) -> None:

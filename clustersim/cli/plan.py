@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.cli.common import json_option, say_study, stdout, working
 
 if TYPE_CHECKING:
     from clustersim.outputs import Picture
@@ -40,15 +40,7 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
     pictures = _pictures(said)
     planner.write(said, out, pictures)
     wrote = [f"{out}/{name}" for name in ("results.jsonl", "plan.json", *pictures)]
-    if page is not None:
-        from clustersim.report import write_study
-
-        write_study(out, page)
-        wrote.append(str(page))
-    if as_json:
-        print_json(said)
-    else:
-        _print(read.title or path.stem, said, found, wrote)
+    say_study(said, out, page, as_json, lambda pages: _print(read.title or path.stem, said, found, wrote + pages))
 
 
 def _pictures(said: dict[str, Any]) -> dict[str, Picture]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import json_option, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, needs_out, say_study, set_option, stdout, working
 
 if TYPE_CHECKING:
     from clustersim.outputs import Picture
@@ -51,8 +51,7 @@ def sensitivity(
     """
     from clustersim.sensitivity import folder_for, study, write
 
-    if page is not None and out is None:
-        raise click.UsageError("--report needs --out: the page is made of what is there")
+    needs_out(page, out)
     chosen, title = _scenario(scenario, changes, place)
     asked: dict[str, Any] = {"nodes": _nodes(nodes), "swing": swing, "growth": growth, "gain": gain}
     folder = None if out is None else folder_for(chosen, out, **asked)
@@ -63,15 +62,7 @@ def sensitivity(
         pictures = _pictures(said)
         write(said, folder, pictures)
         wrote = [f"{out}/{name}" for name in ("sensitivity.json", *pictures)]
-    if page is not None and out is not None:
-        from clustersim.report import write_study
-
-        write_study(out, page)
-        wrote.append(str(page))
-    if as_json:
-        print_json(said)
-    else:
-        _print(said, wrote)
+    say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
 class _Option(msgspec.Struct):

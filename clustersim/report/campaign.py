@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from clustersim.campaign.ledger import GOODPUTS
 from clustersim.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
@@ -32,7 +34,11 @@ def pictures(said: Said) -> dict[str, Figure]:
 
 def campaign_page(said: Said) -> Page:
     """The page of a campaign, as of :func:`clustersim.campaign.answer`."""
-    drawings = {name: drawn(figure, name) for name, figure in pictures(said).items()}
+    return campaign_words(said, {name: drawn(figure, name) for name, figure in pictures(said).items()})
+
+
+def campaign_words(said: Said, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
+    """The same with these drawings alone: what a terminal shows has none, and draws none."""
     sections = [
         Section(
             "ledger",
