@@ -1,166 +1,29 @@
-"""Bytes one GPU holds at the peak of a training step, part by part, and whether a device has room for them.
-
-Predicted is what the framework has *allocated* at its peak, and the driver's context apart. What ``nvidia-smi`` shows
-is the caching allocator's reservation, up to twice as much.
-"""
+"""Bytes one GPU holds at the peak of a training step whose model is whole on it, or sharded by layers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.device import Device
 from clustersim.errors import ScenarioError, nearest
 from clustersim.holding import Holding, always, piling_up
 from clustersim.holding import moments as moments_of
+from clustersim.memory_use import Course, MemoryUse
 from clustersim.model import Layer, Model
 from clustersim.program import DTYPE_BYTES
-from clustersim.units import format_bytes
 
 Floats = npt.NDArray[np.float64]
 
-CONTEXT_BYTES = 0.8 * 2**30
-"""CUDA context with its libraries' kernels: 0.8 GiB."""
 STATES = {None: 0, "sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of the parameters' size that an optimizer keeps."""
+COMPILED_LOSS = 0.4
+"""Of the bytes that an eager loss holds in 16 bits, what a fused one does: the logits and their gradient, 4 of 10 bytes
+a logit (pytorch/torchtitan PR 1033; Dao-AILab/quack issue 48)."""
 CHECKPOINTING = ("none", "full", "selective")
-PRESSURE = 0.7
-"""Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
-
-
 REPLICATED = ("single", "ddp")
 """Strategies that hold everything whole; others bring a :class:`clustersim.holding.Holding`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Course:
-    """Memory over a step: bytes by part at each moment.
-
-    Parameters
-    ----------
-    moments : ``("fwd embedding", ..., "bwd embedding", "optimizer")``. parts : name -> (moments,) float [bytes].
-    """
-
-    moments: tuple[str, ...]
-    parts: dict[str, Floats]
-
-    @property
-    def total(self) -> Floats:
-        """(moments,) float [bytes], of the framework's allocator."""
-        whole: Floats = np.sum(list(self.parts.values()), axis=0)
-        return whole
-
-    @property
-    def peak(self) -> int:
-        """Index of the fullest moment."""
-        return int(np.argmax(self.total))
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes of one GPU; each part at its own largest.
-
-    Parameters
-    ----------
-    parameters : weights as the module holds them, whole or a shard. gathered : parameters borrowed while computing.
-    weight_copies : autocast's 16-bit copies, kept until backward; older versions that an asynchronous pipeline stashes.
-    master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
-    buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
-    activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
-        gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
-    context : of the driver, outside the allocator. course : all of it over a step.
-    where : whose memory it is, where ranks differ: ``"stage 0"``.
-    """
-
-    parameters: float
-    gathered: float
-    weight_copies: float
-    master_weights: float
-    gradients: float
-    optimizer_states: float
-    buckets: float
-    activations: float
-    logits: float
-    optimizer_workspace: float
-    course: Course
-    context: float = CONTEXT_BYTES
-    where: str = ""
-
-    @property
-    def allocated(self) -> float:
-        """Peak of the framework's allocator [bytes]."""
-        return float(self.course.total[self.course.peak])
-
-    @property
-    def peak(self) -> str:
-        """The moment of the peak, such as ``"bwd layers.31"``."""
-        return self.course.moments[self.course.peak]
-
-    @property
-    def model_states(self) -> float:
-        """Parameters, gradients and optimizer states [bytes], as the ZeRO paper counts them (arXiv:1910.02054)."""
-        return self.parameters + self.master_weights + self.gradients + self.optimizer_states
-
-    @property
-    def total(self) -> float:
-        """``allocated`` and the context [bytes]."""
-        return self.allocated + self.context
-
-    def parts(self) -> dict[str, float]:
-        """Bytes by part, the largest first."""
-        names = (field.name for field in fields(self) if field.name not in {"course", "where"})
-        values = {name: float(getattr(self, name)) for name in names}
-        return dict(sorted(values.items(), key=lambda item: -item[1]))
-
-    def at_peak(self) -> dict[str, float]:
-        """Bytes by part at the fullest moment, the largest first; they add up to ``total``."""
-        values = {name: float(column[self.course.peak]) for name, column in self.course.parts.items()}
-        return dict(sorted((values | {"context": self.context}).items(), key=lambda item: -item[1]))
-
-    def fits(self, device: Device) -> Verdict:
-        """Whether a device has room."""
-        return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a step fits on a device.
-
-    Parameters
-    ----------
-    device : its name. spare : bytes left; negative is how much is missing. share : of the memory that is used.
-    use : what holds it.
-    """
-
-    device: str
-    spare: float
-    share: float
-    use: MemoryUse
-
-    @property
-    def ok(self) -> bool:
-        """Whether it fits."""
-        return self.spare >= 0
-
-    @property
-    def pressed(self) -> bool:
-        """Whether it fits, but so tightly that real steps slow down."""
-        return self.ok and self.share > PRESSURE
-
-    def __str__(self) -> str:
-        """One sentence: fits or not, by how much, and the three largest holders."""
-        held = ", ".join(
-            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
-        )
-        where = f" ({self.use.where})" if self.use.where else ""
-        if not self.ok:
-            return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
-        tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
-        return f"fits on {self.device}{where} with {spare}; {held}"
 
 
 def memory(
@@ -176,6 +39,7 @@ def memory(
     optimizer_impl: str = "foreach",
     master_weights: bool = False,
     gradient_as_bucket_view: bool = False,
+    compiled: bool = False,
     holding: Holding | None = None,
 ) -> MemoryUse:
     """Bytes one GPU holds at the peak of a step, after the first.
@@ -187,7 +51,7 @@ def memory(
     strategy : one of :data:`REPLICATED`. world_size : data-parallel ranks.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
     optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
-    gradient_as_bucket_view : DDP's gradients live in its buckets.
+    gradient_as_bucket_view : DDP's gradients live in its buckets. compiled : ``torch.compile`` has fused the loss.
     holding : what a sharded strategy keeps, instead of ``strategy``, ``master_weights`` and the view.
 
     Raises
@@ -206,6 +70,8 @@ def memory(
     if holding is None:
         holding = _replicated(model, size, strategy, masters=master_weights and size < 4, view=gradient_as_bucket_view)
     activations, logits = _activations(model, micro_batch_size, activation_checkpointing, half=half, autocast=autocast)
+    if half and compiled:
+        logits = logits * COMPILED_LOSS
     n = len(model.layers)
     # A checkpointed block's copies go with its activations.
     kept_whole = [activation_checkpointing == "none" or layer.kind != "block" for layer in model.layers]

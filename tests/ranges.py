@@ -24,6 +24,7 @@ from clustersim.ranges import size_class
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"
+STEPS = ("training_steps.csv.gz", "training_steps_hybrid.csv.gz")
 DATA = ROOT / "clustersim" / "data" / "ranges.toml"
 FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
@@ -77,17 +78,14 @@ def main() -> None:
     """Measure, write and print."""
     nccl = TABLES / "nccl_tests.csv.gz"
     shipped = validate_nccl(nccl)["rows"]
-    stepped = [
-        *validate_steps(TABLES / "training_steps.csv.gz")["rows"],
-        *validate_steps(TABLES / "training_steps_hybrid.csv.gz")["rows"],
-    ]
+    stepped = [row for name in STEPS for row in validate_steps(TABLES / name)["rows"]]
     ranges = {
         **collectives("published", shipped),
         **collectives("similar", cross_validate(nccl, "platform")["rows"]),
         **collectives("new", cross_validate(nccl, "transport")["rows"]),
         **collectives("calibrated", cross_validate(nccl, "three-numbers")["rows"]),
         **steps(stepped),
-        **memory(validate_memory(TABLES / "training_steps.csv.gz")["rows"]),
+        **memory([row for name in STEPS for row in validate_memory(TABLES / name)["rows"]]),
     }
     platforms = sorted({row["topology"] for row in shipped if "skipped" not in row})
     transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in platforms})

@@ -303,6 +303,14 @@ def test_no_sync_keeps_whole_gradients():
     assert piled.gradients.max() - plain.gradients.max() == 4 * 7 * N
 
 
+def test_unsharded_gradients_are_added_up_in_the_type_of_their_reduction():
+    """By version 2; version 1 keeps them as they are computed."""
+    for version, size in ((2, 4), (1, 2)):
+        knobs = {"version": version, "param_dtype": "bf16", "reduce_dtype": "fp32", "gradient_accumulation_steps": 2}
+        held = holding(model(), mesh(), FSDPConfig(no_sync=True, **knobs))
+        assert held.gradients[0] == size * 7 * N
+
+
 # --- errors ------------------------------------------------------------------------------------------------------
 
 

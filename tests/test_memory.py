@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from clustersim.device import device, devices
 from clustersim.errors import ScenarioError
 from clustersim.holding import Holding, always
-from clustersim.memory import CHECKPOINTING, CONTEXT_BYTES, REPLICATED, STATES, memory
+from clustersim.memory import CHECKPOINTING, REPLICATED, STATES, memory
+from clustersim.memory_use import CONTEXT_BYTES
 from clustersim.model import Layer, Model, Tensor
 from clustersim.models import from_hf, transformer
 from clustersim.paths import data_path
@@ -38,6 +39,20 @@ def test_a_foreach_adam_step_peaks_one_parameter_list_higher_where_activations_a
     fused = memory(BARE, micro_batch_size=1, dtype="fp32", optimizer="adam", optimizer_impl="fused")
     foreach = memory(BARE, micro_batch_size=1, dtype="fp32", optimizer="adam", optimizer_impl="foreach")
     assert foreach.allocated - fused.allocated == 4 * N
+
+
+def test_a_compiled_loss_holds_logits_and_their_gradient_alone() -> None:
+    head = Layer("head", "head", (), (), activation_bytes=100.0)
+    eager, compiled = (
+        memory(Model("m", "test", (head,)), micro_batch_size=3, dtype="bf16", param_dtype="bf16", compiled=compiled)
+        for compiled in (False, True)
+    )
+    assert (eager.logits, compiled.logits) == (3 * 100 * 5, 3 * 100 * 2)
+
+
+def test_more_is_reserved_than_allocated_and_more_shown_than_reserved() -> None:
+    use = memory(TEN_BLOCKS, micro_batch_size=3)
+    assert use.allocated < use.reserved < use.shown - use.context
 
 
 def test_ddp_buckets_double_the_gradients_and_views_save_them() -> None:

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.memory import CONTEXT_BYTES
+from clustersim.memory_use import CONTEXT_BYTES, FRAGMENTATION
 from clustersim.planner.limits import memory_verdict
 from clustersim.scenario.memory_table import table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
+FSDP, PIPED = "fsdp_tp8_llama3_70b_32x8_h100", {"parallel.pp": 4, "parallel.microbatches": 8}
 
 
 def test_stages_are_those_of_a_run_and_the_row_is_the_fullest_of_them():
@@ -95,3 +96,46 @@ def test_describe_says_what_each_stage_holds_and_not_what_the_whole_model_costs(
     assert "stage   7 264,859,200 parameters a rank: layers.42 to head" in text
     assert "10.27 GiB of 80 GiB, most at F 7.0" in text
     assert "cost      forward" not in text
+
+
+def test_a_pipeline_of_fsdp_adds_gradients_up_unsharded_in_the_type_of_their_reduction():
+    """Four bytes of every parameter on the rank until its last backward, and shards alone at the optimizer."""
+    split = scenario.load(FSDP, PIPED).prepare().split
+    for stage, use in zip(split.partition.stages, split.memory, strict=True):
+        held = use.course.parts["gradients"]
+        assert held[:-1] == pytest.approx(4.0 * stage.parameters)
+        assert held[-1] == pytest.approx(4.0 * stage.parameters / 8)
+
+
+def test_blocks_gathered_in_eight_bits_are_held_in_eight_bits():
+    plain, narrow = (
+        scenario.load(FSDP, PIPED | {"strategy.float8_all_gather": said}).prepare().split for said in (False, True)
+    )
+    for stage, wide, use in zip(plain.partition.stages, plain.memory, narrow.memory, strict=True):
+        blocks = sum(layer.parameters for layer in stage.layers if layer.kind == "block")
+        assert wide.gathered == pytest.approx(2.0 * stage.parameters)
+        assert wide.gathered - use.gathered == pytest.approx(blocks)
+
+
+def test_deepspeeds_step_flattens_its_share_of_the_gradients_and_converts_it():
+    """2 bytes of a parameter's gradient become the rank's share of them, beside 2 + 4 bytes of the share."""
+    deepspeed = {"parallel.framework": "deepspeed", "parallel.grad_reduce_in_fp32": False}
+    split = scenario.load("tp8_pp8_gpt3_175b_16x8_a100", deepspeed).prepare().split
+    mesh = scenario.load("tp8_pp8_gpt3_175b_16x8_a100").prepare().mesh
+    share = 1 / mesh.size("dp")
+    for stage, use in zip(split.partition.stages, split.memory, strict=True):
+        parts = {name: column[-1] / stage.parameters for name, column in use.course.parts.items()}
+        assert parts["gradients"] == pytest.approx(2 * share)
+        assert parts["optimizer_workspace"] == pytest.approx(6 * share)
+        # What needs a block of its own is reserved beside what the passes had.
+        assert use.reserved >= FRAGMENTATION * (use.course.total[:-1].max() + use.flat) - 1
+
+
+def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_keeps_one_copy():
+    held = {
+        framework: scenario.load(
+            FSDP, PIPED | {"parallel.framework": framework}
+        ).prepare().split.memory[-1].logits
+        for framework in ("megatron", "torchtitan")
+    }  # fmt: skip
+    assert held["torchtitan"] == pytest.approx(2 * held["megatron"], rel=0.01)  # Megatron pads the vocabulary

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.memory import Course, MemoryUse
+from clustersim.memory_use import Course, MemoryUse
 from clustersim.partition.base import Chunk, Partition, Stage
 from clustersim.schedules.base import Order, Orders
 
@@ -29,7 +29,9 @@ class StateBytes:
     ----------
     parameters, gradients : as the module holds them. masters, states : of the optimizer, shared out as they are: a
         pair (dense, expert) of bytes per element on this rank. gathered : borrowed while all units are unsharded.
-    buckets : bytes of gradients on their way to a reduction.
+    buckets : bytes of gradients on their way to a reduction, until the optimizer.
+    reduced : gradients that the optimizer finds; None where they are those of the passes.
+    workspace : its flat temporaries.
     """
 
     parameters: tuple[float, float]
@@ -38,12 +40,14 @@ class StateBytes:
     states: tuple[float, float]
     gathered: tuple[float, float] = (0.0, 0.0)
     buckets: float = 0.0
+    reduced: tuple[float, float] | None = None
+    workspace: tuple[float, float] = (0.0, 0.0)
 
 
 def stages(
     partition: Partition,
     orders: Orders,
-    states: StateBytes,
+    states: Sequence[StateBytes],
     batch: int,
     element: int,
     versions: Sequence[int] | None = None,
@@ -53,14 +57,15 @@ def stages(
 
     Parameters
     ----------
-    batch : samples of a micro-batch. element : bytes of an activation. versions : of the weights that each rank keeps,
-        more than one under an asynchronous schedule; None is one everywhere. deferral : micro-batches whose weight
-        gradients of the head wait for the end of the step, with its input and the gradient of its output.
+    states : of each stage. batch : samples of a micro-batch. element : bytes of an activation.
+    versions : of the weights that each rank keeps, more than one in an asynchronous schedule; None is one everywhere.
+    deferral : micro-batches whose weight gradients of the head wait for the end of the step, with its input and the
+        gradient of its output.
     """
     kept = versions or [1] * len(orders)
     return tuple(
-        _stage(stage, order, states, batch, element, copies, deferral)
-        for stage, order, copies in zip(partition.stages, orders, kept, strict=True)
+        _stage(stage, order, bytes_, batch, element, copies, deferral)
+        for stage, order, bytes_, copies in zip(partition.stages, orders, states, kept, strict=True)
     )
 
 
@@ -75,6 +80,7 @@ def _stage(
     count = stage.parameters, stage.expert_parameters
     names, activations, logits = zip(*_moments(stage, order, batch, element, deferral), strict=True)
     n = len(names)
+    updating = np.arange(n) == n - 1
 
     def always(each: tuple[float, float]) -> Floats:
         return np.full(n, each[0] * count[0] + each[1] * count[1])
@@ -84,16 +90,16 @@ def _stage(
         "gathered": always(states.gathered),
         "weight_copies": (versions - 1) * always(states.parameters),
         "master_weights": always(states.masters),
-        "gradients": always(states.gradients),
+        "gradients": np.where(updating, always(states.reduced or states.gradients), always(states.gradients)),
         "optimizer_states": always(states.states),
-        "buckets": np.full(n, states.buckets),
+        "buckets": np.where(updating, 0.0, states.buckets),
         "activations": np.array(activations),
         "logits": np.array(logits),
-        "optimizer_workspace": np.zeros(n),
+        "optimizer_workspace": np.where(updating, always(states.workspace), 0.0),
     }
     course = Course(names, parts)
     largest: dict[str, Any] = {name: float(column.max()) for name, column in parts.items()}
-    return MemoryUse(**largest, course=course)
+    return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])
 
 
 def _moments(stage: Stage, order: Order, batch: int, element: int, deferral: int) -> Iterator[tuple[str, float, float]]:

@@ -40,7 +40,8 @@ from clustersim.calibration.step_rows import Row, measured_step, topology_of
 from clustersim.compute import step_cost
 from clustersim.device import Device, device_from_text
 from clustersim.engine import simulate
-from clustersim.memory import MemoryUse, memory
+from clustersim.memory import memory
+from clustersim.memory_use import MemoryUse
 from clustersim.model import Model, StepCost
 from clustersim.strategies import STRATEGIES
 
@@ -271,5 +272,6 @@ def peak_memory(run: ShardedRun) -> MemoryUse:
         activation_checkpointing="none" if run.checkpointing == "alternate" else run.checkpointing,
         optimizer=run.optimizer,
         optimizer_impl=run.recipe.optimizer_impl,
+        compiled=run.compiled,
         holding=strategy.holding(run.model, mesh, config),
     )

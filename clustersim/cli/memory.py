@@ -46,6 +46,8 @@ def _print_one(scenario: str, row: dict[str, Any]) -> None:
     fits = "fits on" if row["fits"] else "does not fit on"
     where = f"stage {row['stage']}, which holds most, " if len(row["stages"]) > 1 else ""
     console.print(f"{where}{fits} {row['device']} ({format_bytes(row['device_bytes'])})", soft_wrap=True)
+    reserved, shown = format_bytes(row["reserved_bytes"]), format_bytes(row["shown_bytes"])
+    console.print(f"about {reserved} is what the allocator reserves, and {shown} what nvidia-smi shows", soft_wrap=True)
     console.print(f"largest micro-batch that fits: {row['largest_micro_batch'] or 'none'}")
 
 

@@ -36,6 +36,12 @@ class Share:
     gathers_again: bool = True
 
     @property
+    def one_fp32_copy(self) -> bool:
+        """Whether the loss keeps its fp32 softmax alone, as Megatron's vocabulary-parallel one does; PyTorch's
+        ``loss_parallel``, which torchtitan has, keeps what PyTorch's loss does."""
+        return self.tp > 1 and self.gathers_again
+
+    @property
     def tokens(self) -> int:
         """By how much the tokens between tensor-parallel parts are divided."""
         return self.cp * (self.tp if self.sequence_parallel else 1)

@@ -192,7 +192,7 @@ class _Builder:
 
     def _passes(self, index: int, unit: _Unit, received: tuple[float, float]) -> _Passes:
         layer, nodes = self.model.layers[index], self._nodes(index)
-        keeps = held(nodes, one_fp32_copy=self.share.tp > 1)
+        keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
         if unit.layers:
             keeps = self._checkpoint(unit)
@@ -215,7 +215,7 @@ class _Builder:
         """The unit's first layer keeps the input; its last one's backward brings everything back."""
         first = self.model.layers[unit.layers[0]]
         shared = self.share.cp * self.share.tp if self.parallel.distribute_saved_activations else self.share.tokens
-        everything = [held(self._nodes(i), one_fp32_copy=self.share.tp > 1) for i in unit.layers]
+        everything = [held(self._nodes(i), one_fp32_copy=self.share.one_fp32_copy) for i in unit.layers]
         whole = sum(everything, Held())
         keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
         return replace(whole.dropped(keeps), stashed=everything[-1].stashed)

@@ -10,7 +10,7 @@ import numpy as np
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.economics import Rates
-from clustersim.memory import Verdict
+from clustersim.memory_use import Verdict
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.scenario import Scenario
 from clustersim.scenario.held import held

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from clustersim.device import AS_IS, Device, Speed, device
-from clustersim.memory import MemoryUse
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.scenario.parts import cost_of, memory_of, model_of, placed

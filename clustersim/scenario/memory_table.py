@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustersim.errors import ClusterSimError
-from clustersim.memory import MemoryUse
+from clustersim.memory_use import MemoryUse
 from clustersim.scenario import load
 from clustersim.scenario.comparison import OWN, forms, scenario_of, told
 from clustersim.scenario.held import Held, held
@@ -14,7 +14,8 @@ from clustersim.scenario.held import Held, held
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
 FIGURES = (
-    "peak", "allocated_bytes", "total_bytes", "model_states_bytes", "saving", "fits", "largest_micro_batch",
+    "peak", "allocated_bytes", "reserved_bytes", "shown_bytes", "total_bytes", "model_states_bytes", "saving", "fits",
+    "largest_micro_batch",
 )  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def table(path: str, changes: Mapping[str, object] | None = None, *, every: bool
     -------
     list of dict: ``strategy``, ``variant``, ``device``, ``device_bytes``; ``largest``, each part's own maximum
     [bytes], and ``at_peak``, the parts at the fullest moment; ``peak`` (its name), ``allocated_bytes``,
-    ``total_bytes`` (with the driver's context), ``model_states_bytes``, ``saving`` (one GPU's model states over these),
+    ``total_bytes`` (with the driver's context), ``reserved_bytes`` (by the allocator, roughly) and ``shown_bytes`` (by
+    nvidia-smi, roughly), ``model_states_bytes``, ``saving`` (one GPU's model states over these),
     ``fits`` and ``largest_micro_batch`` (0 if not even one sample fits). Of a split model these are of the stage that
     holds most, ``stage``, and ``stages`` has ``peak``, ``at_peak``, ``total_bytes`` and ``fits`` of each. Strategies
     that cannot run have ``reason`` and None.
@@ -61,6 +63,8 @@ def _row(found: Held, kind: str, variant: str) -> dict[str, Any]:
         "largest": use.parts(),
         **_at_peak(use),
         "allocated_bytes": use.allocated,
+        "reserved_bytes": use.reserved,
+        "shown_bytes": use.shown,
         "model_states_bytes": use.model_states,
         "saving": states / use.model_states if use.model_states else None,
         "fits": use.fits(card).ok,

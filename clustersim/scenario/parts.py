@@ -13,7 +13,8 @@ from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
 from clustersim.errors import ScenarioError
 from clustersim.memo import kept_with_first
-from clustersim.memory import REPLICATED, MemoryUse, memory
+from clustersim.memory import REPLICATED, memory
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
@@ -235,5 +236,6 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
         gradient_as_bucket_view=getattr(config, "gradient_as_bucket_view", False),
+        compiled=spec.implementation == "fused",
     )
     return replace(use, context=0.0) if cores_of(topology, mesh) else use

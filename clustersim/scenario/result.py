@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ClusterSimError
-from clustersim.memory import MemoryUse, Verdict
+from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.settled import outcome_notes
 from clustersim.strategies import STRATEGIES
@@ -174,6 +174,7 @@ class Result:
                 for name, used, nbytes in self.summary["hottest_links"]
             ],
             "peak_memory_bytes": self.memory.total,
+            "peak_memory_reserved_bytes": self.memory.reserved,
             "fits": self.fits,
             "memory": {
                 "device_bytes": p.device.memory_bytes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clustersim import limits
 from clustersim.device import AS_IS, Device, Speed
 from clustersim.errors import ScenarioError
-from clustersim.memory import MemoryUse
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program

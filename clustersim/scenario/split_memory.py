@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from clustersim.builder.gradients import EXPERT, SHARD
 from clustersim.builder.stage_memory import StateBytes, stages
 from clustersim.builder.zero import zero_states
-from clustersim.memory import STATES, MemoryUse
+from clustersim.memory import STATES
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.base import Partition
+from clustersim.partition.base import Partition, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.scenario.replicas import replica_config, sharding_zero
 from clustersim.schedules import Orders, Schedule
-from clustersim.strategies.fsdp_config import FSDPConfig
+from clustersim.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -25,7 +26,7 @@ def stage_memory(
     scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition, row: Schedule, orders: Orders
 ) -> tuple[MemoryUse, ...]:
     """Bytes of one rank of each stage, for the scenario's ``micro_batch_size``."""
-    states = _states(scenario, parallel, mesh, parts)
+    states = [_states(scenario, parallel, mesh, stage) for stage in parts.stages]
     versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
     element = DTYPE_BYTES[activations(scenario)]
     config = scenario.config
@@ -40,35 +41,47 @@ def activations(scenario: Scenario) -> str:
     return {"fp8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition) -> StateBytes:
+def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Stage) -> StateBytes:
     """Bytes per element of parameters, gradients and optimizer states (MODEL_PARALLEL.md 5: 18, or 6 + 12/dp)."""
     config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
     size = float(DTYPE_BYTES[config.param_dtype])
     states, masters = 4.0 * STATES[optimizer], 4.0 if size < 4 else 0.0
     if isinstance(config, FSDPConfig):
-        shard = 1.0 / mesh.size("dp_shard", "cp")
-        kept = DTYPE_BYTES[config.orig_dtype] * shard
-        pipelined = mesh.size("pp") > 1 or config.keeps
-        gathered = size if pipelined else size * _two_units(parts)
-        pair = (states * shard, states * shard)
-        return StateBytes((kept, kept), (kept, kept), (0.0, 0.0), pair, (gathered, gathered))
+        return _fsdp_states(config, mesh, stage, states)
     sharing = sharding_zero(scenario)
     if sharing is not None:
-        return zero_states(parts.stages[0], mesh.size(*SHARD), sharing, states)
+        return zero_states(stage, mesh.size(*SHARD), sharing, states)
     replicated = replica_config(scenario, parallel)
     dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
     gradient = float(DTYPE_BYTES[replicated.grad_dtype])
-    return StateBytes(
+    found = StateBytes(
         (size, size), (gradient, gradient), (masters * dense, masters * expert), (states * dense, states * expert)
     )
+    if parallel.framework != "deepspeed" or not replicated.distributed or size == 4:
+        return found
+    # Of gradients the step keeps its own, flattens them, and converts the copy to fp32 (deepspeed/runtime/zero/
+    # stage_1_and_2.py, ``step``).
+    return replace(
+        found, reduced=(gradient * dense, gradient * expert),
+        workspace=((gradient + 4.0) * dense, (gradient + 4.0) * expert),
+    )  # fmt: skip
 
 
-def _two_units(parts: Partition) -> float:
-    """Of a stage's parameters, the share that FSDP has gathered at once: the root, the current unit and the next."""
-    layers = parts.stages[0].layers
-    root = sum(layer.parameters for layer in layers if layer.kind != "block")
-    block = max((layer.parameters for layer in layers if layer.kind == "block"), default=0)
-    whole = sum(layer.parameters for layer in layers)
-    return min(1.0, (root + 2 * block) / whole) if whole else 0.0
+def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) -> StateBytes:
+    """A pipeline gathers once a step, and adds gradients up unsharded until its last micro-batch's backward
+    (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``)."""
+    shard = 1.0 / mesh.size("dp_shard", "cp")
+    kept = DTYPE_BYTES[config.orig_dtype] * shard
+    whole = mesh.size("pp") > 1
+    blocks, total = [layer.parameters for layer in stage.layers if layer.kind == "block"], stage.parameters
+    root = total - sum(blocks)
+    # What is gathered at once: everything, or the root, the current unit and the next.
+    live = sum(blocks) if whole or config.keeps else min(sum(blocks), 2 * max(blocks, default=0))
+    gathered = (gathered_bytes(config, 0) * root + gathered_bytes(config, 1) * live) / total if total else 0.0
+    piled = float(accumulated_bytes(config)) if whole or config.no_sync else kept
+    pair = (states * shard, states * shard)
+    return StateBytes(
+        (kept, kept), (piled, piled), (0.0, 0.0), pair, gathered=(gathered, gathered), reduced=(kept, kept)
+    )

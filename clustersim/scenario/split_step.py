@@ -14,7 +14,7 @@ from clustersim.builder.stage_memory import worst
 from clustersim.compute import setting
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
-from clustersim.memory import MemoryUse
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.parallel import ParallelConfig, recompute

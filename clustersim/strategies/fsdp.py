@@ -29,7 +29,7 @@ from clustersim.model import StepCost
 from clustersim.program import Collective
 from clustersim.schedules import Action
 from clustersim.strategies import base, fsdp_memory, sharded
-from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, plan
+from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, gathered_bytes, plan
 from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
 from clustersim.units import format_bytes
 
@@ -180,8 +180,7 @@ class Shards:
             self.freed.append(self.kernel)
 
     def _param_bytes(self, unit: int) -> float:
-        size = 1 if self.config.float8_all_gather and unit else element_bytes(self.config)[0]
-        return float(self.plan.units[unit].padded(self.plan.degree) * size)
+        return float(self.plan.units[unit].padded(self.plan.degree) * gathered_bytes(self.config, unit))
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

@@ -200,6 +200,18 @@ def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
     return degree
 
 
+def gathered_bytes(config: FSDPConfig, unit: int) -> int:
+    """Bytes of an element of a unit's parameters as they are gathered and computed with; the root, unit 0, stays in
+    16 bits where blocks have 8."""
+    return 1 if config.float8_all_gather and unit else DTYPE_BYTES[config.param_dtype]
+
+
+def accumulated_bytes(config: FSDPConfig) -> int:
+    """Bytes of an element of gradients that stay unsharded over micro-batches: version 2 adds them up in the type of
+    their reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_accumulated_grad_if_needed``)."""
+    return DTYPE_BYTES[config.wire_dtype if config.version == 2 else config.param_dtype]
+
+
 def element_bytes(config: FSDPConfig) -> tuple[int, int, int]:
     """Bytes of an element as gathered, as reduced, and as kept."""
     return DTYPE_BYTES[config.param_dtype], DTYPE_BYTES[config.wire_dtype], DTYPE_BYTES[config.orig_dtype]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from clustersim.holding import Holding, always
 from clustersim.mesh import Mesh
 from clustersim.model import Model
-from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, plan
+from clustersim.strategies.fsdp_config import FSDPConfig, Plan, accumulated_bytes, element_bytes, gathered_bytes, plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     """Bytes of one rank at every moment of a step. Raises :class:`ProgramError` where degrees do not fit the mesh."""
     laid = plan(model, mesh, config)
-    n, degree, (held, _, kept) = len(model.layers), laid.degree, element_bytes(config)
+    n, degree, kept = len(model.layers), laid.degree, element_bytes(config)[2]
     shard = sum(unit.padded(degree) for unit in laid.units) / degree
     gradients = always(0.0, n)
     if not config.cpu_offload:
@@ -32,14 +32,14 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
         if config.gradient_accumulation_steps > 1 and not config.no_sync:
             gradients = always(gradients[-1], n)
     if config.no_sync and config.gradient_accumulation_steps > 1:
-        gradients = gradients + always(held * sum(unit.numel for unit in laid.units), n)
+        gradients = gradients + always(accumulated_bytes(config) * sum(unit.numel for unit in laid.units), n)
     return Holding(
         parameters=0.0 if config.cpu_offload else kept * shard,
         updated=0.0 if config.cpu_offload else shard,
         masters=0.0,
         state_bytes=kept,
         gradients=gradients,
-        gathered=_gathered(laid, config, n, float(held)),
+        gathered=_gathered(laid, config, n),
         buffers=_buffers(laid, config, n),
     )
 
@@ -53,12 +53,12 @@ def _reduced(laid: Plan, n: int, nbytes: float) -> Floats:
     return found
 
 
-def _gathered(laid: Plan, config: FSDPConfig, n: int, held: float) -> Floats:
+def _gathered(laid: Plan, config: FSDPConfig, n: int) -> Floats:
     """Unsharded parameters at every moment."""
     found = np.zeros(2 * n + 1)
     if laid.degree == 1 and config.param_dtype == config.orig_dtype and not config.cpu_offload:
         return found  # nothing is borrowed, and nothing cast
-    sizes = [held * unit.padded(laid.degree) for unit in laid.units]
+    sizes = [float(gathered_bytes(config, i) * unit.padded(laid.degree)) for i, unit in enumerate(laid.units)]
     order = laid.segments
     for s, (unit, layers) in enumerate(order):
         live = _live_forward(s, order, config)
