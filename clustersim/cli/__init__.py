@@ -24,6 +24,7 @@ from clustersim.cli.collective import collective
 from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.describe import describe
+from clustersim.cli.evidence import evidence
 from clustersim.cli.explain import explain
 from clustersim.cli.lessons import lessons
 from clustersim.cli.listing import list_, schema_
@@ -93,6 +94,7 @@ for _command in (
 ):
     cli.add_command(_command)
 validate.add_command(campaign_cases)
+validate.add_command(evidence)
 
 
 LONGEST = 1500

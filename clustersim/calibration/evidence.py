@@ -1,0 +1,115 @@
+"""How far off predictions are, of everything there is a table of: in sample, of a machine left out, and of one of which
+three numbers are known, side by side; and how often the stated ranges hold of somebody they were not made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clustersim.calibration.cross_validate import Told, cross_validate
+from clustersim.calibration.held import coverage, distances
+from clustersim.calibration.score import Row, statistics
+from clustersim.calibration.step_rows import publisher
+from clustersim.calibration.validate_memory import figure, validate_memory
+from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.calibration.validate_steps import DIMENSIONS, kind_of, validate_steps
+from clustersim.errors import ClusterSimError
+from clustersim.ranges import size_class
+
+Error = tuple[float, float]
+"""Median and 90th percentile over cases of the relative error."""
+COLLECTIVES, STEPS, SPLIT = "nccl_tests", "training_steps", "training_steps_hybrid"
+SIZES = (2.0**16, 2.0**25, 2.0**26)
+"""Bytes, one of each class of sizes."""
+FEWEST = 3
+"""Cases that a part needs for a line of its own."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One part of the evidence.
+
+    Parameters
+    ----------
+    what : for people. rows, cases : predicted. in_sample : with the constants as shipped. left_out : of a machine that
+        constants were not fitted to. three_numbers : of which three numbers are known besides. held : share of
+        measurements within the ranges of 50 and 90 % that are made of the others; NaN where there are no others.
+    """
+
+    what: str
+    rows: int
+    cases: int
+    in_sample: Error
+    left_out: Error | None
+    three_numbers: Error | None
+    held: tuple[float, ...]
+
+
+def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[Line]:
+    """Lines for all tables of a folder, named as the shipped ones are; ``told`` how many of how many are done.
+
+    Raises :class:`ClusterSimError` where there is none.
+    """
+    tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := _table(Path(folder), name))}
+    if not tables:
+        raise ClusterSimError(f"{folder}: holds none of {COLLECTIVES}.csv, {STEPS}.csv and {SPLIT}.csv (or .csv.gz)")
+    found: list[Line] = []
+    memory: list[Row] = []
+    for i, (name, path) in enumerate(tables.items()):
+        told(i, len(tables))
+        if name == COLLECTIVES:
+            found += _collectives(path)
+            continue
+        found += _lines(validate_steps(path)["rows"], PARTS[name])
+        memory += validate_memory(path)["rows"]
+    return found + _lines(memory, lambda row: f"memory, {figure(row)}")
+
+
+PARTS: dict[str, Callable[[Row], str]] = {
+    STEPS: lambda row: f"steps, {kind_of(row['strategy'])}",
+    SPLIT: lambda row: f"split models, {DIMENSIONS['hardware'](row)}",
+}
+"""What the rows of a table of training steps are told apart by."""
+
+
+def _table(folder: Path, name: str) -> Path | None:
+    return next((path for end in (".csv", ".csv.gz") if (path := folder / f"{name}{end}").exists()), None)
+
+
+def _collectives(table: Path) -> list[Line]:
+    found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
+    shipped, left_out, three = (_by(one["rows"], lambda row: size_class(float(row["size_bytes"]))) for one in found)
+    parts = [name for name in map(size_class, SIZES) if name in shipped]
+    return [
+        _line(f"collectives, {part}", shipped[part], "topology", left_out.get(part), three.get(part)) for part in parts
+    ]
+
+
+def _lines(rows: Iterable[Row], part: Callable[[Row], str]) -> list[Line]:
+    """A line for each part that has a few cases."""
+    lines = [_line(name, some) for name, some in sorted(_by(rows, part).items())]
+    return [line for line in lines if line.cases >= FEWEST]
+
+
+def _by(rows: Iterable[Row], part: Callable[[Row], str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if "skipped" not in row:
+            found.setdefault(part(row), []).append(row)
+    return found
+
+
+def _line(
+    what: str, rows: list[Row], unit: str = "", left_out: list[Row] | None = None, three: list[Row] | None = None
+) -> Line:
+    """``unit`` : the column of what is left out for the ranges; the publisher when empty."""
+    apart = distances(left_out or rows, (lambda row: str(row[unit])) if unit else publisher)
+    cases = statistics(rows)["n_cases"]
+    out, known = (_error(some) if some else None for some in (left_out, three))
+    return Line(what, len(rows), cases, _error(rows), out, known, coverage(apart))
+
+
+def _error(rows: list[Row]) -> Error:
+    found = statistics(rows)
+    return found["median_abs_rel_error"], found["p90_abs_rel_error"]

@@ -1,0 +1,56 @@
+"""``clustersim validate all``: everything there is a table of, on one page."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.cli.common import json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.cli.validate import markdown_option
+
+if TYPE_CHECKING:
+    from clustersim.calibration.evidence import Error, Line
+
+HEAD = (
+    "what", "rows", "cases", "as shipped", "machine left out", "three numbers known", "in the 50 % range",
+    "in the 90 % range",
+)  # fmt: skip
+
+
+@click.command("all")
+@click.argument("folder", type=click.Path(path_type=Path))
+@markdown_option
+@json_option
+def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
+    """Every table of FOLDER: errors as shipped, of machines left out, with three numbers known, and ranges.
+
+    Tables are named nccl_tests, training_steps and training_steps_hybrid (.csv or .csv.gz). Errors are the median and
+    the 90th percentile over cases; ranges are made without the machine or publisher that they are tried on.
+    """
+    from dataclasses import asdict
+
+    from clustersim.calibration import evidence as kind
+
+    with working(f"predicting {folder}") as told:
+        lines = kind.evidence(folder, told)
+    if as_json:
+        print_json([asdict(line) for line in lines])
+    elif markdown:
+        click.echo("\n".join(markdown_table(HEAD, map(_cells, lines))))
+    else:
+        stdout().print(
+            rich_table(f"evidence: {folder}", ((name, i > 0) for i, name in enumerate(HEAD)), map(_cells, lines))
+        )
+
+
+def _cells(line: Line) -> list[str]:
+    errors = (line.in_sample, line.left_out, line.three_numbers)
+    held = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
+    return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *held]
+
+
+def _error(error: Error | None) -> str:
+    return "-" if error is None else f"{100 * error[0]:.1f} % ({100 * error[1]:.0f})"

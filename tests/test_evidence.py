@@ -1,0 +1,77 @@
+"""``clustersim validate all``: lines of everything there is a table of."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from clustersim.calibration.evidence import Line, evidence
+from clustersim.calibration.score import read_table
+from clustersim.calibration.validate_nccl import validate_nccl
+from clustersim.cli import cli
+from clustersim.errors import ClusterSimError
+
+TABLES = Path(__file__).parent / "data" / "measurements"
+MACHINES = ("dgx-1v", "hgx-h100", "polaris-a100")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two logs of each of three machines, and the measured steps whose memory is known."""
+    place = tmp_path_factory.mktemp("evidence")
+    logs = read_table(TABLES / "nccl_tests.csv.gz", ())
+    few = [name for machine in MACHINES for name in _first({r["case_id"]: 0 for r in logs if r["topology"] == machine})]
+    _write(place / "nccl_tests.csv", [row for row in logs if row["case_id"] in few][::2])
+    steps = read_table(TABLES / "training_steps.csv.gz", ())
+    _write(place / "training_steps.csv", [row for row in steps if row["peak_mem_GiB"]])
+    return place
+
+
+def _first(names: dict[str, int]) -> list[str]:
+    return list(names)[:2]
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def lines(folder: Path) -> dict[str, Line]:
+    return {line.what: line for line in evidence(folder)}
+
+
+def test_a_line_has_the_error_of_its_part_of_the_table(folder, lines):
+    shipped = validate_nccl(folder / "nccl_tests.csv")["by"]["size_class"]
+    for name, stats in shipped.items():
+        line = lines[f"collectives, {name}"]
+        assert line.in_sample == (stats["median_abs_rel_error"], stats["p90_abs_rel_error"])
+        assert (line.rows, line.cases) == (stats["n_rows"], stats["n_cases"])
+    assert lines["memory, allocated"].cases == 12
+    assert "steps, fsdp" in lines
+
+
+def test_only_collectives_have_machines_left_out_and_ranges_are_tried_on_others(lines):
+    for line in lines.values():
+        collective = line.what.startswith("collectives")
+        assert (line.left_out is not None) == (line.three_numbers is not None) == collective
+        assert all(math.isnan(share) or 0 <= share <= 1 for share in line.held)
+        assert not collective or not math.isnan(line.held[0])
+
+
+def test_a_packed_table_is_found_and_a_folder_without_tables_is_refused(folder, tmp_path):
+    with pytest.raises(ClusterSimError, match=r"holds none of nccl_tests\.csv, training_steps\.csv"):
+        evidence(tmp_path)
+    (tmp_path / "training_steps.csv.gz").write_bytes(gzip.compress((folder / "training_steps.csv").read_bytes()))
+    found = CliRunner().invoke(cli, ["validate", "all", str(tmp_path), "--json"])
+    assert [line["what"] for line in json.loads(found.stdout)][-1] == "memory, reserved"
+    table = CliRunner().invoke(cli, ["validate", "all", str(tmp_path), "--markdown"]).stdout.splitlines()
+    assert table[0].startswith("| what | rows | cases | as shipped | machine left out | three numbers known |")
