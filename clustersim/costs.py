@@ -55,13 +55,13 @@ class Costs:
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(
         **{
-            "nvlink/LL": 0.93 * US,
+            "nvlink/LL": 0.944 * US,
             "nvlink/LL128": 1.86 * US,
             "nvlink/Simple": 2.92 * US,
-            "pcie/LL": 4.11 * US,
+            "pcie/LL": 4.02 * US,
             "pcie/LL128": 2.5 * US,
             "pcie/Simple": 4.48 * US,
-            "net/LL": 4.05 * US,
+            "net/LL": 3.98 * US,
             "net/LL128": 5.13 * US,
             "net/Simple": 13.3 * US,
         }
@@ -83,9 +83,11 @@ class Costs:
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
-    simple_ring_net: float = 0.396  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
+    empty_steps: float = 0.255
+    simple_ring_net: float = 0.391  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.313, LL128=0.6, Simple=0.53)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.319, LL128=0.6, Simple=0.53)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(
         **{
@@ -138,7 +140,7 @@ class Costs:
     base: float = 3.61 * US
     rooted_base: float = 4.81 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=13.1 * US, amd=13.8 * US, power=15.0 * US, arm=10.9 * US)
+    host_floor: Mapping[str, float] = _table(intel=12.7 * US, amd=13.8 * US, power=15.0 * US, arm=10.9 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
     host_single: float = 9.5 * US
     host_floor_per_gpu: float = 2.76 * US

@@ -98,6 +98,22 @@ def test_an_nvlink_rack_moves_every_byte_under_an_nccl_that_does_not_know_it() -
         assert plan.time(on.topology.link_bandwidth) >= plan.lower_bound > 0
 
 
+def test_a_ring_is_faster_only_while_some_ranks_have_no_piece_of_the_payload() -> None:
+    """Eight H100s: 16 bytes leave seven of eight pieces empty, 128 bytes none; other kinds and trees have none."""
+    eight = group("hgx-h100")
+
+    def times(kind: str, algorithm: str) -> list[float]:
+        asked = (Request(kind, n, algorithm=algorithm, protocol="LL") for n in (16.0, 64.0, 128.0, 160.0))
+        return [seconds(one, eight) for one in asked]
+
+    few, half, whole, more = times("all_reduce", "Ring")
+    assert few < half < whole
+    assert more - whole < 0.01 * (whole - few)
+    for kind, algorithm in (("all_gather", "Ring"), ("all_reduce", "Tree")):
+        first, *_, last = times(kind, algorithm)
+        assert last - first < 0.01 * first
+
+
 def test_half_the_nic_is_half_the_rate_between_nodes() -> None:
     whole = fabrics.load("hgx-a100", nodes=4)
     slow = fabrics.change(whole, fabrics.Change("node1/nic3", factor=0.5))

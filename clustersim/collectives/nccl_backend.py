@@ -19,13 +19,23 @@ from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Channel, Floats, Group, Ints, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
-from clustersim.collectives.nccl_terms import ROOTED, fill, floored, hop_time, host_floor, inner_hop, norm, rendezvous
+from clustersim.collectives.nccl_terms import (
+    ROOTED,
+    busy_steps,
+    fill,
+    floored,
+    hop_time,
+    host_floor,
+    inner_hop,
+    kernel_ceiling,
+    norm,
+    rendezvous,
+)
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
 from clustersim.program import COPY_ENGINE
-from clustersim.routing import router
 from clustersim.transports import transport
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
@@ -136,7 +146,7 @@ def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
     if request.kind in TUNED:
         algorithm, protocol = chosen.algorithm, chosen.protocol
         shares = shares_of(algorithm, protocol, group, costs)
-        ceiling = _kernel_ceiling(request.kind, group, algorithm, protocol, costs)
+        ceiling = kernel_ceiling(request.kind, group, algorithm, protocol, costs)
         hops = hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
     return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
 
@@ -167,7 +177,7 @@ def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str
     shares = shares_of(algorithm, protocol, group, costs)
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     hops = hop_time(kind, algorithm, protocol, loads, group, costs)
-    return _way(group, loads, weights, _kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
+    return _way(group, loads, weights, kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
 
 
 @kept_with_topology(maxsize=1024)
@@ -193,6 +203,7 @@ def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
     if group.launch == "threads":
         base += costs.threads_base
     floor = host_floor(request.kind, group, costs, chosen.blocks)
+    hops *= busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
     if transport(placement(group).net).eager < math.inf:
         base += rendezvous(
             chosen.algorithm, chosen.protocol, request.nbytes / chosen.blocks, chosen.loads, group, costs
@@ -228,16 +239,6 @@ def _plan(
         bus_factor=bus_factor(request.kind, group.size),
         channels=way.channels,
     )
-
-
-def _kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
-    """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
-    where = placement(group)
-    egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
-    if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
-        return math.inf
-    share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
-    return share * egress / bus_factor(kind, group.size)
 
 
 def _foreign(request: Request) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from clustersim.collectives.base import Group
+from clustersim.collectives.base import Group, bus_factor
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, placement
 from clustersim.costs import Costs
+from clustersim.routing import router
 from clustersim.transports import transport
 
 ROOTED = frozenset({"broadcast", "reduce"})
@@ -67,6 +68,21 @@ def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: 
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
 
+LEAST_PIECE = 16.0
+"""Bytes of a ring's smallest piece (NCCL src/device/all_reduce.h: chunks are rounded up to 16 bytes)."""
+
+
+def busy_steps(kind: str, algorithm: str, protocol: str, nbytes: float, group: Group, costs: Costs) -> float:
+    """Share of an all_reduce's hops that are left where the payload is too small for a piece for every rank.
+
+    Whoever has an empty piece waits for no flag and adds nothing up: 13.0 us instead of 16.9 on eight H100s (dgxc), 7.7
+    instead of 9.4 on four GH200s (Alps), from 16 bytes to 1 KiB.
+    """
+    if (kind, algorithm, protocol) != ("all_reduce", "ring", "LL"):
+        return 1.0
+    return 1.0 - costs.empty_steps * max(0.0, 1.0 - nbytes / (LEAST_PIECE * group.size))
+
+
 def rendezvous(algorithm: str, protocol: str, nbytes: float, loads: PathLoads, group: Group, costs: Costs) -> float:
     """Seconds that messages above the transport's eager limit wait for their receivers, one hop after the other.
 
@@ -85,3 +101,13 @@ def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> fl
     if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
         return costs.hop[f"pcie/{protocol}"]
     return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[f"{placement(group).age}/{protocol}"]
+
+
+def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
+    """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
+    where = placement(group)
+    egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
+    if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
+        return math.inf
+    share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
+    return share * egress / bus_factor(kind, group.size)

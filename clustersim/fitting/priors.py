@@ -58,6 +58,7 @@ PRIORS: Mapping[str, Prior] = {
     "net_extra.tcpxo": Prior(25.0 * US, 0.6),
     "net_extra.tcp": Prior(25.0 * US, 0.7),
     "net_extra.opa": Prior(2.0 * US, 0.7),
+    "empty_steps": Prior(0.25, 0.3),
     "simple_ring_net": Prior(0.5, 0.5),
     "rooted_overlap.LL": Prior(0.5, 0.5),
     "rooted_overlap.LL128": Prior(0.5, 0.3),
