@@ -13,6 +13,7 @@ from clustersim.compute import CONSTANTS, gemm_time, kernel_time, optimizer_time
 from clustersim.compute.attention import flash_rate
 from clustersim.compute.base import MODES
 from clustersim.compute.conv import window_overlap
+from clustersim.compute.kernels import time_in
 from clustersim.device import device, devices
 from clustersim.errors import ModelError, ScenarioError
 from clustersim.model import Kernel, Layer, Model, Tensor
@@ -265,3 +266,25 @@ def test_a_batch_below_one_and_an_unknown_kernel_are_errors() -> None:
         step_cost(one_layer(), A100, 0)
     with pytest.raises(ModelError, match="kernel 'x' has unknown kind 'gem'; did you mean 'gemm'"):
         kernel_time(Kernel("x", "gem"), A100, 1, "bf16")
+
+
+# Weight gradients that are added to kept ones
+
+
+@given(st.sampled_from(["A100-SXM4-80GB", "H100-SXM5-80GB"]), st.integers(6, 14), st.sampled_from([2, 4]))
+def test_adding_to_a_kept_gradient_costs_more_than_writing_it_and_less_than_both_in_turn(
+    name: str, log_rows: int, size: int
+) -> None:
+    fc, where = linear(2**log_rows, 8192, 4096), setting(device(name), "bf16")
+    summing = dataclasses.replace(where, summed_bytes=size)
+    written, added = (time_in(one, fc, 1, "W")[0] for one in (where, summing))
+    traffic = 2 * size * 8192 * 4096 / where.device.stream_rate()
+    assert max(written, traffic) < added < written + traffic
+    assert time_in(summing, fc, 1, "I") == time_in(where, fc, 1, "I")
+    assert time_in(summing, fc, 1, "F") == time_in(where, fc, 1, "F")
+
+
+def test_few_rows_leave_a_weight_gradient_the_time_of_its_sums() -> None:
+    where = dataclasses.replace(setting(H100, "bf16"), summed_bytes=4)
+    added, _ = time_in(where, linear(16, 8192, 8192), 1, "W")
+    assert added == pytest.approx(8 * 8192**2 / H100.stream_rate(), rel=0.2)

@@ -25,6 +25,9 @@ class Constants:
         the devices' published rates held; median errors 2-6 % (fp16, bf16, fp8 of A100, H100, H200), 4-6 % (fp32
         linears), 7-21 % (fp32 batched products). B200's table lies 33 % under its own best matmul rate.
     gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
+    sum_exposed : where a weight gradient's product adds to the kept gradient, of the shorter of its arithmetic and that
+        traffic, what the other does not hide. Megatron's products on A100 and B200, dense and grouped (SimuMax's
+        tables): 0.15 to 0.4, one number for all.
     sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks): 0.91 after
         the tile term, from 123 llm-foundry steps of A100 and H100.
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
@@ -56,6 +59,7 @@ class Constants:
     fp32_k0: float = 20.0
     fp32_c: float = 5.0
     gemm_memory: float = 0.75
+    sum_exposed: float = 0.3
     sustained: float = 0.95
     misaligned: float = 0.45
     fp8_linear: float = 0.906
@@ -93,6 +97,8 @@ class Setting:
     attention_kernel : of fused attention, one of :data:`ATTENTION_KERNELS`.
     compiled : elementwise kernels are generated (torch.compile), not eager; convolutions run channels last.
     images : the model is a convolutional network.
+    summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
+        ``gradient_accumulation_fusion``); 0 where the product is written.
     constants : the fitted numbers.
     """
 
@@ -102,6 +108,7 @@ class Setting:
     attention_kernel: str = "fa2"
     compiled: bool = False
     images: bool = False
+    summed_bytes: int = 0
     constants: Constants = CONSTANTS
 
     @property

@@ -140,7 +140,16 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     if weighted(kernel):
         shapes = {"W": shapes[:1], "I": shapes[1:]}.get(part, shapes)
     both = [gemm.linear_parts(where, *shape, count) for shape in shapes]
-    return sum(max(compute / share, memory) for compute, memory in both), max(memory for _, memory in both)
+    seconds = [max(compute / share, memory) for compute, memory in both]
+    if where.summed_bytes and weighted(kernel) and part != "I":
+        seconds[0] = _summed(where, seconds[0], count * k * n)
+    return sum(seconds), max(memory for _, memory in both)
+
+
+def _summed(where: Setting, product: float, weights: float) -> float:
+    """Seconds of a product of so many elements that is added to what memory holds."""
+    traffic = 2.0 * where.summed_bytes * weights / where.device.stream_rate()
+    return max(product, traffic) + where.constants.sum_exposed * min(product, traffic)
 
 
 def _aligned(where: Setting, kernel: Kernel) -> float:

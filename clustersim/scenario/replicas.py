@@ -105,13 +105,23 @@ def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfi
 
 def _accumulated(scenario: Scenario, parallel: ParallelConfig, *, wide: bool) -> float:
     """Bytes per element of a pass that reads new gradients and the kept ones, and writes their sum."""
-    fused = parallel.gradient_accumulation_fusion
-    if fused is None:
-        fused = parallel.framework == "megatron"
-    if fused or scenario.config.gradient_accumulation_steps == 1:
+    if _fused(parallel) or scenario.config.gradient_accumulation_steps == 1:
         return 0.0
     size = DTYPE_BYTES[scenario.config.param_dtype]
     return float(size + 2 * (4 if wide else size))
+
+
+def summed_bytes(scenario: Scenario, parallel: ParallelConfig) -> int:
+    """Bytes of an element that the products of weight gradients are added to; 0 where they are not."""
+    if not _fused(parallel) or isinstance(scenario.config, FSDPConfig):
+        return 0
+    return 4 if _fp32_gradients(scenario, parallel) else DTYPE_BYTES[scenario.config.param_dtype]
+
+
+def _fused(parallel: ParallelConfig) -> bool:
+    """``gradient_accumulation_fusion``, or Megatron's default."""
+    said = parallel.gradient_accumulation_fusion
+    return parallel.framework == "megatron" if said is None else said
 
 
 def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:

@@ -23,7 +23,7 @@ from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
 from clustersim.scenario.parts import located
-from clustersim.scenario.replicas import HALF, check_replicas, replicas, sharding_zero
+from clustersim.scenario.replicas import HALF, check_replicas, replicas, sharding_zero, summed_bytes
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -178,6 +178,8 @@ def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
             implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
         )
     optimizer = None if run.optimizer == "none" else run.optimizer
+    if (parallel := scenario.file.parallel) is not None:
+        where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
 
 
