@@ -187,3 +187,13 @@ def test_what_the_host_does_takes_its_launches_alone(dtype: str) -> None:
     waits = Kernel("read_counts", "host", launches=3, backward_launches=0)
     assert kernel_time(waits, gpu, 8, dtype)[0] == pytest.approx(3 * gpu.launch.value)
     assert kernel_time(waits, gpu, 8, dtype, backward=True)[0] == 0.0
+
+
+def test_megatrons_bias_of_the_last_product_is_added_expert_by_expert() -> None:
+    made = {how: model("gpt-oss-120b", seq_len=128, implementation=how, experts_implementation="grouped_mm")
+            for how in ("eager", "fused")}  # fmt: skip
+    bias = {how: next(k for x in one.layers for k in x.kernels if k.name == "expert_bias") for how, one in made.items()}
+    rows, width, experts = 128 * 4, 2880, 128
+    assert bias["fused"].nbytes == 14 * rows * width  # fp32 in between: 28 bytes a 16-bit element
+    assert bias["fused"].launches == 2 * experts + 2
+    assert bias["fused"].backward_launches > bias["eager"].backward_launches

@@ -43,9 +43,11 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
         activation, cut="expert", launches=activation.launches * times,
         backward_launches=activation.backward_launches * times,
     )  # fmt: skip
-    # Sums of a bias per row behind the products; backward sums columns.
     wide = routed * (f * (1 + s.gated) + h)
+    # Sums of a bias per row behind the products; backward sums columns.
     biases = K.memory("expert_bias", wide, K.Passes(2, 1, 2 * times, 2 * times), cut="expert")
+    if s.fuses:
+        biases = K.memory("expert_bias", routed * h, _weighted_bias(e.count), cut="expert")
     return (
         *((grouped(s, "expert_gate", e.count, routed, h, f, "expert_column"),) if s.gated else ()),
         K.sharing_input(up) if s.gated else up,
@@ -53,6 +55,16 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
         grouped(s, "expert_down", e.count, routed, f, h, "expert_row"),
         *((biases,) if e.bias else ()),
     )
+
+
+def _weighted_bias(count: int) -> K.Passes:
+    """Megatron-LM's bias behind the experts' last product (core/transformer/moe/experts.py, ``_apply_bias``), which no
+    kernel fuses: for one expert after the other it is weighted by its tokens' fp32 probabilities and added, then all
+    are joined and cast. Passes are of 16-bit elements: fp32 ones are two. The first product's bias rides on the product.
+    """
+    # Forward: b p written (2), t + b p (1 + 2, 2), joined (2, 2), cast (2, 1). Backward: of the cast and of the sum
+    # (1, 2; 2, 1), the pieces joined (1, 1), and of b p two products and their sums (2, 2, 2 each).
+    return K.Passes(14, 20, 2 * count + 2, 6 * count + 3)
 
 
 def grouped(s: Shape, name: str, count: int, routed: float, n_in: int, n_out: int, cut: str) -> Kernel:

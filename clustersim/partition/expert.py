@@ -115,7 +115,8 @@ def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
     here = spread.received / everywhere
     if kernel.kind != "gemm":
         loops = kernel.launches // m.experts or 1, kernel.backward_launches // m.experts or 1
-        return _scaled(kernel, here / etp, *loops)
+        mine = m.experts // spread.ep if kernel.name == "expert_bias" else 1  # one expert after the other
+        return _scaled(kernel, here / etp, loops[0] * mine, loops[1] * mine)
     column = kernel.cut == "expert_column"
     n, k = (kernel.n // etp, kernel.k) if column else (kernel.n, kernel.k // etp)
     experts, flops = m.experts // spread.ep, 2.0 * spread.received * n * k
