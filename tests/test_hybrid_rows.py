@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
+from clustersim.calibration.hybrid_recipes import RECIPES, Recipe
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.hybrid_stacks import STACKS, stack_of
 from clustersim.calibration.order import by_source, orders, spearman
 from clustersim.calibration.score import statistics
 from clustersim.calibration.validate_steps import validate_steps
 from clustersim.errors import ClusterSimError
+from clustersim.parallel.layout import stages_of
 from clustersim.scenario.parts import model_of, placed
 from clustersim.schedules import schedule
 
@@ -197,3 +199,37 @@ def test_few_rows_of_the_shared_table_are_refused() -> None:
         except (ValueError, ClusterSimError):
             refused += 1
     assert refused <= 0.05 * len(rows(TABLE))
+
+
+# Recipes
+
+
+DEEPSEEK = {
+    "model": "DeepSeek-V3", "framework": "Megatron-Bridge", "version": "25.09", "gpu": "H100-80GB-SXM", "layers": "61",
+    "experts": "256", "topology": "hgx-h100", "tp": "2", "pp": "8", "vpp": "4", "ep": "8", "gpus": "128", "nodes": "16",
+    "dp": "8", "vocab": "129280", "schedule": "interleaved-1f1b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.words)
+def test_every_layout_of_a_recipe_has_its_chunks_and_its_layers(recipe: Recipe) -> None:
+    assert recipe.source
+    for chunks, layout in recipe.layouts.items():
+        stages = stages_of(layout)
+        assert len(stages) == chunks
+        assert sum(str(stage).count("t") for stage in stages) == recipe.layers
+        assert sum(str(stage).count("m") for stage in stages) == recipe.mtp
+
+
+def test_a_recipe_says_what_its_row_does_not() -> None:
+    table = scenario_table(row(**DEEPSEEK))
+    assert table["parallel"]["layout"] == "Et|(tt|)*30mL"
+    assert table["parallel"]["dispatcher"] == "flex"
+    assert table["parallel"]["recompute_modules"] == ["mla_up_proj", "mlp"]
+    assert table["model"]["options"]["mtp"] == 1
+    said = scenario_table(row(**DEEPSEEK, a2a_dispatcher="alltoall", recompute="selective", recompute_detail="mlp"))
+    assert (said["parallel"]["dispatcher"], said["parallel"]["recompute_modules"]) == ("alltoall", ["mlp"])
+
+
+def test_a_recipe_lays_out_no_other_depth() -> None:
+    assert isinstance(scenario_table(row(**DEEPSEEK | {"layers": "30"}))["parallel"]["layout"], list)

@@ -1,7 +1,8 @@
 """A row of measured hybrid-parallel steps as a scenario: ``[cluster] [model] [parallel] [strategy] [run]``.
 
-The row says the degrees, the batch and the sizes; its software (:mod:`clustersim.calibration.hybrid_stacks`) fills what
-it does not say. A row that says too little is refused with the reason.
+The row says the degrees, the batch and the sizes; its recipe (:mod:`clustersim.calibration.hybrid_recipes`) and its
+software (:mod:`clustersim.calibration.hybrid_stacks`) fill what it does not say. A row that says too little is refused
+with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from clustersim import scenario
 from clustersim.calibration.hybrid_models import model_table
+from clustersim.calibration.hybrid_recipes import Recipe, recipe_of
 from clustersim.calibration.hybrid_stacks import Stack, stack_of
 from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
@@ -47,7 +49,7 @@ def scenario_table(row: Row) -> dict[str, Any]:
 
     Raises ValueError or a clustersim error that says what keeps it from being played.
     """
-    stack = stack_of(row)
+    stack, recipe = stack_of(row), recipe_of(row) or Recipe("", "")
     degrees = {name: _whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)
@@ -58,15 +60,18 @@ def scenario_table(row: Row) -> dict[str, Any]:
         **degrees,
         "microbatches": _microbatches(row, micro_batch),
         **_pipeline(row, stack, degrees["pp"], chunks),
+        **recipe.of(degrees["pp"] * chunks, _whole(row, "layers")),
         **_exchanges(row, stack, degrees),
     }
     strategy, more = _strategy(row)
     checkpointing, recomputed = _recompute(row)
     cluster = _cluster(row)
-    gpu = device(cluster["device"])
+    model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
+    if recipe.mtp:
+        model["options"]["mtp"] = recipe.mtp
     return {
         "cluster": cluster,
-        "model": model_table(row, stack, dtype, gpu) | checkpointing,
+        "model": model,
         "parallel": parallel | more | recomputed,
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
         "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": stack.optimizer_impl},

@@ -53,6 +53,7 @@ _SCATTERED = {"pipeline_partitioned": True}
 tensor-parallel rank sends its share of a message, which its receivers gather. An option before v2.5, then the rule."""
 _IN_2021 = {"gradient_accumulation_fusion": False, "tp_grad_overlap": False}
 _OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "dispatcher": "alltoall"}
+_RECIPES = {**_OVERLAPPED, "grad_reduce_in_fp32": False}
 
 STACKS = (
     Stack(
@@ -86,8 +87,9 @@ STACKS = (
         "performance recipes of NeMo and Megatron-Bridge", r"megatron-bridge|^nemo", "megatron", "cudnn", "fused",
         "NVIDIA/NeMo nemo/collections/llm/recipes/llama3_70b.py, NVIDIA-NeMo/Megatron-Bridge scripts/performance: as "
         "Megatron-Core; dense recipes of tp > 1 have sequence_parallel and tp_comm_overlap with user buffers "
-        "(userbuffers_{bf16,fp8}_h100_h8192_tp4_mbs1_seqlen8192, ..._h16384_tp8_cp2_...)",
-        dropout=False, parallel=_OVERLAPPED, tensor={"sequence_parallel": True, "tp_overlap": "userbuffers"},
+        "(userbuffers_{bf16,fp8}_h100_h8192_tp4_mbs1_seqlen8192, ..._h16384_tp8_cp2_...); all of Bridge's set "
+        "grad_reduce_in_fp32 to False",
+        dropout=False, parallel=_RECIPES, tensor={"sequence_parallel": True, "tp_overlap": "userbuffers"},
     ),
     Stack(
         "Megatron-Core with Transformer Engine", r"megatron-lm 0\.1|megatron-core", "megatron",
