@@ -56,6 +56,16 @@ def test_dtensor_copies_what_it_gathers_and_what_it_scatters_along_the_sequence(
     assert sum(name in {"joined", PARTED} for name in names) == (copies and len(found))
 
 
+@pytest.mark.parametrize("overlap", ["none", "async_tp"])
+def test_float8_tensor_parallelism_gathers_8_bits_in_blocks_and_sums_16(overlap: str) -> None:
+    config = ParallelConfig(framework="torchtitan", tp=4, sequence_parallel=True, tp_overlap=overlap, float8_tp=True)
+    block, head = (partition(LLAMA, config).stages[0].layers[i] for i in (1, -1))
+    found = exchanges(block.forward) + exchanges(block.backward)
+    gathers = {x.name for x in found if "input gradient" not in x.name and ("input" in x.name or "gradient" in x.name)}
+    assert {x.name for x in found if x.dtype == "fp8"} == gathers
+    assert all(x.dtype != "fp8" for x in exchanges(head.forward) + exchanges(head.backward))
+
+
 def test_operators_kept_by_selective_checkpointing_are_not_taken_apart_again() -> None:
     config = ParallelConfig(framework="torchtitan", tp=4, sequence_parallel=True)
     block = partition(LLAMA, config, Recompute("selective_op")).stages[0].layers[1]

@@ -175,6 +175,8 @@ def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any
         found["sequence_parallel"] = row["seq_parallel"] == "1" or bool(row["experts"])
     if row["tp_overlap"] == "1":
         found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
+    if "tensorwise" in row["precision_recipe"] and found.get("sequence_parallel"):
+        found["float8_tp"] = stack.framework == "torchtitan"
     if degrees["ep"] > 1:
         found["etp"] = _whole(row, "etp", 1)
         balanced = "forced balanced" in row.get("other", "")

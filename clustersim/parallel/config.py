@@ -61,6 +61,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     tp_overlap : how tensor-parallel collectives overlap with their products: ``none``; ``bulk`` (beside an independent
         product); ``userbuffers`` (Transformer Engine's, rings and pipelines too, Megatron's ``tp_comm_overlap``);
         ``async_tp`` (PyTorch's micro-pipelined products).
+    float8_tp : with sequence parallelism, all_gathers of the linears in blocks carry 8-bit elements (torchao's
+        ``Float8ColwiseParallel``, torchtitan's with tensor-wise scaling).
     tp_grad_overlap : without sequence parallelism, backward's all_reduce runs beside the weight gradient of the same
         layer; on there when absent.
     vpp : chunks (virtual stages) of each pipeline rank. layers_per_virtual_stage : the same said by layers of a chunk.
@@ -126,6 +128,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     order: str = "megatron"
     sequence_parallel: bool = False
     tp_overlap: Literal["none", "bulk", "userbuffers", "async_tp"] = "none"
+    float8_tp: bool = False
     tp_grad_overlap: bool | None = None
     vpp: AtLeastOne | None = None
     layers_per_virtual_stage: AtLeastOne | None = None

@@ -85,8 +85,9 @@ class Cutter:
             return (Local(name, local),)
         if first.cut in {"column", "vocab"} and has_weights(first):
             # The head is no layer of Transformer Engine, whose overlap it has not.
-            ends = first.cut == "vocab" and self.manner.overlap == "userbuffers"
-            manner = replace(self.manner, overlap="none") if ends else self.manner
+            manner = self.manner
+            if first.cut == "vocab":  # nor is it made 8-bit
+                manner = replace(manner, gathered=None, overlap=manner.overlap.replace("userbuffers", "none"))
             columns = Columns(name, local, rows(first) / share.cp * first.k, manner)
             return (columns, *self._widened(name, group))
         if first.name == "rotary" and first.n and share.sequence_parallel:

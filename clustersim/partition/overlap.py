@@ -24,13 +24,22 @@ PIPELINED = 4
 
 
 def gathered_products(
-    out: Listing, name: str, what: str, kernels: tuple[Kernel, ...], elements: float, tp: int, part: str
+    out: Listing,
+    name: str,
+    what: str,
+    kernels: tuple[Kernel, ...],
+    elements: float,
+    tp: int,
+    part: str,
+    *,
+    dtype: str | None = None,
 ) -> None:
     """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there.
 
     Parameters
     ----------
-    name, what : of the work and of the exchange. elements : of the gathered tensor, per sample.
+    name, what : of the work and of the exchange. elements : of the gathered tensor, per sample. dtype : of what is
+    sent, the activations' when None.
     """
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
     before = out.waiting
@@ -41,7 +50,15 @@ def gathered_products(
         label = f"{what} {i} of {tp - 1}"
         steps.append(
             out.exchange(
-                label, "copies", ("tp",), elements / tp, part, beside=True, needs=needs, communicator="tp ring"
+                label,
+                "copies",
+                ("tp",),
+                elements / tp,
+                part,
+                beside=True,
+                needs=needs,
+                communicator="tp ring",
+                dtype=dtype,
             )
         )
     out.work(name, parts[0], part)

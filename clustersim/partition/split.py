@@ -106,7 +106,7 @@ class _Builder:
         self.share = share_of(model, parallel)
         manner = Manner(
             parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient,
-            self.share.gathers_again, parallel.framework == "torchtitan",
+            self.share.gathers_again, parallel.framework == "torchtitan", "fp8" if parallel.float8_tp else None,
         )  # fmt: skip
         self.cutter = Cutter(self.share, parallel, manner, nproc_per_node, histograms)
         self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
