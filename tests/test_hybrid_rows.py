@@ -156,15 +156,24 @@ def test_ranks_agree_with_their_definition() -> None:
 def test_only_rows_that_differ_in_degrees_or_schedule_are_ordered() -> None:
     same = {"model": "m", "gpus": "8", "global_batch": "16"}
     ran = [
-        {**same, "case_id": "a-1", "measured": 1.0, "predicted": 1.2},
-        {**same, "case_id": "a-2", "measured": 2.0, "predicted": 1.1},
-        {**same, "case_id": "a-3", "measured": 3.0, "predicted": 3.0},
+        {**same, "case_id": "a-1", "tp": "1", "measured": 1.0, "predicted": 1.2},
+        {**same, "case_id": "a-2", "tp": "2", "measured": 2.0, "predicted": 1.1},
+        {**same, "case_id": "a-3", "tp": "4", "measured": 3.0, "predicted": 3.0},
         {**same, "case_id": "a-4", "gpus": "16", "measured": 0.1, "predicted": 9.0},
         {**same, "case_id": "b-1", "measured": 0.1, "predicted": 9.0},
     ]
     (found,) = orders(ran)
     assert (found.n, found.best, found.lost, found.spearman) == (3, False, pytest.approx(1.0), pytest.approx(0.5))
     assert by_source([found])["a"] == {"n_sets": 1, "n_rows": 3, "best_found": 0, "spearman": 0.5, "lost": 1.0}
+
+
+def test_a_configuration_measured_again_is_ordered_once() -> None:
+    same = {"model": "m", "gpus": "8", "global_batch": "16"}
+    again = [{**same, "case_id": f"a-{i}", "measured": 1.0 + 0.1 * i, "predicted": 1.2} for i in range(3)]
+    assert orders(again) == []
+    other = {**same, "case_id": "a-9", "tp": "2", "measured": 1.05, "predicted": 1.1}
+    (found,) = orders([*again, other])
+    assert (found.n, found.best, found.lost) == (2, True, 0.0)
 
 
 # The shared table

@@ -29,6 +29,25 @@ SAME = (
 )
 """What compared rows have in common, beside their source."""
 
+CONFIGURED = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "vpp",
+    "schedule",
+    "pp_layout",
+    "micro_batch_per_gpu",
+    "seq_parallel",
+    "zero_stage",
+    "fsdp",
+    "recompute_detail",
+    "a2a_dispatcher",
+    "precision_recipe",
+    "other",
+)
+"""What may differ between them: rows equal in this too are one configuration, measured more than once."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -36,8 +55,8 @@ class Order:
 
     Parameters
     ----------
-    source : prefix of its rows' case_id. what : model, GPUs, batch. n : rows. best : whether the predicted best is the
-        measured best. lost : what the predicted best takes more than the measured best. spearman : rank correlation.
+    source : prefix of its rows' case_id. what : model, GPUs, batch. n : configurations. best : whether the predicted best is
+        the measured best. lost : what the predicted best takes more than the measured best. spearman : rank correlation.
     """
 
     source: str
@@ -49,7 +68,10 @@ class Order:
 
 
 def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
-    """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibration.score.evaluate`)."""
+    """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibration.score.evaluate`).
+
+    Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
+    """
     sets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if "skipped" not in row:
@@ -57,14 +79,21 @@ def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
             sets.setdefault(key, []).append(row)
     found = []
     for key, mine in sets.items():
-        measured = np.array([row["measured"] for row in mine])
+        measured, predicted = (_of_configurations(mine, what) for what in ("measured", "predicted"))
         if len(np.unique(measured)) > 1:
-            predicted = np.array([row["predicted"] for row in mine])
             pick = float(measured[int(np.argmin(predicted))])
             what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
             lost = pick / float(measured.min()) - 1
-            found.append(Order(key[0], what, len(mine), lost == 0, lost, spearman(measured, predicted)))
+            found.append(Order(key[0], what, len(predicted), lost == 0, lost, spearman(measured, predicted)))
     return found
+
+
+def _of_configurations(rows: Sequence[dict[str, Any]], what: str) -> Floats:
+    """The median of a number over the rows of each configuration."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        found.setdefault(tuple(row.get(column, "") for column in CONFIGURED), []).append(row[what])
+    return np.array([np.median(values) for values in found.values()])
 
 
 def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:

@@ -59,8 +59,8 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
 
 def _weighted_bias(count: int) -> K.Passes:
     """Megatron-LM's bias behind the experts' last product (core/transformer/moe/experts.py, ``_apply_bias``), which no
-    kernel fuses: for one expert after the other it is weighted by its tokens' fp32 probabilities and added, then all
-    are joined and cast. Passes are of 16-bit elements: fp32 ones are two. The first product's bias rides on the product.
+    kernel fuses: one expert after the other it is weighted by its tokens' fp32 probabilities and added, then all are
+    joined and cast. Passes are of 16-bit elements: fp32 ones are two. The first product's bias rides on the product.
     """
     # Forward: b p written (2), t + b p (1 + 2, 2), joined (2, 2), cast (2, 1). Backward: of the cast and of the sum
     # (1, 2; 2, 1), the pieces joined (1, 1), and of b p two products and their sums (2, 2, 2 each).
