@@ -116,6 +116,25 @@ def test_consecutive_chunks_cost_what_the_last_rank_computes() -> None:
         assert found == pytest.approx(attention.flops * (4**2 - 3**2) / 4**2)
 
 
+@pytest.mark.parametrize("cp", [2, 4])
+def test_pytorchs_context_parallelism_gathers_beside_its_first_step_and_sums_in_fp32(cp: int) -> None:
+    whole = small(kv_heads=2)
+    attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")
+    config = ParallelConfig(framework="torchtitan", cp=cp, cp_comm_type="all_gather")
+    block = partition(whole, config).stages[0].layers[1]
+    forward, backward = exchanges(block.forward), exchanges(block.backward)
+    heads = 2.0 * 256 / cp * attention.heads * attention.head_dim  # keys and values, copied out to every query head
+    assert [(x.kind, x.elements) for x in forward] == [("all_gather", cp * heads)]
+    assert [(x.kind, x.elements, x.dtype) for x in backward[1:]] == [("ring", heads, "fp32")] * cp
+    for items, part, flops in ((block.forward, "F", "flops"), (block.backward, "I", "backward_flops")):
+        steps = [k for k in kernels(items, part) if k.kind == "attention"]
+        assert len(steps) == cp
+        assert sum(getattr(k, flops) for k in steps) == pytest.approx(getattr(attention, flops) / cp)
+    first = next(i for i, item in enumerate(block.forward) if item is forward[0])
+    ahead = next(item for item in block.forward[first + 1 :] if "attention" in item.name)
+    assert first not in ahead.needs
+
+
 def test_uneven_heads_of_an_all_to_all_take_as_long_as_the_rank_with_most() -> None:
     whole = transformer(2, 640, 10, 128, 1000)
     attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")

@@ -55,8 +55,9 @@ class Order:
 
     Parameters
     ----------
-    source : prefix of its rows' case_id. what : model, GPUs, batch. n : configurations. best : whether the predicted best is
-        the measured best. lost : what the predicted best takes more than the measured best. spearman : rank correlation.
+    source : prefix of its rows' case_id. what : model, GPUs, batch. n : configurations.
+    best : whether the predicted best is the measured best. lost : what the predicted best takes more than that.
+    spearman : rank correlation.
     """
 
     source: str

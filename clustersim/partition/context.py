@@ -7,13 +7,14 @@ that every ring step costs every rank the same: half of (s/c)^2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from clustersim.errors import ModelError
 from clustersim.model import Kernel
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels, Node
+from clustersim.partition.nodes import Kernels, Node, copy
 from clustersim.partition.share import Share
 
 
@@ -58,6 +59,8 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
     tensors = _tensors(kernel, share)
     comm, c = parallel.cp_comm(block), share.cp
     uneven = kernel.causal and parallel.cp_load_balancer == "none"
+    if comm == "all_gather" and parallel.framework == "torchtitan":
+        return Stepwise(name, kernel, tensors.outputs, kernel.heads / share.local_kv_heads * tensors.pair, c, uneven)
     if comm == "all_gather":
         # With consecutive chunks the last rank sees all earlier ones: c^2 / 2 - (c - 1)^2 / 2 of c / 2 on average.
         return Gathered(name, _more(kernel, (2 * c - 1) / c) if uneven else kernel, tensors, c)
@@ -198,6 +201,61 @@ class Gathered:
     def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:
         for name, elements in (("keys", self.tensors.keys), ("values", self.tensors.values)):
             out.exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part)
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """PyTorch's ``context_parallel``: keys and values of all ranks are gathered beside the first step, which needs the
+    own ones alone; every step is a kernel of its own, and its outputs and gradients are summed up in fp32, op by op.
+    Gradients of keys and values go round a ring in fp32, each transfer beside the next step.
+
+    torch/distributed/tensor/experimental/_context_parallel/_attention.py, ``_templated_ring_attention``, _SDPAMerger.
+    torchtitan copies keys and values out to all query heads before it (models/llama3/model.py, ``repeat_kv``).
+
+    Parameters
+    ----------
+    outputs, pair : elements of a rank's outputs, and of its keys and values as they are sent.
+    """
+
+    name: str
+    kernel: Kernel
+    outputs: float
+    pair: float
+    ranks: int
+    uneven: bool = False
+
+    @property
+    def kernels(self) -> Kernels:
+        """A kernel for each step."""
+        return Ring(self.name, self.kernel, self.pair, self.ranks, ("cp",), self.uneven).kernels
+
+    def forward(self, out: Listing, part: str) -> None:
+        """c steps; each but the first is merged into what is there."""
+        # Passes of 16 bits: cast 3, difference 6, product 4, difference 6; or of half the rows, joined again by 4.
+        merged = copy("merged", 10.0 * self.outputs, 6.0 * self.outputs)
+        for i, kernel in self._steps(out, "", part):
+            out.work(self.name, (kernel, merged) if i else (kernel,), part)
+
+    def backward(self, out: Listing) -> None:
+        """c steps; sums of all three gradients, and those of keys and values joined to be sent."""
+        read, written = 3.0 * (self.outputs + self.pair) + 2.0 * self.pair, 2.0 * (self.outputs + 2.0 * self.pair)
+        sent = -1
+        for i, kernel in self._steps(out, " again", "I"):
+            out.work(self.name, (kernel,), "I")
+            if i:
+                out.wait_for(sent)
+            out.work(self.name, (copy("summed", read, written),), "I")
+            label = f"{self.name} gradients {i + 1} of {self.ranks}"
+            sent = out.exchange(label, "ring", ("cp",), self.pair, "I", beside=True, dtype="fp32")
+        out.wait_for(sent)
+
+    def _steps(self, out: Listing, what: str, part: str) -> Iterator[tuple[int, Kernel]]:
+        label, size = f"{self.name} keys and values{what}", self.pair * self.ranks
+        gathered = out.exchange(label, "all_gather", ("cp",), size, part, beside=True, needs=out.waiting)
+        for i, kernel in enumerate(self.kernels):
+            if i == 1:
+                out.wait_for(gathered)
+            yield i, kernel
 
 
 @dataclass(frozen=True)
