@@ -83,6 +83,22 @@ def test_a_roughly_folded_step_is_near_the_whole_one(case: dict[str, Any]) -> No
     assert found.step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
 
 
+def test_experts_traffic_beside_another_micro_batch_is_folded_from_the_second_round_on() -> None:
+    sizes = {"layers": 4, "experts_implementation": "grouped_mm"}
+    one = scenario.from_table(
+        {
+            "cluster": {"topology": "hgx-h100", "nodes": 2, "gpus_per_node": 8},
+            "model": {"name": "deepseek-v2-lite", "seq_len": 256, "dtype": "bf16", "options": sizes},
+            "parallel": {"pp": 2, "vpp": 2, "ep": 8, "dispatcher": "alltoall", "ep_overlap": True, "microbatches": 8},
+            "strategy": {"kind": "ddp", "micro_batch_size": 1, "param_dtype": "bf16"},
+            "run": {"steps": 2, "jitter": 0.0, "optimizer": "adam"},
+        }
+    )
+    whole = step_time(one.run().timeline)
+    assert one.folded().step_time_s == pytest.approx(whole, rel=1e-9)
+    assert one.folded(roughly=True).step_time_s == pytest.approx(whole, rel=0.03)
+
+
 def test_what_repeats_is_played_once() -> None:
     found = split(tp=8, pp=2, microbatches=9).folded()
     assert found.ranks == (2, 32)  # of each stage one replica's GPU, as each has a NIC of its own

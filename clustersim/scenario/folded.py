@@ -130,7 +130,8 @@ class _Fold:
             return 2, 3
         if count % stages and len(self.split.partition.stages[0].chunks) > 1:
             return count, count
-        if self.roughly and self.split.schedule.name in SOON_PERIODIC:
+        # Pairs of passes of two micro-batches begin behind the first round.
+        if (self.roughly and self.split.schedule.name in SOON_PERIODIC) or self.parallel.ep_overlap:
             return 2 * stages, 3 * stages
         return (stages, 2 * stages) if self.split.schedule.name in PERIODIC else (count, count)
 
