@@ -12,8 +12,9 @@ from partitions import (
 from clustersim.errors import ModelError, ScenarioError
 from clustersim.models import model
 from clustersim.parallel import ParallelConfig
+from clustersim.parallel.counts import uniform, weighted
 from clustersim.partition import partition
-from clustersim.partition.stages import uniform, weighted
+
 
 
 @given(

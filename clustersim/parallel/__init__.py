@@ -5,6 +5,7 @@ It knows no model and no machine: a model's sizes come as a :class:`ModelShape`,
 
 from clustersim.parallel.checks import check
 from clustersim.parallel.config import ParallelConfig, Routing
+from clustersim.parallel.counts import blocks_of_stages
 from clustersim.parallel.layout import stages_of
 from clustersim.parallel.names import FIELDS, PRESETS, field_for, translate
 from clustersim.parallel.recompute import Recompute, recompute
@@ -17,6 +18,7 @@ __all__ = [
     "ParallelConfig",
     "Recompute",
     "Routing",
+    "blocks_of_stages",
     "check",
     "field_for",
     "padded_vocab",

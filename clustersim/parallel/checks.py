@@ -11,6 +11,7 @@ from math import gcd, prod
 
 from clustersim.errors import ScenarioError, nearest_divisor, nearest_number
 from clustersim.parallel.config import ParallelConfig
+from clustersim.parallel.counts import blocks_of_stages
 from clustersim.parallel.shape import ModelShape
 
 
@@ -182,29 +183,8 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
         fits = nearest_divisor(layers if field == "pp" else layers // p, value)
         raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
-    _even(parallel, layers, vpp)
-
-
-def _even(parallel: ParallelConfig, layers: int, vpp: int) -> None:
-    """Megatron's stages are equal but for the first and the last, where these are given."""
-    ends = (parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
-    counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
-    if (parallel.first_stage_less_layers, parallel.last_stage_less_layers, parallel.partition_method) != (None,) * 3:
-        return
-    if any(counted) and any(ends):
-        name = f"account_for_{'embedding' if counted[0] else 'loss'}_in_pipeline_split"
-        raise _refuse(name, f"{name} and decoder_*_pipeline_num_layers both set the ends of the pipeline; say one")
-    given = [n for n in ends if n is not None]
-    rest, ranks = layers - sum(given) + sum(counted), parallel.pp - len(given)
-    if rest < 0 or ranks < (rest > 0) or (ranks and rest % (ranks * vpp)):
-        what = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
-        beside = " beside the ends" if given else " with the embedding and loss counted" if any(counted) else ""
-        field = "vpp" if ranks and rest % ranks == 0 else "pp"
-        value, size = (vpp, rest // ranks) if field == "vpp" else (parallel.pp, layers)
-        fits = "" if given or any(counted) else f"; {nearest_divisor(size, value)}, or a layout"
-        raise _refuse(field, f"{field} = {value}: {what}{beside}{fits}")
-    if any((n or 0) % vpp for n in ends):
-        raise _refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")
+    if parallel.partition_method != "parameters":
+        blocks_of_stages(parallel, layers, p * vpp)
 
 
 def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
