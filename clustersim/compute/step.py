@@ -72,7 +72,7 @@ def step_cost(
         device, dtype, autocast=autocast, attention_kernel=attention_kernel, implementation=implementation,
         constants=constants,
     )  # fmt: skip
-    where = replace(where, images=model.sample == "image")
+    where = replace(where, images=model.sample == "image" and not model.seq_len)
     forward, backward = _passes(where, model, micro_batch_size, activation_checkpointing)
     state_bytes = DTYPE_BYTES[state_dtype or param_dtype]
     return StepCost(
