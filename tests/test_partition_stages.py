@@ -16,7 +16,6 @@ from clustersim.parallel.counts import uniform, weighted
 from clustersim.partition import partition
 
 
-
 @given(
     stages=st.integers(1, 12), layers=st.integers(12, 130), first=st.integers(0, 1), last=st.integers(0, 1)
 )  # fmt: skip

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from clustersim.models.catalog import catalog, file, model
+from clustersim.models.catalog import catalog, file, model, shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.generic import from_row
 from clustersim.models.hf import from_hf
 from clustersim.models.transformer import transformer
 
-__all__ = ["CATALOG", "CONVNETS", "catalog", "convnet", "file", "from_hf", "from_row", "model", "transformer"]
+__all__ = [
+    "CATALOG",
+    "CONVNETS",
+    "catalog",
+    "convnet",
+    "file",
+    "from_hf",
+    "from_row",
+    "model",
+    "shape",
+    "transformer",
+]
 
 
 def __getattr__(name: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
 IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
-HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa")
+HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,27 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Patches:
+    """What a vision transformer sees in place of words.
+
+    Parameters
+    ----------
+    image, side : pixels of an image's and of a patch's side. channels : of a pixel. tokens : learned ones before those
+        of the patches, of which the first says the class.
+    """
+
+    image: int
+    side: int
+    channels: int = 3
+    tokens: int = 1
+
+    @property
+    def grid(self) -> int:
+        """Patches of an image."""
+        return (self.image // self.side) ** 2
+
+
+@dataclass(frozen=True)
 class Shape:
     """A transformer's dimensions and the choices that decide its tensors and kernels.
 
@@ -77,6 +98,7 @@ class Shape:
     ----------
     name, family : the model's name, and whose tensor names it uses (a key of ``naming.FAMILIES``).
     layers, d_model, heads, kv_heads, head_dim, d_ff, vocab : dimensions; fewer ``kv_heads`` is grouped-query attention.
+        ``vocab`` of an image's shape are its classes.
     seq_len : tokens per sample. n_positions : rows of a learned position table, 0 for none.
     activation, norm, positions : from :data:`ACTIVATIONS`, :data:`NORMS`, :data:`POSITIONS`.
     tied : the output projection shares the embedding's weights. causal : tokens attend only backwards.
@@ -87,6 +109,7 @@ class Shape:
     attn_dropout, hidden_dropout : whether these launch dropout kernels.
     head : from :data:`HEADS`. head_positions : tokens per sample the head sees (gathered masked tokens), 0 for all.
     experts : a mixture of experts, None for dense MLPs. latent : multi-head latent attention, None for plain.
+    patches : of an image, in place of words; None for text.
     mtp : extra blocks that predict further tokens (DeepSeek-V3's multi-token prediction).
     qk_norm : RMSNorm on each head's q and k. sinks : one learned score per head in the softmax (GPT-OSS).
     window : tokens of sliding-window attention, 0 for all. full_every : each so many-th block attends to all tokens
@@ -132,6 +155,7 @@ class Shape:
     head_positions: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    patches: Patches | None = None
     mtp: int = 0
     qk_norm: bool = False
     sinks: bool = False

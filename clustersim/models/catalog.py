@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Model
+from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
-from clustersim.models.hf import from_hf
+from clustersim.models.hf import from_hf, shape_from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
 from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
+from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
+from clustersim.models.vision import VITS, vit_shape
 from clustersim.paths import data_path, shipped
 from clustersim.texts import is_folder
+
+_SEEN = ("image_size", "class_tokens", "classes")
+"""What may be said of a vision transformer."""
 
 
 def catalog() -> tuple[str, ...]:
     """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
-    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *NETWORKS)
+    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -50,6 +57,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
         return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
     if name in SEQ2SEQ:
         return seq2seq(name, **_only(name, overrides, {"seq_len", "implementation"}))
+    if name in VITS:
+        return _vit(name, overrides)
     if name in NETWORKS:
         return NETWORKS[name](**_only(name, overrides, set()))
     return from_hf(_config(name), name=name, **overrides)
@@ -61,7 +70,28 @@ def file(name_or_path: str | Path) -> Path | None:
     if path.suffix == ".json" or is_folder(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
-    return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *NETWORKS} else _config(name)
+    return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS} else _config(name)
+
+
+def shape(name_or_path: str | Path, options: dict[str, Any]) -> Shape | None:
+    """What a transformer was built from; None for a network that is no stack of equal blocks. Raises as :func:`model`.
+
+    ``options`` : as of :func:`model`.
+    """
+    path = file(name_or_path)
+    if path is not None:
+        known = {field.name for field in dataclasses.fields(Shape)}
+        said = {name: value for name, value in options.items() if name in known}
+        return dataclasses.replace(shape_from_hf(path)[0], **said)
+    name = _known(str(name_or_path))
+    return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
+
+
+def _vit(name: str, options: dict[str, Any]) -> Model:
+    _only(name, options, {*_SEEN, "attention", "implementation"})
+    attention, implementation = execution(options.get("attention"), options.get("implementation"))
+    seen = vit_shape(name, **{key: options[key] for key in _SEEN if key in options})
+    return build(dataclasses.replace(seen, attention=attention, implementation=implementation))
 
 
 def _known(word: str) -> str:

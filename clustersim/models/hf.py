@@ -12,7 +12,7 @@ from typing import Any
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Model
-from clustersim.models.base import Shape
+from clustersim.models.base import Patches, Shape
 from clustersim.models.config import Config
 from clustersim.models.hf_experts import (
     NOT_DESCRIBED,
@@ -24,6 +24,7 @@ from clustersim.models.hf_experts import (
     qwen_experts,
 )
 from clustersim.models.transformer import build, execution
+from clustersim.models.vision import seeing
 from clustersim.texts import is_folder, json_table, text_of
 
 # Llama 3.1 allows 131,072 positions, but nobody means that when they do not say a sequence length.
@@ -179,6 +180,30 @@ def _mpt(c: Config) -> Shape:
     )  # fmt: skip
 
 
+def _vit(c: Config) -> Shape:
+    width = c.need("hidden_size", "the width of the model")
+    heads = c.need("num_attention_heads", "the number of attention heads")
+    named = c.data.get("id2label")
+    bias = c.flag("qkv_bias", True)
+    shape = Shape(
+        name=c.where, family="vit_hf", d_model=width, heads=heads, kv_heads=heads, seq_len=1,
+        layers=c.need("num_hidden_layers", "the number of blocks"),
+        head_dim=c.head_dim(width, heads),
+        d_ff=c.need("intermediate_size", "the width of the MLP"),
+        vocab=len(named) if isinstance(named, dict) and named else c.number("num_labels", 2, "the number of classes"),
+        activation=c.activation("hidden_act", "gelu"),
+        qkv_bias=bias,
+        attn_dropout=c.rate("attention_probs_dropout_prob", 0.0),
+        hidden_dropout=c.rate("hidden_dropout_prob", 0.0),
+    )  # fmt: skip
+    patches = Patches(
+        c.number("image_size", 224, "pixels of a side"),
+        c.number("patch_size", 16, "pixels of a patch's side"),
+        c.number("num_channels", 3, "colours of a pixel"),
+    )
+    return seeing(shape, patches)
+
+
 READERS: dict[str, Callable[[Config], Shape]] = {
     "gpt2": _gpt2,
     "opt": _opt,
@@ -196,6 +221,7 @@ READERS: dict[str, Callable[[Config], Shape]] = {
     "deepseek_v3": _deepseek,
     "gpt_oss": _gpt_oss,
     "mpt": _mpt,
+    "vit": _vit,
 }
 
 
@@ -249,7 +275,11 @@ def shape_from_hf(
         raise ModelError(f"{where}: unknown model_type {kind!r}; {nearest(str(kind), READERS)}")
     shape = READERS[kind](Config(where, data))
     notes: tuple[str, ...] = ()
-    if seq_len is not None:
+    if shape.patches:
+        if seq_len not in {None, shape.seq_len}:
+            raise ModelError(f"{where}: an image of {shape.patches.image} pixels has {shape.seq_len} tokens, "
+                             f"not {seq_len}; change 'image_size' in the config")  # fmt: skip
+    elif seq_len is not None:
         if shape.positions == "learned" and shape.family == "mpt" and seq_len > shape.n_positions:
             raise ModelError(f"{where}: seq_len {seq_len} exceeds max_seq_len {shape.n_positions}")
         shape = dataclasses.replace(shape, seq_len=seq_len)

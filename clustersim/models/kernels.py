@@ -60,6 +60,7 @@ SCORES = {
     "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
     "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
 }
+SCORES |= {"vit": SCORES["gpt2"], "vit_torchvision": SCORES["gpt2"], "vit_hf": SCORES["bert"]}
 SCORES |= {"mpt": SCORES["bert"]} | dict.fromkeys(("mixtral", "deepseek", "qwen_moe", "gpt_oss"), SCORES["llama"])
 # A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)

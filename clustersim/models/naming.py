@@ -20,6 +20,7 @@ from clustersim.models.naming_experts import (
     mixtral_moe,
     qwen_moe,
 )
+from clustersim.models.naming_vision import VISION
 
 Tensors = tuple[Tensor, ...]
 
@@ -262,4 +263,5 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(_llama_embedding, _expert_block(gpt_oss_moe), _llama_head),
     "opt": Family(_opt_embedding, _opt_block, _opt_head),
     "bert": Family(_bert_embedding, _bert_block, _bert_head),
+    **{name: Family(style.embedding, style.block, style.head) for name, style in VISION.items()},
 }

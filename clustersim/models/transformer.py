@@ -15,6 +15,7 @@ from clustersim.models.base import Shape, checked
 from clustersim.models.experts import expert_kernels
 from clustersim.models.latent import latent_projections
 from clustersim.models.naming import FAMILIES, Family
+from clustersim.models.vision import class_kernels, patch_kernels
 
 
 def transformer(
@@ -122,7 +123,7 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     embedding = Layer(
         "embedding", "embedding", names.embedding(s), _embedding_kernels(s),
         activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
-        boundary_bytes=0.0,
+        boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
     )  # fmt: skip
     head = Layer(
         "head", "head", names.head(s), _head_kernels(s, positions),
@@ -130,7 +131,8 @@ def _built(s: Shape, notes: tuple[str, ...]) -> Model:
     )  # fmt: skip
     return Model(
         s.name, s.family, (embedding, *blocks, *_mtp(s, names), head), seq_len=s.seq_len, n_blocks=s.layers,
-        hidden=s.d_model, heads=s.heads, vocab=s.vocab, notes=notes, kv_heads=s.kv_heads, head_dim=s.head_dim,
+        hidden=s.d_model, heads=s.heads, vocab=0 if s.patches else s.vocab, notes=notes, kv_heads=s.kv_heads,
+        head_dim=s.head_dim, sample="image" if s.patches else "sequence",
     )  # fmt: skip
 
 
@@ -158,10 +160,12 @@ def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
 def _head_positions(s: Shape) -> int:
     if s.head in {"mlm", "pretraining"} and s.head_positions:
         return min(s.head_positions, s.seq_len)
-    return 1 if s.head == "pooler" else s.seq_len
+    return 1 if s.head in {"pooler", "classes"} else s.seq_len
 
 
 def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
+    if s.patches:
+        return patch_kernels(s, s.patches)
     width, elements = s.embedding_width, float(s.seq_len * s.d_model)
     # Backward sorts the ids, then adds each row's gradient into the table.
     kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5), cut="row")]
@@ -180,7 +184,7 @@ def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
 def block_kernels(s: Shape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
     t, h = s.seq_len, s.d_model
-    split_qkv = s.family not in {"gpt2", "mpt"}
+    split_qkv = s.family not in {"gpt2", "mpt", "vit", "vit_torchvision"}
     qkv = s.width + 2 * s.kv_width
     if s.latent:
         projections = list(latent_projections(s, s.latent))
@@ -221,6 +225,8 @@ def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
 
 
 def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:
+    if s.head == "classes":
+        return class_kernels(s)
     h = s.d_model
     kernels: list[Kernel] = []
     if s.head in {"pooler", "pretraining"}:

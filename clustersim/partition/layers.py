@@ -19,11 +19,15 @@ from clustersim.partition.tensor import Columns, Manner, Rows
 
 @dataclass(frozen=True)
 class Cutter:
-    """What decides a layer's nodes beside its kernels."""
+    """What decides a layer's nodes beside its kernels.
+
+    ``between`` : elements per sample of what layers hand on to each other.
+    """
 
     share: Share
     parallel: ParallelConfig
     manner: Manner
+    between: float = 0.0
     nproc_per_node: int = 0
     histograms: tuple[tuple[float, ...], ...] = ()
 
@@ -64,6 +68,8 @@ class Cutter:
                         made = expert_nodes(group_kernels, self.share, self.parallel, self.manner, spread, modules)
                     else:
                         made = self._node(name, group_kernels, block)
+                    if self.share.sequence_parallel and group_kernels[0].cut == "whole":
+                        made = self._of_all_tokens(made, ahead=layer.kind == "embedding")
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
                         made, norm = (*rebuilding(made[0], norm), *made[1:]), None
                     if backward_only and (isinstance(made[0], Columns) or self.share.tp == 1):
@@ -72,6 +78,14 @@ class Cutter:
                     nodes += made
                 found += checkpointed(tuple(nodes)) if module and module in modules else nodes
         return without_inputs(tuple(found)) if "mla_up_proj" in modules else tuple(found)
+
+    def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
+        """What every rank computes from all tokens: ``ahead`` of the blocks, which take their own of them, so that
+        backward gathers the gradients (Megatron-LM's scatter_to_sequence_parallel_region); or behind them."""
+        elements, tp = self.between / self.share.cp, ("tp",)
+        if ahead:
+            return (*nodes, Changed("tokens", ("", "all_gather"), tp, elements))
+        return (Changed("tokens", ("all_gather", ""), tp, elements), *nodes)
 
     def _node(self, name: str, group: Kernels, block: int) -> Nodes:
         """Nodes of neighbouring kernels that are cut alike."""
@@ -167,6 +181,6 @@ def _groups(name: str, kernels: Kernels) -> list[tuple[str, Kernels]]:
             return (module, kernel.cut, kernel.k)
         if kernel.cut in {"row", "vocab"} or kernel.kind == "attention":
             return (module, i)
-        return (module,)
+        return (module, "whole" if kernel.cut == "whole" else "")
 
     return [(str(keys[0]), tuple(kernel for _, kernel in group)) for keys, group in groupby(enumerate(kernels), key)]

@@ -108,7 +108,9 @@ class _Builder:
             parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient,
             self.share.gathers_again, parallel.framework == "torchtitan", "fp8" if parallel.float8_tp else None,
         )  # fmt: skip
-        self.cutter = Cutter(self.share, parallel, manner, nproc_per_node, histograms)
+        self.cutter = Cutter(
+            self.share, parallel, manner, float(model.seq_len * model.hidden), nproc_per_node, histograms
+        )
         self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
         self.known: dict[tuple[object, ...], _Passes] = {}
         self.tied = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
-from clustersim.models.hf import shape_from_hf
 from clustersim.parallel import ModelShape
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
@@ -116,12 +115,8 @@ def shape_of(scenario: Scenario) -> ModelShape:
 def _transformer(scenario: Scenario) -> Shape | None:
     """The shape that the model was built from; None for one that comes from no config.json."""
     spec = scenario.file.model
-    path = Path(located(scenario, "model.hf_config", spec.hf_config)) if spec.hf_config else models.file(str(spec.name))
-    if path is None:
-        return None
-    shape, _ = shape_from_hf(path)
-    known = {field.name for field in fields(Shape)}
-    return replace(shape, **{name: value for name, value in spec.options.items() if name in known})
+    name = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
+    return models.shape(Path(name) if spec.hf_config else name, dict(spec.options))
 
 
 def cost_of(

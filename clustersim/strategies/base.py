@@ -197,7 +197,7 @@ def gradient_pass(traffic: float, cost: StepCost) -> float:
 
 def sample_bytes(model: Model) -> float:
     """Bytes of one input sample: fp32 pixels of an image, int64 tokens of a sequence and their labels."""
-    if model.seq_len:
+    if model.seq_len and model.sample != "image":
         return 16.0 * model.seq_len
     return 4.0 * model.layers[0].boundary_bytes
 
