@@ -1,4 +1,4 @@
-"""Vision transformers: parameters and FLOPs as publishers count them, and their ends where tensor parallelism has none."""
+"""Vision transformers: parameters and FLOPs as publishers count them, and ends that tensor parallelism does not cut."""
 
 from __future__ import annotations
 

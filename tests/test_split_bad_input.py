@@ -76,7 +76,7 @@ def test_every_command_ends_with_the_line_and_status_2(clustersim, command):
 
 
 def test_what_is_read_and_not_played_is_said():
-    changes = {"parallel.deallocate_pipeline_outputs": False, "strategy.bucket_cap_mb": 50}
+    changes = {"strategy.bucket_cap_mb": 50}
     notes = scenario.load(PIPELINE, changes).prepare().notes
-    assert "read, and not played: deallocate_pipeline_outputs, strategy.bucket_cap_mb" in notes
+    assert "read, and not played: strategy.bucket_cap_mb" in notes
     assert not any(note.startswith("read") for note in scenario.load(PIPELINE).prepare().notes)

@@ -61,7 +61,7 @@ class AtOnce:
         """With the last layer of its chunk, all of the pass."""
         if self.busy():
             return self.laid(place, action, part)
-        chunk, ops = self.laid.stage.chunks[place[0]], self.laid.ops
+        chunk, ops = self.laid.stage.of(action.microbatch, place[0]), self.laid.ops
         if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
             spent = self.known[what(chunk, action.kind)]
             label = Label("", action.kind, action.microbatch, action.chunk)
@@ -82,14 +82,16 @@ def alone(
 
     ``rank`` : pipeline coordinate. ``slowdown`` : price of overlap. Others do nothing.
     """
-    kinds = dict.fromkeys((action.chunk, action.kind) for slot in order for action in slot)
-    passes = {what(stage.chunks[chunk], kind): (chunk, kind) for chunk, kind in kinds}
+    kinds: dict[object, Action] = {}
+    for action in (action for slot in order for action in slot):
+        kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
+    passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
     ops, mine = OpList(), mesh.ranks(pp=rank)
     laid = Laid(Here(mesh, mine, local, local.micro_batch_size, dtype), ops, stage)
-    for chunk, kind in passes.values():
-        places = range(len(stage.chunks[chunk].layers))
-        for i in places if kind == "F" else reversed(places):
-            for _ in laid((chunk, i), Action(kind, 0, chunk), WHOLE):
+    for action in passes.values():
+        places = range(len(stage.chunks[action.chunk].layers))
+        for i in places if action.kind == "F" else reversed(places):
+            for _ in laid((action.chunk, i), action, WHOLE):
                 pass
         ops.add(Compute(PASS, 0.0, COMPUTE_STREAM, (*ops.waits, ops.kernel)))
         ops.waits, ops.kernel = (), len(ops.ops) - 1

@@ -8,6 +8,8 @@ core/optimizer/{distrib_optimizer,clip_grads}.py; facts: MODEL_PARALLEL.md 2.6, 
   without. Dense gradients go over dp and cp, those of routed experts over edp, from buffers of their own.
 * A bucket holds ``max(40e6, 1e6 dp)`` parameters on pipeline rank 0, chunk 0, where reductions have backward to hide
   behind; everywhere else one bucket holds a chunk. Without overlap there is one bucket a chunk.
+* ``align_grad_reduce``: a chunk of an interleaved schedule is reduced as a whole, by pipeline rank r in the r-th
+  backward pass behind its last one, so that stages start together (pipeline_parallel/schedules.py, ``grad_sync_func``).
 * ``use_distributed_optimizer`` (ZeRO-1): reduce_scatter instead of all_reduce, Adam on the shard, all_gather of the
   parameters: at the end of the step, or with ``overlap_param_gather`` beside the next forward, which waits chunk by
   chunk.
@@ -41,7 +43,8 @@ class ReplicaConfig:
     Parameters
     ----------
     distributed : share out the optimizer (``use_distributed_optimizer``, ZeRO-1).
-    overlap_grad_reduce, overlap_param_gather : as in Megatron. bucket_size : parameters; None is Megatron's default.
+    overlap_grad_reduce, overlap_param_gather : as in Megatron. aligned : stages start reductions together.
+    bucket_size, buckets : parameters of a bucket, or how many buckets a rank's make; None is Megatron's default.
     grad_dtype : of gradients and their reduction. param_dtype : of parameters.
     clip : whether the gradients' norm is all-reduced before the update (``clip_grad`` above 0).
     validated_after : nobody waits for that norm, which is checked later.
@@ -53,7 +56,9 @@ class ReplicaConfig:
     distributed: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    aligned: bool = False
     bucket_size: int | None = None
+    buckets: int | None = None
     grad_dtype: str = "fp32"
     param_dtype: str = "bf16"
     clip: bool = True
@@ -83,7 +88,8 @@ class Replicated:
     Parameters
     ----------
     stage_index : this pipeline rank. tied : elements of the tied embedding table on this rank, 0 for none.
-    gathered : chunk -> what its next forward waits for.
+    _gathered : chunk -> what its next forward waits for. _due : complete chunks, and backward passes until they are
+        reduced.
     """
 
     here: Here
@@ -97,10 +103,12 @@ class Replicated:
     _sizes: list[float] = field(default_factory=list, init=False)
     _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
     _last: bool = field(default=False, init=False)
+    _due: list[tuple[int, int]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        for c, chunk in enumerate(self.stage.chunks):
+        for chunk in self.stage.chunks:
             self._sizes.append(float(sum(layer.parameters + layer.expert_parameters for layer in chunk.layers)))
+        for c, chunk in enumerate(self.stage.chunks):
             self.buckets += _buckets(c, chunk.layers, DENSE, self._limit(c), lambda layer: layer.parameters)
             self.buckets += _buckets(c, chunk.layers, EXPERT, None, lambda layer: layer.expert_parameters)
         for bucket in self.buckets:
@@ -110,6 +118,8 @@ class Replicated:
     def _limit(self, chunk: int) -> float | None:
         if not self.config.overlap_grad_reduce or self.stage_index or chunk:
             return None
+        if self.config.buckets:
+            return sum(self._sizes) // self.config.buckets
         return self.config.bucket_size or max(40e6, 1e6 * self.here.mesh.size(*DENSE))
 
     def busy(self) -> bool:
@@ -123,6 +133,7 @@ class Replicated:
         """Gradients are awaited anew."""
         for bucket in self.buckets:
             bucket.missing, bucket.reduced = set(bucket.layers), -1
+        self._due.clear()
 
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
         """The first kernel of a chunk after an update waits for its parameters. Gradients join the kept ones; a bucket
@@ -136,7 +147,18 @@ class Replicated:
             self._accumulate(chunk)
         for bucket in self._of.get(place, ()) if last else ():
             bucket.missing.discard(place)
-            if not bucket.missing and self.config.overlap_grad_reduce:
+            if not bucket.missing and self.config.overlap_grad_reduce and not self.config.aligned:
+                self._reduce(bucket)
+        if self.config.overlap_grad_reduce and self.config.aligned and layer == 0 and action.kind in "BW":
+            self._align(chunk, complete=last)
+
+    def _align(self, chunk: int, *, complete: bool) -> None:
+        """A backward pass of a chunk is over: reduce what this pipeline rank has waited for long enough."""
+        due = [(c, left - 1) for c, left in self._due] + [(chunk, self.stage_index)] * complete
+        self._due = [(c, left) for c, left in due if left > 0]
+        ready = {c for c, left in due if left <= 0}
+        for bucket in self.buckets:
+            if not bucket.missing and bucket.reduced < 0 and {c for c, _ in bucket.layers} <= ready:
                 self._reduce(bucket)
 
     def _accumulate(self, chunk: int) -> None:

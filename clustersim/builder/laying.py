@@ -157,7 +157,7 @@ class Laid:
         A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
         """
         chunk, i = place
-        here, ops, layer = self.here, self.ops, self.stage.chunks[chunk].layers[i]
+        here, ops, layer = self.here, self.ops, self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
         for piece, following in zip_longest(pieces, pieces[1:]):
@@ -175,7 +175,7 @@ class Laid:
 
     def turns(self, place: Place, action: Action) -> int:
         """How often a layer's pass yields."""
-        pieces, _ = self.here.runs(self.stage.chunks[place[0]].layers[place[1]], action.kind)
+        pieces, _ = self.here.runs(self.stage.of(action.microbatch, place[0]).layers[place[1]], action.kind)
         kinds = [isinstance(piece, Run) for piece in pieces]
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 

@@ -6,8 +6,11 @@ What is imitated (Megatron-LM core/pipeline_parallel/{schedules,p2p_communicatio
   other way round, fuses what the first sends and the second receives into one call; like after like are two calls.
 * ``batched``: interleaved 1F1B without overlap. One call after each forward of the warm-up, each backward of the
   cool-down, and each *pair* of the steady state: all that the pair sends, and all that the next pair receives.
-* ``overlapped``: interleaved 1F1B as from Megatron's command line, and PyTorch's pipelining runtime. After each action
-  its output is sent, and the input of the next action of the same direction is asked for; only that action waits.
+* ``overlapped``: PyTorch's pipelining runtime, and interleaved 1F1B with ``overlap_p2p_communication_warmup_flush``.
+  After each action its output is sent, and the input of the next action of the same direction is asked for; only that
+  action waits.
+* ``steady``: interleaved 1F1B as from Megatron's command line: overlapped in the steady state alone; what a forward of
+  the warm-up or a backward of the cool-down sends, and what the next one receives, is one call that is waited for.
 
 A call is a group of transfers that end together for whoever waits. Transfers of one direction run in order.
 """
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 
 from clustersim.schedules.base import Action, Slot
 
-MODES = ("blocking", "batched", "overlapped")
+MODES = ("blocking", "batched", "steady", "overlapped")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def calls(
     """
     if mode == "overlapped":
         return _overlapped(order, sends, receives)
+    if mode == "steady":
+        return _steady(order, sends, receives)
     blocks = _pairs(order) if mode == "batched" else [[i] for i in range(len(order))]
     found: list[Call] = []
     for k in range(-1, len(blocks)):
@@ -120,3 +125,21 @@ def _overlapped(
             posted[direction(action)] = i if action.kind != "W" else posted[direction(action)]
     found.sort(key=lambda pair: pair[0])
     return [Call(at, (transfer,), False) for at, transfer in found]
+
+
+def _steady(order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]) -> list[Call]:
+    """Overlapped calls, of which those behind a forward of the warm-up or a backward of the cool-down are joined."""
+    back = [i for i, slot in enumerate(order) if any(action.kind != "F" for action in slot)]
+    forth = [i for i, slot in enumerate(order) if any(action.kind == "F" for action in slot)]
+    first, last = min(back, default=len(order)), max(forth, default=-1)
+    warm = first - (len(order[first]) == 1) if first < last else first  # its last forward is the steady state's
+    joined: dict[tuple[int, str], list[Transfer]] = {}
+    found: list[Call] = []
+    for call in _overlapped(order, sends, receives):
+        (transfer,) = call.transfers
+        if call.at < warm if transfer.direction == "F" else call.at > last:
+            joined.setdefault((call.at, transfer.direction), []).append(transfer)
+        else:
+            found.append(call)
+    found += [Call(at, tuple(transfers), True) for (at, _), transfers in joined.items()]
+    return sorted(found, key=lambda call: call.at)

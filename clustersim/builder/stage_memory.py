@@ -52,6 +52,8 @@ def stages(
     element: int,
     versions: Sequence[int] | None = None,
     deferral: int = 0,
+    *,
+    keeps_sent: bool = False,
 ) -> tuple[MemoryUse, ...]:
     """What one rank of each stage holds over a step.
 
@@ -61,10 +63,11 @@ def stages(
     versions : of the weights that each rank keeps, more than one in an asynchronous schedule; None is one everywhere.
     deferral : micro-batches whose weight gradients of the head wait for the end of the step, with its input and the
         gradient of its output.
+    keeps_sent : what a stage has sent is kept until its backward; Megatron's ``deallocate_pipeline_outputs`` frees it.
     """
     kept = versions or [1] * len(orders)
     return tuple(
-        _stage(stage, order, bytes_, batch, element, copies, deferral)
+        _stage(stage, order, bytes_, batch, element, copies, deferral, keeps_sent)
         for stage, order, bytes_, copies in zip(partition.stages, orders, states, kept, strict=True)
     )
 
@@ -75,10 +78,17 @@ def worst(uses: Sequence[MemoryUse]) -> int:
 
 
 def _stage(
-    stage: Stage, order: Order, states: StateBytes, batch: int, element: int, versions: int, deferral: int
+    stage: Stage,
+    order: Order,
+    states: StateBytes,
+    batch: int,
+    element: int,
+    versions: int,
+    deferral: int,
+    keeps_sent: bool,
 ) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
-    names, activations, logits = zip(*_moments(stage, order, batch, element, deferral), strict=True)
+    names, activations, logits = zip(*_moments(stage, order, batch, element, deferral, keeps_sent), strict=True)
     n = len(names)
     updating = np.arange(n) == n - 1
 
@@ -102,13 +112,15 @@ def _stage(
     return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])
 
 
-def _moments(stage: Stage, order: Order, batch: int, element: int, deferral: int) -> Iterator[tuple[str, float, float]]:
+def _moments(
+    stage: Stage, order: Order, batch: int, element: int, deferral: int, keeps_sent: bool
+) -> Iterator[tuple[str, float, float]]:
     """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
     held = heads = 0.0
     at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
-            made = _Made.of(stage.chunks[action.chunk], batch, element)
+            made = _Made.of(stage.of(action.microbatch, action.chunk), batch, element, keeps_sent)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
             if action.kind == "F":
                 held, heads = held + made.kept + made.for_weights, heads + made.fp32
@@ -138,10 +150,10 @@ class _Made:
     stashed: float
 
     @classmethod
-    def of(cls, chunk: Chunk, batch: int, element: int) -> _Made:
+    def of(cls, chunk: Chunk, batch: int, element: int, keeps_sent: bool) -> _Made:
         layers = chunk.layers
         return cls(
-            batch * element * sum(layer.kept for layer in layers),
+            batch * element * (sum(layer.kept for layer in layers) + chunk.message * keeps_sent),
             batch * element * sum(layer.kept_for_weights for layer in layers),
             batch * 4.0 * sum(layer.fp32_kept for layer in layers),
             batch * element * max((layer.repeated for layer in layers), default=0.0),

@@ -92,6 +92,8 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if not isinstance(per_layer, str) and len(per_layer) != shape.layers:
         raise _refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
     if c == 1:
+        if parallel.sp_overlap_comm:
+            raise _refuse("sp_overlap_comm", "sp_overlap_comm = true overlaps what only cp > 1 sends; cp is 1")
         return
     if not s:
         raise _refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
@@ -100,6 +102,9 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         fits = nearest_number(lambda n: s % (pieces * n) == 0, c, s)
         raise _refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
     kinds = {per_layer} if isinstance(per_layer, str) else set(per_layer)
+    if parallel.sp_overlap_comm and (kinds != {"a2a"} or parallel.tp > 1):
+        why = f"tp = 1; tp is {parallel.tp}" if kinds == {"a2a"} else f"cp_comm_type = 'a2a'; it is {per_layer!r}"
+        raise _refuse("sp_overlap_comm", f"sp_overlap_comm = true is DeepSpeed's Ulysses, and needs {why}")
     sizes = parallel.hierarchical_context_parallel_sizes
     if "a2a+p2p" in kinds and sizes is None:
         raise _refuse(
@@ -153,6 +158,8 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
         raise _refuse("shared_expert_overlap", "shared_expert_overlap = true needs dispatcher = 'alltoall' or 'flex', "
                       "not 'allgather'")  # fmt: skip
+    if parallel.delay_wgrad_compute and not parallel.ep_overlap:
+        raise _refuse("delay_wgrad_compute", "delay_wgrad_compute = true needs ep_overlap = true, which is false")
     if not parallel.ep_overlap:
         return
     if parallel.ep == 1:
@@ -224,6 +231,10 @@ def _recompute(parallel: ParallelConfig) -> None:
     if parallel.recompute_modules is not None and granularity != "selective":
         raise _refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
                       f"{granularity!r}")  # fmt: skip
+    partial = "num_microbatches_with_partial_activation_checkpoints"
+    if getattr(parallel, partial) is not None and (parallel.pp == 1 or granularity == "selective"):
+        need = "pp > 1; pp is 1" if parallel.pp == 1 else "recompute_granularity = 'full', or none; it is 'selective'"
+        raise _refuse(partial, f"{partial} = {getattr(parallel, partial)} needs {need}")
     if parallel.distribute_saved_activations:
         wrong = {
             "tp > 1": parallel.tp == 1,

@@ -89,7 +89,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cp_comm_type : ``p2p`` (ring), ``all_gather``, ``a2a`` (Ulysses) or ``a2a+p2p``; a list has one for each layer.
     hierarchical_context_parallel_sizes : of ``a2a+p2p``, ranks of the all-to-all and of the ring.
     cp_load_balancer : ``headtail``: rank r has chunks r and 2 cp - 1 - r of the sequence; ``none``: consecutive ones.
-    sp_overlap_comm : DeepSpeed's Ulysses overlaps the backward all-to-alls of queries and keys with compute.
+    sp_overlap_comm : DeepSpeed's Ulysses overlaps backward's all-to-alls of queries and keys with the products behind
+        values and keys, where each has a product of its own.
     dispatcher : how tokens reach their experts: ``allgather``, ``alltoall``, or ``flex`` by ``flex_backend``.
     capacity_factor : an expert takes at most ``tokens * top_k / experts`` times this, and at least ``min_capacity``;
         absent is dropless. pad_to_capacity : experts' inputs are padded to it. drop_tokens : what is beyond is
@@ -97,12 +98,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     routing : see :class:`Routing`.
     shared_expert_overlap : shared experts run on a side stream beside dispatch and combine.
     ep_overlap : experts' communication of one micro-batch beside the compute of another (Megatron's
-        ``overlap_moe_expert_parallel_comm``). delay_wgrad_compute : with it, weight gradients later.
+        ``overlap_moe_expert_parallel_comm``). delay_wgrad_compute : with it, weight gradients of experts run beside the
+        exchange behind their input gradients, and those of attention behind their layer.
     recompute_granularity, recompute_method, recompute_num_layers, recompute_modules : what backward recomputes, see
         :func:`~clustersim.parallel.recompute.recompute`.
     distribute_saved_activations : each tensor-parallel rank keeps 1/tp of what ``full`` saves.
     num_microbatches_with_partial_activation_checkpoints : of every window of micro-batches in flight, how many use
-        the setting; the others recompute every layer.
+        the setting; the others recompute every layer. Of Megatron's own schedules.
     use_distributed_optimizer : optimizer states are shared out over dp * cp. num_distributed_optimizer_instances :
         copies of them, each shared out over ``dp * cp / instances``.
     overlap_grad_reduce, overlap_param_gather : gradient buckets beside backward; parameters beside forward.

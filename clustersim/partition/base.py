@@ -145,9 +145,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the ranks of one pipeline coordinate hold: their chunks, by local chunk number."""
+    """What the ranks of one pipeline coordinate hold.
+
+    Parameters
+    ----------
+    chunks : by local chunk number. again : the same with every layer recomputed, for ``repeated`` passes, which are
+        (micro-batch, chunk); both empty where all micro-batches are alike.
+    """
 
     chunks: tuple[Chunk, ...]
+    again: tuple[Chunk, ...] = ()
+    repeated: frozenset[tuple[int, int]] = frozenset()
+
+    def of(self, microbatch: int, chunk: int) -> Chunk:
+        """A chunk as it is passed in a micro-batch."""
+        return (self.again if (microbatch, chunk) in self.repeated else self.chunks)[chunk]
 
     @cached_property
     def layers(self) -> tuple[LocalLayer, ...]:

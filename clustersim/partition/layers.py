@@ -7,7 +7,7 @@ from itertools import groupby
 
 from clustersim.model import Kernel, Layer
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.context import attention_node
+from clustersim.partition.context import attention_node, coming_home_beside
 from clustersim.partition.dispatch import Spread, is_expert
 from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.partition.listing import has_weights
@@ -77,6 +77,8 @@ class Cutter:
                     norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
                     nodes += made
                 found += checkpointed(tuple(nodes)) if module and module in modules else nodes
+        if self.parallel.sp_overlap_comm:
+            found = list(coming_home_beside(tuple(found)))
         return without_inputs(tuple(found)) if "mla_up_proj" in modules else tuple(found)
 
     def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:

@@ -10,12 +10,18 @@ the input gradient's product, a reduce_scatter beside the weight gradient's) are
 and ``fused_matmul_reduce_scatter``): both kinds are t pieces with t - 1 point-to-point copies, also behind the input
 gradients of columns; what t ranks sent is summed at the end. Copy engines make the copies, beside the SMs.
 
+``delay_wgrad_compute`` is Megatron's beside ``ep_overlap`` (core/models/common/model_chunk_schedule_plan.py): see
+:func:`delayed`.
+
 The list has the pieces as works and exchanges with their needs; how many SMs a copy takes is not told here.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from clustersim.model import Kernel
+from clustersim.partition.base import Item, Work
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import copy, pieces
 
@@ -95,3 +101,25 @@ def reduced_products(
     out.wait_for(*sent)
     if ring:  # the sum of what came from every rank
         out.work(name, (copy("partial sums", elements, elements / tp),), part)
+
+
+def delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Backward with its weight gradients later: those of attention behind the layer, the others beside the exchange
+    that follows their input gradient, which takes gradients of tokens home from their experts.
+
+    Megatron moves those of the first layer of a chunk on, behind the message to the stage before; here they precede it.
+    """
+    moved = {i: _later(items, i) for i, item in enumerate(items) if isinstance(item, Work) and item.part == "W"}
+    order = sorted(range(len(items)), key=lambda i: (moved.get(i, i), i in moved, i))
+    place = {old: new for new, old in enumerate(order)}
+    return tuple(
+        msgspec.structs.replace(items[i], needs=tuple(sorted(place[n] for n in items[i].needs))) for i in order
+    )
+
+
+def _later(items: tuple[Item, ...], at: int) -> int:
+    """Behind which item a weight gradient goes: the last exchange before the next input gradient, or the list."""
+    if "attention" in items[at].name.split("+"):
+        return len(items)
+    following = (i for i in range(at + 1, len(items)) if isinstance(items[i], Work) and items[i].part != "W")
+    return next(following, len(items)) - 1

@@ -11,6 +11,7 @@ from clustersim.partition.base import Chunk, Item, LocalLayer, Partition, Stage
 from clustersim.partition.expert import expert_tensors
 from clustersim.partition.layers import Cutter
 from clustersim.partition.nodes import Changed, Nodes, backward_items, forward_items
+from clustersim.partition.overlap import delayed
 from clustersim.partition.recompute import Held, every_second, held, kept_outputs, repeated_operators
 from clustersim.partition.share import local_tensor, share_of
 from clustersim.partition.stages import Range, placed, split
@@ -122,6 +123,9 @@ class _Builder:
         notes = [f"vocabulary padded by {added:,} to {share.padded:,} rows"] if added else []
         if share.cp > 1 and self.parallel.cp_load_balancer == "none":
             notes.append("attention of all context-parallel ranks takes as long as the last one's, which sees most")
+        blocks = [layer for layer in self.model.layers if layer.kind == "block"]
+        if self.parallel.sp_overlap_comm and not any(kernel.name == "v" for x in blocks for kernel in x.kernels):
+            notes.append("sp_overlap_comm changes nothing: one product makes queries, keys and values together")
         return tuple(notes)
 
     def chunk(self, stage: int, ranges: tuple[Range, ...], beside: list[Layer]) -> Chunk:
@@ -211,7 +215,10 @@ class _Builder:
             nodes = (Changed("activation", ("all_gather", ""), ("tp",), ahead), *nodes)
         if behind:
             nodes = (*nodes, Changed("activation", ("", "all_gather"), ("tp",), behind))
-        return _Passes(forward_items(nodes)[0], backward_items(nodes, *again), keeps)
+        backward = backward_items(nodes, *again)
+        return _Passes(
+            forward_items(nodes)[0], delayed(backward) if self.parallel.delay_wgrad_compute else backward, keeps
+        )
 
     def _checkpoint(self, unit: _Unit) -> Held:
         """The unit's first layer keeps the input; its last one's backward brings everything back."""

@@ -74,7 +74,7 @@ def replicas(
             return zero_hooks(here, ops, stage, cost, sharing)
 
         return share
-    replicated = replica_config(scenario, parallel)
+    replicated = replica_config(scenario, parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
 
@@ -84,8 +84,9 @@ def replicas(
     return replicate
 
 
-def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfig:
-    """Megatron's DDP by its own fields, or DeepSpeed's ZeRO-0 and 1."""
+def replica_config(scenario: Scenario, parallel: ParallelConfig, schedule: Schedule) -> ReplicaConfig:
+    """Megatron's DDP by its own fields, or DeepSpeed's ZeRO-0 and 1. Other stages than an interleaved schedule's have
+    one bucket, which is complete in their last pass."""
     config = scenario.config
     zero = getattr(config, "zero_optimization", None)
     wide = _fp32_gradients(scenario, parallel)
@@ -94,7 +95,9 @@ def replica_config(scenario: Scenario, parallel: ParallelConfig) -> ReplicaConfi
         distributed=parallel.use_distributed_optimizer or (zero is not None and zero.stage == 1),
         overlap_grad_reduce=parallel.overlap_grad_reduce,
         overlap_param_gather=parallel.overlap_param_gather,
+        aligned=parallel.align_grad_reduce and parallel.framework == "megatron" and schedule.name == "interleaved_1f1b",
         bucket_size=parallel.ddp_bucket_size,
+        buckets=parallel.ddp_num_buckets,
         grad_dtype="fp32" if wide else config.param_dtype,
         param_dtype=config.param_dtype,
         validated_after=parallel.optimizer_post_validation,

@@ -26,12 +26,13 @@ def stage_memory(
     scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition, row: Schedule, orders: Orders
 ) -> tuple[MemoryUse, ...]:
     """Bytes of one rank of each stage, for the scenario's ``micro_batch_size``."""
-    states = [_states(scenario, parallel, mesh, stage) for stage in parts.stages]
+    states = [_states(scenario, parallel, mesh, stage, row) for stage in parts.stages]
     versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
     element = DTYPE_BYTES[activations(scenario)]
     config = scenario.config
     deferral = parallel.deferral(config.gradient_accumulation_steps)
-    uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral)
+    keeps = not parallel.deallocate_pipeline_outputs
+    uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral, keeps_sent=keeps)
     return tuple(replace(use, where=f"stage {i}" if len(uses) > 1 else "") for i, use in enumerate(uses))
 
 
@@ -41,7 +42,7 @@ def activations(scenario: Scenario) -> str:
     return {"fp8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Stage) -> StateBytes:
+def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Stage, row: Schedule) -> StateBytes:
     """Bytes per element of parameters, gradients and optimizer states (MODEL_PARALLEL.md 5: 18, or 6 + 12/dp)."""
     config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
@@ -52,7 +53,7 @@ def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Sta
     sharing = sharding_zero(scenario)
     if sharing is not None:
         return zero_states(stage, mesh.size(*SHARD), sharing, states)
-    replicated = replica_config(scenario, parallel)
+    replicated = replica_config(scenario, parallel, row)
     dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
     gradient = float(DTYPE_BYTES[replicated.grad_dtype])

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from clustersim.builder import Recipe, build
+from clustersim.builder.partial import partly_recomputed
 from clustersim.builder.stage_memory import worst
 from clustersim.compute import setting
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
+from clustersim.errors import ScenarioError
 from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
-from clustersim.parallel import ParallelConfig, recompute
+from clustersim.parallel import ParallelConfig, Recompute, recompute
 from clustersim.partition import partition
 from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
@@ -31,16 +33,7 @@ from clustersim.strategies.fsdp_config import FSDPConfig
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
-NOT_PLAYED = (
-    "align_grad_reduce",
-    "ddp_num_buckets",
-    "deallocate_pipeline_outputs",
-    "delay_wgrad_compute",
-    "num_microbatches_with_partial_activation_checkpoints",
-    "overlap_p2p_communication_warmup_flush",
-    "sp_overlap_comm",
-)
-"""Fields of ``[parallel]`` that are read and checked, and change nothing yet: a run that sets one says so."""
+PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +66,20 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
     repeated = recompute(parallel, scenario.file.model.activation_checkpointing)
     row = _schedule(scenario, parallel, model)
     histogram = parallel.routing.file
-    parts = partition(
-        model,
-        parallel,
-        repeated,
-        placement=row.placement,
-        nproc_per_node=mesh.nproc_per_node,
-        histograms=read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
-    )
+    settings: dict[str, Any] = {
+        "placement": row.placement,
+        "nproc_per_node": mesh.nproc_per_node,
+        "histograms": read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
+    }
+    parts = partition(model, parallel, repeated, **settings)
     orders = orders_of(scenario, parallel, parts, row, gpu)
+    if (count := getattr(parallel, PARTIAL)) is not None:
+        if row.name not in {"1f1b", "interleaved_1f1b"}:
+            raise ScenarioError(
+                f"{PARTIAL} = {count} counts the micro-batches in flight of schedule '1f1b' or 'interleaved_1f1b', not "
+                f"{row.name!r} (at $.parallel.{PARTIAL})"
+            )
+        parts = partly_recomputed(parts, partition(model, parallel, Recompute("full"), **settings), orders, count)
     return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
 
 
@@ -162,7 +160,8 @@ def _messages(parallel: ParallelConfig, row: Schedule) -> str:
     if parallel.framework in {"torchtitan", "oneflow"} or row.name not in {"1f1b", "gpipe", "interleaved_1f1b"}:
         return "overlapped"
     if row.name == "interleaved_1f1b":
-        return "overlapped" if parallel.overlap_p2p_communication else "batched"
+        steady = "overlapped" if parallel.overlap_p2p_communication_warmup_flush else "steady"
+        return steady if parallel.overlap_p2p_communication else "batched"
     return "blocking"
 
 
@@ -189,12 +188,7 @@ def _told(scenario: Scenario, split: Split, parallel: ParallelConfig, mesh: Mesh
     experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
     pipeline = f"; {split.schedule.name}, {len(split.partition.stages[0].chunks)} chunk(s) a rank" * (parallel.pp > 1)
     yield f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
-    plain = ParallelConfig(framework=parallel.framework)
-    said = [name for name in NOT_PLAYED if getattr(parallel, name) != getattr(plain, name)]
-    if parallel.framework != "megatron" and "deallocate_pipeline_outputs" in said:
-        said.remove("deallocate_pipeline_outputs")  # the framework's own
-    said += _strategy_not_played(scenario)
-    if said:
+    if said := _strategy_not_played(scenario):
         yield f"read, and not played: {', '.join(said)}"
 
 
