@@ -43,7 +43,7 @@ def amounts(found: list[Kernel]) -> dict[str, float]:
     """Backward traffic and FLOPs by kernel; pieces of one add up, and copies around exchanges are not the model's."""
     total: Counter[str] = Counter()
     for kernel in found:
-        if kernel.name in {"joined", PARTED, "partial sums"}:
+        if kernel.name in {"joined", PARTED, "partial sums", "staged"}:
             continue
         total[kernel.name] += kernel.backward_flops + kernel.backward_nbytes
     return dict(total)

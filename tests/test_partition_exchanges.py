@@ -17,7 +17,7 @@ from partitions import (
     small,
 )
 
-from clustersim.models import transformer
+from clustersim.models import model, transformer
 from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import Exchange, partition
 from clustersim.partition.tensor import PARTED
@@ -44,6 +44,24 @@ def test_pieces_of_an_exchange_move_what_the_whole_one_does_on_a_ring(overlap: s
         found = exchanges(block.forward) + exchanges(block.backward)
         sent[how] = sum(x.elements * (1 if x.kind in {"ring", "copies"} else (t - 1) / t) for x in found)
     assert sent[overlap] == sent["none"]
+
+
+def test_asynchronous_tp_cuts_a_reduce_scatter_behind_one_product_and_not_behind_a_sum_of_several() -> None:
+    """torch/_inductor/fx_passes/micro_pipeline_tp.py: q, k and v, and gate and up, leave a sum; one qkv does not."""
+    for whole, left in ((LLAMA, 2), (model("gpt2"), 0)):
+        block = (
+            partition(whole, ParallelConfig(tp=4, sequence_parallel=True, tp_overlap="async_tp")).stages[0].layers[1]
+        )
+        assert [x.kind for x in exchanges(block.forward)] == ["copies"] * 12
+        kinds = [x.kind for x in exchanges(block.backward) if x.part == "I"]
+        assert (kinds.count("reduce_scatter"), kinds.count("copies")) == (left, 12 - 3 * left)
+
+
+@pytest.mark.parametrize(("overlap", "staged"), [("async_tp", 4), ("userbuffers", 0), ("none", 0)])
+def test_symmetric_memory_holds_a_copy_of_the_own_piece(overlap: str, staged: int) -> None:
+    block = partition(LLAMA, ParallelConfig(tp=4, sequence_parallel=True, tp_overlap=overlap)).stages[0].layers[1]
+    names = [k.name for items in (block.forward, block.backward) for part in "FI" for k in kernels(items, part)]
+    assert names.count("staged") == staged
 
 
 @pytest.mark.parametrize(("framework", "copies"), [("megatron", 0), ("torchtitan", 10)])

@@ -8,7 +8,9 @@ the input gradient's product, a reduce_scatter beside the weight gradient's) are
 
 ``async_tp`` is PyTorch's micro-pipelining over symmetric memory (``_symmetric_memory.py``: ``fused_all_gather_matmul``
 and ``fused_matmul_reduce_scatter``): both kinds are t pieces with t - 1 point-to-point copies, also behind the input
-gradients of columns; what t ranks sent is summed at the end. Copy engines make the copies, beside the SMs.
+gradients of a column that is the only one to read its input: what several read has a sum of products for its gradient,
+which torch/_inductor/fx_passes/micro_pipeline_tp.py leaves to NCCL. What t ranks sent is summed at the end. Copy
+engines make the copies, beside the SMs.
 
 ``delay_wgrad_compute`` is Megatron's beside ``ep_overlap`` (core/models/common/model_chunk_schedule_plan.py): see
 :func:`delayed`.
@@ -39,6 +41,7 @@ def gathered_products(
     part: str,
     *,
     dtype: str | None = None,
+    staged: bool = False,
 ) -> None:
     """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there.
 
@@ -46,8 +49,12 @@ def gathered_products(
     ----------
     name, what : of the work and of the exchange. elements : of the gathered tensor, per sample. dtype : of what is
     sent, the activations' when None.
+    staged : the own piece is copied to where others may read it first (``async_tp``'s symmetric memory; the norm ahead
+        writes to Transformer Engine's user buffer itself).
     """
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
+    if staged:
+        out.work(name, (copy("staged", elements / tp, elements / tp),), part)
     before = out.waiting
     steps: list[int] = []
     for i in range(1, tp):

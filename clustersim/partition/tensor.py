@@ -82,8 +82,10 @@ class Columns:
         """Gather the tokens, then the products."""
         name = f"{self.name} input"
         if self.manner.sequence_parallel and self.manner.pipelined:
-            m = self.manner
-            overlap.gathered_products(out, self.name, name, self.kernels, self.elements, m.tp, part, dtype=m.gathered)
+            m, staged = self.manner, self.manner.overlap == "async_tp"
+            overlap.gathered_products(
+                out, self.name, name, self.kernels, self.elements, m.tp, part, dtype=m.gathered, staged=staged
+            )
             return
         if self.manner.sequence_parallel:
             self.manner.gather(out, name, self.name, self.elements, part)
@@ -102,7 +104,8 @@ class Columns:
             name = f"{self.name} input again"
             again = (out.exchange(name, "all_gather", TP, self.elements, "W", beside=True),)
         name = f"{self.name} input gradient"
-        if self.manner.overlap == "async_tp":
+        # Inductor finds a product in front of a reduce_scatter, and not the sum of several (q, k and v; gate and up).
+        if self.manner.overlap == "async_tp" and len(self.kernels) == 1:
             overlap.reduced_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, "I", ring=True)
         else:
             out.work(self.name, self.kernels, "I")
@@ -149,7 +152,10 @@ class Rows:
         """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
         name, m = f"{self.name} output gradient", self.manner
         if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
-            overlap.gathered_products(out, self.name, name, self.kernels, self.elements, m.tp, "I", dtype=m.gathered)
+            staged = m.overlap == "async_tp"
+            overlap.gathered_products(
+                out, self.name, name, self.kernels, self.elements, m.tp, "I", dtype=m.gathered, staged=staged
+            )
         else:
             if m.sequence_parallel:
                 m.gather(out, name, self.name, self.elements, "I")
