@@ -94,7 +94,42 @@ def test_a_step_of_either_stage_can_be_played_and_both_send_three_times_a_ranks_
     assert moved[3] <= moved[2]
 
 
-def test_experts_that_are_spread_are_refused():
-    changes = {"strategy": {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 2}}}
-    with pytest.raises(ScenarioError, match="ZeRO stage 2 or 3 over experts that are spread"):
-        scenario.load("ep8_mixtral_8x7b_8x8_h100", changes | {"parallel.use_distributed_optimizer": False}).prepare()
+def with_experts(stage, micro_batches=1, **block):
+    changes = {
+        "cluster.nodes": 2,
+        "model.options": {"layers": 2},
+        "parallel": {"ep": 8, "framework": "deepspeed", "microbatches": micro_batches},
+        "strategy": {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": stage, **block}},
+        "run.steps": 2,
+    }
+    return scenario.load("ep8_mixtral_8x7b_8x8_h100", changes).prepare()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_stage_2_reduces_experts_among_those_who_hold_the_same_after_every_micro_batch(micro_batches):
+    made = with_experts(2, micro_batches)
+    ops = [op for op in made.program.roles[0].ops if isinstance(op, Collective) and op.step == 1]
+    experts = [op for op in ops if "expert" in op.name and op.communicator == "edp"]
+    assert all(op.groups.shape == (8, 2) for op in experts)
+    held = made.split.partition.stages[0].expert_parameters
+    moved = {kind: sum(op.nbytes for op in experts if op.kind == kind) for kind in ("all_reduce", "all_gather")}
+    assert moved == {"all_reduce": micro_batches * 2.0 * held, "all_gather": 2.0 * held}
+    dense = sum(op.nbytes for op in ops if op.kind == "all_reduce" and "expert" not in op.name and op.nbytes > 4)
+    assert dense == micro_batches * 2.0 * made.split.partition.stages[0].parameters
+    assert made.memory.at_peak()["gradients"] == pytest.approx(
+        2.0 * (made.split.partition.stages[0].parameters / 16 + held / 2)
+    )
+    assert made.run().summary["step_time_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "block", "said"),
+    [
+        (3, {}, "DeepSpeed refuses experts that are spread with ZeRO stage 3; use stage 0, 1 or 2, or ep = 1"),
+        (2, {"contiguous_gradients": False}, "without contiguous_gradients = true"),
+        (2, {"offload_optimizer": {"device": "cpu"}}, "offload_optimizer beside experts that are spread is not played"),
+    ],
+)
+def test_what_deepspeed_refuses_beside_experts_is_refused_with_its_reason(stage, block, said):
+    with pytest.raises(ScenarioError, match=said):
+        with_experts(stage, **block)

@@ -37,11 +37,17 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
             f"ep = {parallel.ep}: FSDP2 over experts that are spread is not played; use strategy 'ddp' with "
             "use_distributed_optimizer = true, or ep = 1 (at $.parallel.ep)"
         )
-    if parallel.ep > 1 and sharding_zero(scenario):
-        raise ScenarioError(
-            f"ep = {parallel.ep}: ZeRO stage 2 or 3 over experts that are spread is not played; use stage 1, or ep = 1 "
-            "(at $.parallel.ep)"
-        )
+    zero = sharding_zero(scenario)
+    if parallel.ep > 1 and zero:
+        block, why = zero.zero_optimization, ""
+        if block.stage == 3:
+            why = "DeepSpeed refuses experts that are spread with ZeRO stage 3; use stage 0, 1 or 2, or ep = 1"
+        elif not block.contiguous_gradients:
+            why = "DeepSpeed refuses ZeRO stage 2 over experts that are spread without contiguous_gradients = true"
+        elif zero.offloads_optimizer:
+            why = "offload_optimizer beside experts that are spread is not played; use device 'none'"
+        if why:
+            raise ScenarioError(f"ep = {parallel.ep}: {why} (at $.parallel.ep)")
 
 
 def sharding_zero(scenario: Scenario) -> ZeroConfig | None:

@@ -52,7 +52,7 @@ def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Sta
         return _fsdp_states(config, mesh, stage, states)
     sharing = sharding_zero(scenario)
     if sharing is not None:
-        return zero_states(stage, mesh.size(*SHARD), sharing, states)
+        return zero_states(stage, mesh.size(*SHARD), mesh.size(*EXPERT), sharing, states)
     replicated = replica_config(scenario, parallel, row)
     dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
