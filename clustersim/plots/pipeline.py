@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,21 +195,24 @@ def _idle(grid: Grid) -> list[float]:
 
 
 def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
-    """Shades for actions, some of the rainbow for micro-batches."""
+    """A row of actions by their shades and what else there is, a row of some micro-batches of the rainbow."""
     from matplotlib.patches import Patch
 
     present = {a.action for a in grid.done}
-    handles = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
+    above = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
+    above += [Patch(label=what, **REST[what]) for what in rest]
     micro, places = grid.microbatches, _places(grid)
     some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
-    handles += [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
+    below = [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
                 for m in some]  # fmt: skip
     chunks = sorted({a.chunk for a in grid.done})
     if len(chunks) > 1:
         letters = ", ".join(f"{LETTERS[i % 26]}: chunk {c}" for i, c in enumerate(chunks))
-        handles.append(Patch(fc="none", label=letters))
-    handles += [Patch(label=what, **REST[what]) for what in rest]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.5,
+        below.append(Patch(fc="none", label=letters))
+    # Legends are filled column by column.
+    pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
+    handles = [handle for pair in pairs for handle in pair]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // 2, frameon=False, fontsize=8.5,
                   handlelength=1.4, columnspacing=1.1)  # fmt: skip
 
 
