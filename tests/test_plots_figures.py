@@ -285,3 +285,16 @@ def test_a_mesh_is_drawn_at_any_size_with_what_its_groups_use(nodes):
 def test_a_picture_of_a_split_says_when_nothing_is_split(run, kind):
     with pytest.raises(ClusterSimError, match="this run"):
         plots.picture(kind, run)
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "zb_h1"}, {"schedule": "interleaved", "vpp": 6}])
+def test_a_pipelines_legend_lies_within_the_picture_whatever_actions_and_chunks_there_are(schedule):
+    changes = {
+        "model.name": "gpt2", "model.seq_len": 128, "cluster.gpus_per_node": 2, "run.steps": 1,
+        "parallel": {"pp": 2, "microbatches": 24, **schedule},
+    }  # fmt: skip
+    figure = plots.pipeline_grid(clustersim.load("1f1b_gpt2_xl_1x8_a100", changes).run().timeline)
+    figure.draw_without_rendering()
+    inside = figure.legends[0].get_window_extent()
+    assert inside.x0 >= 0
+    assert inside.x1 <= figure.bbox.x1

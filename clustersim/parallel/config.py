@@ -100,8 +100,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ep_overlap : experts' communication of one micro-batch beside the compute of another (Megatron's
         ``overlap_moe_expert_parallel_comm``). delay_wgrad_compute : with it, weight gradients of experts run beside the
         exchange behind their input gradients, and those of attention behind their layer.
-    recompute_granularity, recompute_method, recompute_num_layers, recompute_modules : what backward recomputes, see
-        :func:`~clustersim.parallel.recompute.recompute`.
+    recompute_granularity : what backward computes again: ``full`` layers, or ``selective``ly ``recompute_modules``.
+    recompute_method : of ``full``: ``uniform``: units of ``recompute_num_layers`` layers keep their input; ``block``:
+        the first so many layers of each (virtual) stage keep theirs, the others everything.
+    recompute_num_layers : see ``recompute_method``. recompute_modules : of ``selective``; ``core_attn`` when absent.
     distribute_saved_activations : each tensor-parallel rank keeps 1/tp of what ``full`` saves.
     num_microbatches_with_partial_activation_checkpoints : of every window of micro-batches in flight, how many use
         the setting; the others recompute every layer. Of Megatron's own schedules.

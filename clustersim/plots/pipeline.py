@@ -207,7 +207,7 @@ def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
                 for m in some]  # fmt: skip
     chunks = sorted({a.chunk for a in grid.done})
     if len(chunks) > 1:
-        letters = ", ".join(f"{LETTERS[i % 26]}: chunk {c}" for i, c in enumerate(chunks))
+        letters = f"{LETTERS[0]} to {LETTERS[(len(chunks) - 1) % 26]}: chunk {chunks[0]} to {chunks[-1]}"
         below.append(Patch(fc="none", label=letters))
     # Legends are filled column by column.
     pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
