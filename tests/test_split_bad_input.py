@@ -52,7 +52,8 @@ WRONG = [
     (MOE, {"ep": 16}, "ep = 16 does not divide 8 experts; use 8 (at $.parallel.ep)"),
     (MOE, {"ep": 8, "etp": 16}, "ep = 8 does not fit into 64 ranks beside etp = 16; use 4 (at $.parallel.ep)"),
     (MOE, {"routing": {"kind": "histogram", "file": "no.csv"}}, "(at $.parallel.routing.file)"),
-    (MOE, {"strategy.kind": "fsdp", "use_distributed_optimizer": False}, "FSDP2 over experts that are spread is not"),
+    (MOE, {"strategy.kind": "fsdp", "use_distributed_optimizer": False, "dp_replicate": 2},
+     "dp_replicate = 2 with ep = 8: replicas of sharded experts are not played; use dp_replicate = 1, or ep = 1"),
     (TITAN, {"dp_shard": 7}, "dp_shard = 7 times dp_replicate 1 is not dp 32; use 32 (at $.parallel.dp_shard)"),
     (DUAL, {"microbatches": 16}, "not 16 micro-batches; the nearest that works is 32 (at $.parallel.microbatches)"),
 ]  # fmt: skip

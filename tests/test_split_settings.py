@@ -179,3 +179,27 @@ def test_what_a_setting_needs_is_said_in_one_line(changes: dict[str, Any], said:
         scenario.load(PIPELINE, said_by_name).prepare()
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_fsdp_gathers_and_reduces_spread_experts_apart_among_those_who_hold_the_same() -> None:
+    """torchtitan: experts are sharded over dp_shard * cp * tp / ep = 8 ranks, everything else over 64."""
+    changes = {
+        "model.options": {"layers": 2}, "run.steps": 2,
+        "parallel": {"framework": "torchtitan", "ep": 8, "microbatches": 1},
+        "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32"},
+    }  # fmt: skip
+    made = scenario.load("ep8_mixtral_8x7b_8x8_h100", changes).prepare()
+    stage = made.split.partition.stages[0]
+    ops = [op for op in made.program.roles[0].ops if isinstance(op, Collective) and op.step == 1 and op.label is None]
+    ops = [op for op in ops if op.kind in {"all_gather", "reduce_scatter"}]
+    for experts, ranks, held in ((True, 8, stage.expert_parameters), (False, 64, stage.parameters)):
+        mine = [op for op in ops if op.name.endswith("experts") == experts]
+        assert {op.groups.shape[1] for op in mine} == {ranks}
+        assert {op.communicator for op in mine} == {"edp" if experts else "world"}
+        moved = {kind: sum(op.nbytes for op in mine if op.kind == kind) for kind in ("all_gather", "reduce_scatter")}
+        assert moved["reduce_scatter"] == pytest.approx(4.0 * held, rel=1e-5)
+        # Backward gathers again what forward has freed: all but the root.
+        assert 2.0 * held < moved["all_gather"] <= 4.0 * held * (1 + 1e-5)
+    at_peak = made.memory.at_peak()
+    assert at_peak["optimizer_states"] == pytest.approx(8.0 * (stage.parameters / 64 + stage.expert_parameters / 8))
+    assert scenario.load("ep8_mixtral_8x7b_8x8_h100", changes).run().summary["step_time_s"] > 0

@@ -3,10 +3,12 @@
 The rules are :mod:`clustersim.strategies.fsdp`'s own; here the walk calls its hooks. What a pipeline changes
 (torchtitan; PyTorch's pipelining runtime; facts: MODEL_PARALLEL.md 2.6): parameters stay gathered between
 micro-batches, since each would gather them anew, and gradients are reduced in the last backward of each chunk only.
+Routed experts that are spread are units of their own over ``edp`` (torchtitan models/moe: its mesh ``efsdp``).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -22,7 +24,7 @@ from clustersim.strategies.fsdp import Shards
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes
 from clustersim.strategies.walk import Part, Place
 
-SHARD, REPLICATE = ("dp_shard", "cp"), ("dp_replicate",)
+SHARD, REPLICATE, EXPERT = ("dp_shard", "cp"), ("dp_replicate",), ("edp",)
 
 
 class Sharded(Shards):
@@ -44,28 +46,50 @@ class Sharded(Shards):
         plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(REPLICATE))
         super().__init__(ops, cost, config, plan, places)
         self.here, self.stage, self.tied = here, stage, tied
+        self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
         self._busy = True
+
+    def _experts(self, cost: StepCost, config: FSDPConfig, places: list[Place]) -> Shards:
+        """The experts of each layer as a unit; nothing is left for the root."""
+        layers = [(i, layer) for i, layer in enumerate(self.stage.layers) if layer.expert_parameters]
+        mine = (sharded.Unit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers)
+        units = (sharded.Unit("root", (), 0), *mine)
+        groups = self.here.groups(EXPERT)
+        spans = tuple((k, unit.layers) for k, unit in enumerate(units) if k)
+        plan = Plan(units, spans, groups, groups, groups.reshape(-1, 1))
+        return Shards(self.ops, cost, config, plan, places, communicator="edp")
+
+    def begin_step(self) -> None:
+        """All_gathers read parameters."""
+        super().begin_step()
+        if self.experts:
+            self.experts.begin_step()
 
     def busy(self) -> bool:
         """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
         return self._busy
 
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
-        """As for a whole model."""
+        """As for a whole model; a layer's experts are gathered behind the rest of it and reduced ahead of it."""
         first = 0 if action.kind == "F" else len(self.stage.chunks[place[0]].layers) - 1
         if place[1] == first:
             there = all(self.gathered.get(unit) == () for unit in range(len(self.plan.units)))
-            self._busy = last or bool(self.reduced) or not there
-        return super().around(place, action, last=last)
+            self._busy = last or bool(self.reduced) or not there or self.experts is not None
+        for part in super().around(place, action, last=last):
+            experts = self.experts.around(place, action, last=last) if self.experts else iter((part,))
+            yield next(experts)
+            deque(experts, 0)
 
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""
-        ops, numel = self.ops, self.numel
-        after = tuple(self.reduced) or (ops.kernel,)
+        ops, numel = self.ops, self.numel + (self.experts.numel if self.experts else 0.0)
+        after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
         after = shared_gradients(self.here, ops, self.stage, self.tied, self.config.orig_dtype, after)
         if self.config.clip_grad_norm:
             after = clip(self.here, ops, numel * element_bytes(self.config)[2], after)
-        tensors = sum(len(layer.tensors) for layer in self.stage.layers)
+        tensors = sum(len(layer.tensors) + len(layer.expert_tensors) for layer in self.stage.layers)
         seconds = self.here.cost.update(numel, tensors)
         ops.kernel = ops.compute("optimizer", seconds, "optimizer", after=after)
         self.reduced = []
+        if self.experts:
+            self.experts.reduced = []

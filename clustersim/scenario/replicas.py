@@ -32,10 +32,10 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
     config = scenario.config
     if isinstance(config, FSDPConfig) and config.version != 2:
         raise ScenarioError("a split model shards with FSDP2; write version = 2 (at $.strategy.version)")
-    if isinstance(config, FSDPConfig) and parallel.ep > 1:
+    if isinstance(config, FSDPConfig) and parallel.ep > 1 and (parallel.dp_replicate or 1) > 1:
         raise ScenarioError(
-            f"ep = {parallel.ep}: FSDP2 over experts that are spread is not played; use strategy 'ddp' with "
-            "use_distributed_optimizer = true, or ep = 1 (at $.parallel.ep)"
+            f"dp_replicate = {parallel.dp_replicate} with ep = {parallel.ep}: replicas of sharded experts are not "
+            "played; use dp_replicate = 1, or ep = 1 (at $.parallel.dp_replicate)"
         )
     zero = sharding_zero(scenario)
     if parallel.ep > 1 and zero:

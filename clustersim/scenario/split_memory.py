@@ -72,17 +72,20 @@ def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Sta
 
 def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) -> StateBytes:
     """A pipeline gathers once a step, and adds gradients up unsharded until its last micro-batch's backward
-    (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``)."""
-    shard = 1.0 / mesh.size("dp_shard", "cp")
-    kept = DTYPE_BYTES[config.orig_dtype] * shard
-    whole = mesh.size("pp") > 1
+    (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``). Experts are units beside their blocks."""
+    dense, expert = 1.0 / mesh.size("dp_shard", "cp"), 1.0 / mesh.size(*EXPERT)
+    size, whole = DTYPE_BYTES[config.orig_dtype], mesh.size("pp") > 1
+    kept = size * dense, size * expert
     blocks, total = [layer.parameters for layer in stage.layers if layer.kind == "block"], stage.parameters
-    root = total - sum(blocks)
+    experts, root = [layer.expert_parameters for layer in stage.layers], total - sum(blocks)
     # What is gathered at once: everything, or the root, the current unit and the next.
-    live = sum(blocks) if whole or config.keeps else min(sum(blocks), 2 * max(blocks, default=0))
-    gathered = (gathered_bytes(config, 0) * root + gathered_bytes(config, 1) * live) / total if total else 0.0
-    piled = float(accumulated_bytes(config)) if whole or config.no_sync else kept
-    pair = (states * shard, states * shard)
-    return StateBytes(
-        (kept, kept), (piled, piled), (0.0, 0.0), pair, gathered=(gathered, gathered), reduced=(kept, kept)
+    live, routed = (
+        sum(each) if whole or config.keeps else min(sum(each), 2 * max(each, default=0)) for each in (blocks, experts)
     )
+    block = gathered_bytes(config, 1)
+    gathered = (gathered_bytes(config, 0) * root + block * live) / total if total else 0.0
+    piled = (float(accumulated_bytes(config)),) * 2 if whole or config.no_sync else kept
+    return StateBytes(
+        kept, piled, (0.0, 0.0), (states * dense, states * expert),
+        gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0), reduced=kept,
+    )  # fmt: skip

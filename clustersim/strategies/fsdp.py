@@ -49,6 +49,7 @@ class Shards:
     freed : the limiter's queue of free events. buffer_free : version 2: what the next all_gather waits for.
     copied_out : version 2: the last copy-out. reducing : version 2: the reduce_scatter whose input is still held.
     issue : what the host had to wait for before this step's first all_gather. reduced : this step's gradients.
+    communicator : of the ranks that share.
     """
 
     ops: base.OpList
@@ -66,6 +67,7 @@ class Shards:
     issue: tuple[int, ...] = ()
     reduced: list[int] = field(default_factory=list)
     kernel: int = -1
+    communicator: str = "world"
 
     def __post_init__(self, places: Sequence[Place]) -> None:
         self._first = {places[layers[0]]: s for s, (_, layers) in enumerate(self.plan.segments)}
@@ -156,7 +158,7 @@ class Shards:
             after = (self.host.copy(self.ops, f"h2d {name}", nbytes / self.plan.degree, sharded.H2D_STREAM, after),)
         if groups.shape[1] > 1:
             dtype, kind = self.config.param_dtype, "all_gather"
-            communicator = "world" if groups is self.plan.shard else "reshard"
+            communicator = self.communicator if groups is self.plan.shard else "reshard"
             op = Collective(
                 f"{kind} {name}", kind, nbytes, groups, after=after, dtype=dtype, communicator=communicator,
                 step=self.ops.step,
@@ -218,7 +220,7 @@ class Shards:
         if plan.degree > 1:
             op = Collective(
                 f"reduce_scatter {name}", "reduce_scatter", nbytes, plan.shard, after=(done,), dtype=dtype, redop="avg",
-                step=self.ops.step,
+                communicator=self.communicator, step=self.ops.step,
             )  # fmt: skip
             done = self.ops.add(op)
             self.reducing = (done,)
