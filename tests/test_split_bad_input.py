@@ -76,8 +76,24 @@ def test_every_command_ends_with_the_line_and_status_2(clustersim, command):
     assert done.stderr == "error: --set parallel.tp: tp = 3 does not fit into 8 ranks; use 2 or 4 (at $.parallel.tp)\n"
 
 
-def test_what_is_read_and_not_played_is_said():
-    changes = {"strategy.bucket_cap_mb": 50}
-    notes = scenario.load(PIPELINE, changes).prepare().notes
-    assert "read, and not played: strategy.bucket_cap_mb" in notes
-    assert not any(note.startswith("read") for note in scenario.load(PIPELINE).prepare().notes)
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (PIPELINE, {"strategy.bucket_cap_mb": 50}, "strategy.bucket_cap_mb changes nothing beside a split model"),
+        (PIPELINE, {"overlap_p2p_communication": False}, "it is the interleaved schedule's, not that of '1f1b'"),
+        (PIPELINE, {"microbatch_group_size_per_vp_stage": 8}, "schedule '1f1b' has no groups"),
+        (PIPELINE, {"ddp_num_buckets": 2}, "without overlap_grad_reduce a chunk has one bucket"),
+        (DENSE, {"cp_comm_type": "all_gather"}, "cp_comm_type changes nothing here: cp is 1"),
+        (MOE, {"flex_backend": "hybridep"}, "flex_backend changes nothing here: dispatcher is 'alltoall'"),
+        (TITAN, {"use_distributed_optimizer": True}, "the replicas are the strategy's own"),
+    ],
+)
+def test_a_setting_with_nothing_to_work_on_is_said(name, changes, said):
+    changes = {key if "." in key else f"parallel.{key}": value for key, value in changes.items()}
+    notes = [scenario.load(name, more).prepare().notes for more in (changes, {})]
+    assert [any(said in note for note in found) for found in notes] == [True, False]
+
+
+@pytest.mark.parametrize("name", [PIPELINE, MOE, DENSE, CONV, TITAN, DUAL])
+def test_no_shipped_scenario_says_what_changes_nothing(name):
+    assert not any("changes nothing" in note for note in scenario.load(name).prepare().notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +24,10 @@ from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
 from clustersim.scenario.parts import located
-from clustersim.scenario.replicas import HALF, check_replicas, replicas, sharding_zero, summed_bytes
+from clustersim.scenario.replicas import HALF, check_replicas, replicas, summed_bytes
 from clustersim.scenario.split_memory import activations, stage_memory
+from clustersim.scenario.split_notes import told
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
-from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -131,7 +130,10 @@ def program_of(
     """The Program of a split model."""
     run, recipe = scenario.file.run, recipe_of(scenario, parallel, split, cost)
     program = build(recipe, local_cost(scenario, gpu), cost, mesh, run.steps, run.seed)
-    return replace(program, notes=(*_told(scenario, split, parallel, mesh), *program.notes))
+    return replace(
+        program,
+        notes=(*told(scenario, split.schedule, len(split.partition.stages[0].chunks), parallel, mesh), *program.notes),
+    )
 
 
 def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
@@ -180,24 +182,3 @@ def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
     if (parallel := scenario.file.parallel) is not None:
         where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
     return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
-
-
-def _told(scenario: Scenario, split: Split, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
-    """The split in words, and what of the table changes nothing."""
-    degrees = " x ".join(f"{name} {mesh.size(name)}" for name in ("tp", "cp", "pp", "dp") if mesh.size(name) > 1)
-    experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
-    pipeline = f"; {split.schedule.name}, {len(split.partition.stages[0].chunks)} chunk(s) a rank" * (parallel.pp > 1)
-    yield f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
-    if said := _strategy_not_played(scenario):
-        yield f"read, and not played: {', '.join(said)}"
-
-
-def _strategy_not_played(scenario: Scenario) -> list[str]:
-    """Of DDP's and ZeRO's own knobs, those that are set: beside a split model Megatron's hold, of ``[parallel]``."""
-    config = scenario.config
-    if isinstance(config, FSDPConfig) or sharding_zero(scenario):
-        return []
-    played = {"kind", "micro_batch_size", "gradient_accumulation_steps", "param_dtype", "zero_optimization"}
-    plain = type(config)()
-    said = [name for name in scenario.file.strategy if name not in played]
-    return [f"strategy.{name}" for name in said if getattr(config, name) != getattr(plain, name)]
