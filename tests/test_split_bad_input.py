@@ -18,7 +18,7 @@ WRONG = [
     (PIPELINE, {"tp": 3}, "tp = 3 does not fit into 8 ranks; use 2 or 4 (at $.parallel.tp)"),
     (PIPELINE, {"tp": 2, "pp": 4}, "tp = 2 does not divide 25 heads; use 1 or 5 (at $.parallel.tp)"),
     (PIPELINE, {"pp": 16}, "pp = 16 does not fit into 8 ranks; use 8 (at $.parallel.pp)"),
-    (PIPELINE, {"pp": 64, "cluster.nodes": 8}, "pp = 64 makes 64 stages of 48 layers; use 48 (at $.parallel.pp)"),
+    (PIPELINE, {"pp": 64, "cluster.nodes": 8}, "pp = 64 makes 64 stages of 48 layers; use 16 (at $.parallel.pp)"),
     (PIPELINE, {"pp": 7, "cluster.gpus_per_node": 7},
      "pp = 7: 48 layers do not divide over 7 ranks; use 6 or 8, or a layout (at $.parallel.pp)"),
     (PIPELINE, {"vpp": 7}, "vpp = 7 makes 56 stages of 48 layers; use 6 (at $.parallel.vpp)"),

@@ -59,7 +59,7 @@ def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
     loaded = scenario.load("tp8_pp16_llama3_405b_2048x8_h100")
     verdict = memory_verdict(loaded)
     assert verdict.ok
-    assert verdict.use.where == "stage 1"
+    assert verdict.use.where == "stage 1, rank 8"
     assert verdict.use.total - CONTEXT_BYTES == verdict.use.allocated
 
 
@@ -139,3 +139,11 @@ def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_kee
         for framework in ("megatron", "torchtitan")
     }  # fmt: skip
     assert held["torchtitan"] == pytest.approx(2 * held["megatron"], rel=0.01)  # Megatron pads the vocabulary
+
+
+def test_what_does_not_fit_names_the_stage_a_rank_of_it_and_its_largest_parts():
+    changes = {"strategy.micro_batch_size": 64, "parallel.microbatches": 8}
+    verdict = memory_verdict(scenario.load(PIPELINE, changes))
+    assert not verdict.ok
+    assert "does not fit on A100-SXM4-80GB (stage 0, rank 0): " in str(verdict)
+    assert "held by activations " in str(verdict)

@@ -188,7 +188,8 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     counted = parallel.account_for_embedding_in_pipeline_split + parallel.account_for_loss_in_pipeline_split
     if p * vpp > layers + counted:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
-        fits = nearest_divisor(layers if field == "pp" else layers // p, value)
+        ranks = world // (parallel.tp * parallel.cp)
+        fits = nearest_divisor(gcd(layers, ranks) if field == "pp" else layers // p, value)
         raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
     if parallel.partition_method != "parameters":
         blocks_of_stages(parallel, layers, p * vpp)

@@ -33,7 +33,9 @@ def stage_memory(
     deferral = parallel.deferral(config.gradient_accumulation_steps)
     keeps = not parallel.deallocate_pipeline_outputs
     uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral, keeps_sent=keeps)
-    return tuple(replace(use, where=f"stage {i}" if len(uses) > 1 else "") for i, use in enumerate(uses))
+    if len(uses) == 1:
+        return uses
+    return tuple(replace(use, where=f"stage {i}, rank {mesh.ranks(pp=i)[0]}") for i, use in enumerate(uses))
 
 
 def activations(scenario: Scenario) -> str:
