@@ -10,8 +10,8 @@ from typing import Any
 
 from clustersim.device import device
 from clustersim.paths import data_path
-
-HOUR, DAY = 3600.0, 86400.0
+from clustersim.units import DAY as DAY
+from clustersim.units import HOUR as HOUR
 
 
 @dataclass(frozen=True)

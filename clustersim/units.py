@@ -35,9 +35,11 @@ class Seconds(float):
         return cls(parse_time(value))  # type: ignore[arg-type]
 
 
+HOUR, DAY = 3600.0, 86400.0
+"""[s]."""
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIX |= {"ki": 2.0**10, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": HOUR, "d": DAY}
 _NUMBER = r"\s*([+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
 _BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B|bit|bits|byte|bytes)\s*")
 _BANDWIDTH = re.compile(_NUMBER + r"([kKMGTP]i?)?(?:(b|B)(?:/s|ps)|(?:bit/s))\s*")
@@ -165,7 +167,7 @@ def format_long(seconds: float) -> str:
     >>> format_long(11140.0), format_long(45.0)
     ('3.094 h', '45 s')
     """
-    for unit, scale in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+    for unit, scale in (("d", DAY), ("h", HOUR), ("min", 60.0)):
         if abs(seconds) >= 2 * scale:
             return f"{seconds / scale:.4g} {unit}"
     return format_time(seconds)

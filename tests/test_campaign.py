@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -52,8 +53,8 @@ RICH: dict[str, dict[str, Any]] = {
         "degraded": [
             {"name": "link", "rate": "4 per day", "lasts": {"mean": "1 h", "law": "exponential"}, "factor": 1.5}
         ],
-        "variation": {"slow_hosts": 0.01, "slow_factor": 1.2, "gpu_cv": 0.01},
     },
+    "uneven machines": {"job": replace(SECOND, machines=(1.05, 1.1, 1.3), step_cv=3.0)},
     "dropping": {"recovery": {"policy": "drop_replica", "restart": "20 s", "replace": "5 min"}, "nodes": NODES},
     "shrinking": {"recovery": {"policy": "shrink", "restart": "5 min"}, "nodes": NODES | {"spares": 0}},
     "new machines": {"failures": [{"name": "any", "rate": "20 per 1000 node-days", "shape": 0.6}]},

@@ -18,6 +18,7 @@ from clustersim.program import Program, Role
 from clustersim.schedules.base import Orders
 from clustersim.strategies import base
 from clustersim.strategies.walk import Hooks, Lay, Walk
+from clustersim.variation import usual
 
 MakeReplicas = Callable[[Here, base.OpList, Stage, int], Hooks]
 """``(here, ops, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
@@ -62,7 +63,7 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
     mesh : with dimensions; ``pp`` ranks of it hold ``recipe.partition.stages``. steps : as many as the orders have, for
         an asynchronous schedule.
     """
-    paces = base.pace(cost.jitter, steps, mesh.workers, seed)
+    paces = usual(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for rank in range(mesh.size("pp")):
         ranks = mesh.ranks(pp=rank)

@@ -32,11 +32,10 @@ from clustersim.outputs import Folder, Picture, draw_all, json_text
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.sweeps.row import Fingerprints
-from clustersim.units import format_long
+from clustersim.units import DAY, HOUR, format_long
 
 FILE = "campaign.json"
 FILES = (FILE, "month.png", "ledger.png", "interval.png", "nodes.png")
-DAY = 86400.0
 MONTH = 30 * DAY
 ENOUGH = 0.9
 
@@ -121,8 +120,8 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> dict[str, Any]:
     idle = runs.ledger[:, [MAINTENANCE, DETECTION, WAITING, RESTART, LOADING]].sum(axis=1)
     standing = (gpus - made.job.gpus) * runs.elapsed
     joule = made.job.gpus * (bill.busy_w * (runs.elapsed - idle) + bill.idle_w * idle) + bill.idle_w * standing
-    usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / 3600 * bill.usd_per_gpu_hour
-    ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / 3600 * bill.usd_per_gpu_hour
+    usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
+    ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / HOUR * bill.usd_per_gpu_hour
     power = None if bill.usd_per_kwh is None else joule / 3.6e6 * bill.usd_per_kwh
     return {
         "gpus": gpus,

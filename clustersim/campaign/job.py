@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from clustersim.campaign.axis import Axis, Save, axis
 from clustersim.campaign.causes import Cause, causes_of, scale_of
-from clustersim.campaign.maxima import step_of_two_levels
 from clustersim.campaign.renewal import best_interval, expected_time
 from clustersim.campaign.sums import checkpoint_bytes, copy_to_host, write_time
 from clustersim.errors import ScenarioError
@@ -34,6 +35,8 @@ class Job:
     step_s : [s]. parameters : of the model. bytes_per_parameter : that strategy and optimizer keep [bytes].
     tokens_per_step, mfu : None where the model has no tokens, or no peak is known.
     slower : name of a ``[[campaign.degraded]]`` -> how many times longer a step is, simulated.
+    machines : the mean step on machines that could be had, over ``step_s``; each replica has one of them. swapped : the
+        same machines with others in place of the slowest hosts. step_cv : of steps on one and the same machine.
     """
 
     nodes: int
@@ -46,6 +49,9 @@ class Job:
     tokens_per_step: float | None = None
     mfu: float | None = None
     slower: Mapping[str, float] = field(default_factory=dict)
+    machines: tuple[float, ...] = (1.0,)
+    swapped: tuple[float, ...] = ()
+    step_cv: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,6 @@ class Campaign:
     job, axis, causes, tiers : as named; ``axis`` has a kind of save for each tier.
     usable : (causes) of tuples, the tiers that are there after a failure of each cause.
     policy, report, timeout, locate, replace, restart : as in the table. spares : None for as many as asked for.
-    pace : steps at their usual length over steps as ranks vary. slow_share, slow_pace : how likely the job has a slow
-        host, and the pace that it then has.
     slowdowns, stops : as named. steps : of the training. evaluations : (every so much work [s], so long [s]).
     """
 
@@ -103,12 +107,19 @@ class Campaign:
     replace: Duration
     restart: Duration
     spares: int | None
-    pace: float = 1.0
-    slow_share: float = 0.0
-    slow_pace: float = 1.0
     slowdowns: tuple[Slowdown, ...] = ()
     stops: tuple[Stop, ...] = ()
     evaluations: tuple[tuple[float, float], ...] = ()
+
+    def pace(self, which: Any, noise: Any) -> Any:
+        """Of replicas: (n,) over the usual one.
+
+        which : uniform variables, which machine each has. noise : normal ones: the mean of n steps that vary by a share
+        c of themselves varies by ``c/sqrt(n)``, of as many steps as a training has hardly at all.
+        """
+        there = np.array(self.job.machines)
+        mean = there[(np.asarray(which) * len(there)).astype(int)]
+        return 1.0 / (mean * np.maximum(1.0 + self.job.step_cv / math.sqrt(self.steps) * noise, 0.1))
 
     @property
     def saves_all(self) -> int:
@@ -142,7 +153,7 @@ class Campaign:
         save = self.tiers[0].save
         tau = min(save.interval, self.axis.work)
         kept = expected_time(self.mtbf, save.stall, self.recovery, tau, self.axis.work)
-        return kept / self.pace + self.axis.evaluation
+        return kept * math.fsum(self.job.machines) / len(self.job.machines) + self.axis.evaluation
 
     @property
     def hopeless(self) -> bool:
@@ -159,7 +170,7 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
     tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
     evaluations = tuple(_evaluations(table, job))
     laid = axis(work, [one.save for one in tiers], evaluations)
-    found, recovery, ranks = table.detection, table.recovery, table.variation
+    found, recovery = table.detection, table.recovery
     return Campaign(
         job=job,
         steps=steps,
@@ -174,9 +185,6 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
         replace=recovery.replace or NOTHING,
         restart=recovery.restart or NOTHING,
         spares=table.nodes.spares,
-        pace=1.0 / step_of_two_levels(job.gpus, ranks.gpu_cv, ranks.step_cv) if ranks.gpu_cv or ranks.step_cv else 1.0,
-        slow_share=-math.expm1(job.nodes * math.log1p(-ranks.slow_hosts)) if ranks.slow_hosts < 1 else 1.0,
-        slow_pace=1.0 / ranks.slow_factor,
         slowdowns=tuple(_slowdowns(table, job)),
         stops=stops,
         evaluations=evaluations,

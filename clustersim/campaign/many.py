@@ -81,7 +81,7 @@ class Many:
         self.saved = np.zeros((len(c.tiers), n))
         self.until, self.loss = np.zeros((n, 4)), np.zeros((n, 4))
         self.spare = np.zeros((n, (c.spares or 0) + 1))
-        self.pace = np.where(rng.random(n) < c.slow_share, c.slow_pace, 1.0) * c.pace
+        self.pace: Floats = c.pace(rng.random(n), rng.standard_normal(n) if c.job.step_cv else 0.0)
         self._tables()
 
     def _tables(self) -> None:
@@ -95,6 +95,10 @@ class Many:
         self.fixed = Draws([c.timeout, c.locate, c.replace, c.restart], rng)
         self.load = Draws([one.load for one in c.tiers], rng)
         self.lasts = Draws([one.lasts for one in c.slowdowns], rng)
+        self.slow_scale = np.array([one.scale for one in c.slowdowns])
+        self.slow_loss = np.array([one.loss for one in c.slowdowns])
+        self.stop_every, self.stop_lasts = (np.array([getattr(one, name) for one in c.stops])
+                                            for name in ("every", "lasts"))  # fmt: skip
 
     def play(self) -> Runs:
         """Until all are at the end of the axis, or take too long."""
@@ -157,11 +161,8 @@ class Many:
         if not i.size:
             return
         which = self.slowing[:, i].argmin(axis=0)
-        self.slowing[which, i] += np.array([one.scale for one in self.campaign.slowdowns])[
-            which
-        ] * self.rng.exponential(size=len(i))
-        loss = np.array([one.loss for one in self.campaign.slowdowns])[which]
-        self._hinder(i, self.time[i] + self.lasts(which), loss)
+        self.slowing[which, i] += self.slow_scale[which] * self.rng.exponential(size=len(i))
+        self._hinder(i, self.time[i] + self.lasts(which), self.slow_loss[which])
 
     def _hinder(self, i: Ints, until: Floats, loss: Floats) -> None:
         """A share of the pace is gone until then."""
@@ -180,9 +181,8 @@ class Many:
         tier = c.saves_all
         self.saved[tier, i] = self.place[i]
         back = self.fixed(np.full(len(i), 3)) + self.load(np.full(len(i), tier))
-        lasts = np.array([one.lasts for one in c.stops])[which]
-        self.pause[i, 0] = c.tiers[tier].save.stall + lasts + back
-        self.stopping[which, i] = self.time[i] + np.array([one.every for one in c.stops])[which]
+        self.pause[i, 0] = c.tiers[tier].save.stall + self.stop_lasts[which] + back
+        self.stopping[which, i] = self.time[i] + self.stop_every[which]
 
     def _fail(self, i: Ints, cause: Ints) -> None:
         """A failure: fall back, lose nodes, and begin the recovery, whatever was going on."""

@@ -14,7 +14,11 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable, Degraded
 from clustersim.scenario.rerun import step_time
 from clustersim.scenario.running import Prepared
+from clustersim.scenario.spread import SLOWEST, Spread, spread
+from clustersim.variation import Variation
 
+MACHINES, STEPS = 40, 20
+"""That a campaign takes its steps from."""
 Told = Callable[[str], None]
 
 
@@ -46,14 +50,19 @@ def table_of(scenario: Scenario) -> CampaignTable:
 
 
 def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
-    """Simulate the scenario's step, and one of each degraded state. Raises :class:`ScenarioError`."""
+    """Simulate the scenario's step, one of each degraded state, and with ``[run.variation]`` those of several machines.
+
+    Where steps vary, ``step_s`` is one that does not. Raises :class:`ScenarioError`.
+    """
     table = table_of(scenario)
+    found, swapped = spreads(scenario, tell)
+    scenario = scenario if found is None else scenario.changed({"run.jitter": 0.0})
     tell("a step as it is")
     prepared = scenario.prepare()
     result = prepared.run()
-    found = result.summary
+    figures = result.summary
     step = step_time(result.timeline)
-    tokens = found["tokens_per_s_per_gpu"]
+    tokens = figures["tokens_per_s_per_gpu"]
     job = Job(
         nodes=prepared.mesh.n_nodes,
         gpus=prepared.gpus,
@@ -63,10 +72,25 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
         parameters=float(prepared.model.parameters),
         bytes_per_parameter=kept_per_parameter(prepared),
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
-        mfu=found["mfu"],
+        mfu=figures["mfu"],
         slower={one.name: _slower(scenario, prepared, one, step, tell) for one in table.degraded if one.factor is None},
+        machines=(1.0,) if found is None else tuple((found.of_machines / found.still).tolist()),
+        swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
+        step_cv=0.0 if found is None else found.within,
     )
-    return job, _bill(table, rates(prepared.device.name, table.price.usd_per_gpu_hour), found)
+    return job, _bill(table, rates(prepared.device.name, table.price.usd_per_gpu_hour), figures)
+
+
+def spreads(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Spread | None, Spread | None]:
+    """Steps of several machines, and of the same with others in place of their slowest hosts; None where nothing varies
+    or no host differs. Raises :class:`ScenarioError`."""
+    v = scenario.file.run.variation
+    if v is None or v == Variation():
+        return None, None
+    tell("steps of machines that vary")
+    hosts_differ = v.gpu_cv > 0 or (v.slow_hosts > 0 and v.slow_factor > 1)
+    found = spread(scenario, MACHINES, STEPS)
+    return found, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
 
 
 def copies(prepared: Prepared) -> int:

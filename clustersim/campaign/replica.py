@@ -45,7 +45,7 @@ class Replica:
         self.spans: list[Span] = []
         self.hindered: list[tuple[float, float]] = []
         self.due = {stop: stop.every for stop in campaign.stops}
-        self.pace = campaign.pace * (campaign.slow_pace if rng.random() < campaign.slow_share else 1.0)
+        self.pace = float(campaign.pace(rng.random(), rng.standard_normal() if campaign.job.step_cv else 0.0))
         self.awaited: list[simpy.Event] = []
         self.pool = None if campaign.spares is None else simpy.Container(self.env, init=campaign.spares)
 

@@ -15,8 +15,8 @@ from clustersim.campaign.ledger import Runs
 from clustersim.campaign.many import play
 from clustersim.campaign.renewal import best_interval, efficiency
 from clustersim.scenario.campaign_units import Duration
+from clustersim.units import DAY
 
-DAY = 86400.0
 REPLICAS = 300
 """Of each question."""
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
@@ -64,8 +64,10 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
         yield "go on without the replica", replace(c, policy="drop_replica")
     elif c.policy == "drop_replica":
         yield "stop at every failure", replace(c, policy="replace")
-    if c.slow_share or c.slowdowns:
-        yield "nothing is ever slow", replace(c, slow_share=0.0, slowdowns=())
+    if c.job.swapped:
+        yield "swap the slowest 0.5 % of hosts", replace(c, job=replace(c.job, machines=c.job.swapped))
+    if c.job.machines != (1.0,) or c.slowdowns:
+        yield "nothing is ever slow", replace(c, job=replace(c.job, machines=(1.0,), step_cv=0.0), slowdowns=())
     if len(c.causes) > 1:
         worst = max(c.causes, key=lambda one: one.expected(c.axis.end))
         yield f"without failures of {worst.name}", _without(c, worst.name)
@@ -135,11 +137,18 @@ def of_size(c: Campaign, nodes: int) -> Campaign:
     """The job on another number of nodes, with the best interval."""
     factor = nodes / c.job.nodes
     replicas, copies = (max(1, round(n * factor)) for n in (c.job.replicas, c.job.copies))
-    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=replicas, copies=copies)
+    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=replicas, copies=copies,
+                  machines=_slowest_of(c.job.machines, factor))  # fmt: skip
     spares = None if c.spares is None else math.ceil(c.spares * factor)
-    share = -math.expm1(factor * math.log1p(-c.slow_share)) if c.slow_share < 1 else 1.0
-    grown = replace(of_rate(c, factor), job=job, spares=spares, slow_share=share)
+    grown = replace(of_rate(c, factor), job=job, spares=spares)
     return with_saves(grown, c.tiers[0].save.stall)
+
+
+def _slowest_of(machines: Sequence[float], factor: float) -> tuple[float, ...]:
+    """Mean steps on machines so many times as large, each as slow as the slowest of so many: quantiles of ``F^factor``
+    where those of this size have the law F."""
+    u = ((np.arange(len(machines)) + 0.5) / len(machines)) ** (1.0 / factor)
+    return tuple(np.quantile(machines, u, method="inverted_cdf").tolist())
 
 
 def _laid(c: Campaign, **changes: float) -> Campaign:

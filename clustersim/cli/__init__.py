@@ -39,6 +39,7 @@ from clustersim.cli.sensitivity import sensitivity
 from clustersim.cli.sweep import sweep
 from clustersim.cli.trace import trace
 from clustersim.cli.validate import validate
+from clustersim.cli.variation import variation
 from clustersim.errors import ClusterSimError, nearest
 
 
@@ -78,6 +79,7 @@ for _command in (
     compare_strategies,
     sweep,
     plan,
+    variation,
     campaign,
     sensitivity,
     memory,

@@ -10,12 +10,12 @@ import numpy as np
 from clustersim.errors import ProgramError
 from clustersim.plots.lines import lines
 from clustersim.plots.style import INK, QUIET, new_figure, palette, plain_axes, titled
+from clustersim.units import DAY, HOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DAY, HOUR = 86400.0, 3600.0
 COLOURS = {
     "training": palette["forward"],
     "productive": palette["forward"],

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clustersim.campaign.ledger import GOODPUTS
 from clustersim.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
 from clustersim.report.pages import Grid, Page, Said, Section, drawn
@@ -148,9 +150,25 @@ def _job(said: Said) -> list[tuple[str, str]]:
         ("size", f"{job['nodes']:,} nodes, {job['gpus']:,} GPUs"),
         ("replicas", _copies(job["replicas"], job["copies"])),
         ("step", f"{job['step_s']:.4g} s, simulated; {plan['steps']:,.0f} of them"),
+        *_varying(job),
         *((f"degraded: {name}", f"a step is {by:.3f} times as long") for name, by in job["slower"].items()),
         ("checkpoint", format_bytes(plan["checkpoint_bytes"])),
     ]
+
+
+def _varying(job: Said) -> list[tuple[str, str]]:
+    """What ``[run.variation]`` makes of steps."""
+    if len(job["machines"]) < 2:
+        return []
+    middle, late = np.percentile(job["machines"], [50, 95]).tolist()
+    words = (
+        f"{middle - 1:+.1%} on the middle machine of {len(job['machines'])}, {late - 1:+.1%} on the slowest twentieth"
+    )
+    found = [("steps vary", f"{words}; {job['step_cv']:.2%} from step to step on one of them")]
+    if job["swapped"]:
+        gain = 1.0 - float(np.mean(job["swapped"]) / np.mean(job["machines"]))
+        found.append(("slowest 0.5 % of hosts", f"with others in their place a step is {gain:.1%} shorter, on average"))
+    return found
 
 
 def _copies(replicas: int, copies: int) -> str:

@@ -65,6 +65,8 @@ class Scenario:
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table
         del table["campaign"]  # no step depends on it
+        if self.file.run.variation is None:
+            del table["run"]["variation"]  # and one that varies as it always did is the run it was
         return table | {"strategy": strategy}
 
     def at(self, field: str) -> AbstractContextManager[None]:

@@ -143,21 +143,6 @@ class Planned(_Strict, frozen=True):
     lasts: Seconds | None = None
 
 
-class Variation(_Strict, frozen=True):
-    """``[campaign.variation]``: how ranks differ, beside what the scenario's own steps have already.
-
-    Parameters
-    ----------
-    step_cv : of a rank's time from step to step. gpu_cv : of GPUs that differ for good.
-    slow_hosts, slow_factor : share of hosts that are slow, and how many times longer a step is with one.
-    """
-
-    step_cv: Share = 0.0
-    gpu_cv: Share = 0.0
-    slow_hosts: Share = 0.0
-    slow_factor: Annotated[float, Meta(ge=1, le=100)] = 1.0
-
-
 class Degraded(_Strict, frozen=True):
     """``[[campaign.degraded]]``: something is slow for a while, and the job goes on.
 
@@ -214,7 +199,6 @@ class CampaignTable(_Strict, frozen=True):
     storage: Storage | None = None
     nodes: NodePool = NodePool()
     calendar: tuple[Planned, ...] = ()
-    variation: Variation = Variation()
     degraded: tuple[Degraded, ...] = ()
     price: Price = Price()
 

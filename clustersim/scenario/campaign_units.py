@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 from clustersim.errors import UnitError, nearest
-from clustersim.units import format_time, parse_time
+from clustersim.units import DAY, HOUR, format_time, parse_time
 
 UNITS = ("job", "gpu", "node", "rack", "switch")
 """What a rate is counted of."""
-_SPAN = {"hour": 3600.0, "day": 86400.0, "week": 604800.0, "month": 2629746.0, "year": 31556952.0}
+_SPAN = {"hour": HOUR, "day": DAY, "week": 7 * DAY, "month": 2629746.0, "year": 31556952.0}
 _RATE = re.compile(
     r"\s*([0-9.]+(?:e-?\d+)?)\s+per\s+(?:([0-9_,]+)\s+)?(?:(gpu|node|rack|switch|job)-)?(hour|day|week|month|year)s?\s*"
 )

@@ -83,12 +83,14 @@ class Folded:
 def folded(scenario: Scenario, *, roughly: bool = False) -> Folded:
     """How long a step takes, as :meth:`clustersim.scenario.Scenario.run` would find, folded where that is possible.
 
-    A scenario whose ranks differ (jitter, slow GPUs), or whose model is not split, is played whole. Raises as ``run``.
+    A scenario whose ranks differ (jitter, variation, slow GPUs), or whose model is not split, is played whole. Raises
+    as ``run``.
     """
     found = held(scenario)
     gpu, cost, _ = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
     parallel, split = scenario.file.parallel, found.split
-    if parallel is None or split is None or cost.jitter or scenario.file.cluster.slow or not split.schedule.synchronous:
+    differ = cost.jitter or scenario.file.cluster.slow or scenario.file.run.variation is not None
+    if parallel is None or split is None or differ or not split.schedule.synchronous:
         return Folded(measured_step(scenario.run().timeline))
     return _Fold(found, parallel, split, gpu, cost, roughly).result()
 

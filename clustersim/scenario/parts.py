@@ -159,7 +159,8 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
     if cores:
         # A server is a process like any other.
         cost = replace(cost, overlap_slowdown=_taken(cores), host_bandwidth=gpu.stream_rate())
-    return cost if run.jitter is None else replace(cost, jitter=run.jitter)
+    jitter = run.jitter if run.variation is None else 0.0
+    return cost if jitter is None else replace(cost, jitter=jitter)
 
 
 def cores_of(topology: Topology, mesh: Mesh) -> float:

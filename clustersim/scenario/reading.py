@@ -22,7 +22,12 @@ from clustersim.texts import check, plain_file, short, shown, text_of, there, to
 T = TypeVar("T", bound=msgspec.Struct)
 Table = dict[str, Any]
 
-EXCLUSIVE = (("model.hf_config", "model.name"), ("model.name", "model.hf_config"))
+EXCLUSIVE = (
+    ("model.hf_config", "model.name"),
+    ("model.name", "model.hf_config"),
+    ("run.variation", "run.jitter"),
+    ("run.jitter", "run.variation"),
+)
 """Of each pair only one may be there: setting the first takes the second away."""
 
 

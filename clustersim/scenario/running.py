@@ -20,6 +20,7 @@ from clustersim.scenario.result import Result
 from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
 from clustersim.scenario.split_step import Split, program_of
+from clustersim.scenario.varied import draw, varied
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import GPU, Topology
 from clustersim.units import format_bytes, format_time
@@ -136,5 +137,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
             program.check()
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
+    if file.run.variation is not None:
+        program = varied(program, draw(scenario, topology, mesh, file.run.variation), mesh)
     said = dict.fromkeys((*model.notes, *notes, *program.notes))
     return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), split)

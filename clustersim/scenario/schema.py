@@ -11,6 +11,7 @@ from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.units import Bandwidth
+from clustersim.variation import Variation
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
 """Of anything that is counted; more of it exists nowhere."""
@@ -105,7 +106,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Parameters
     ----------
     steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise.
-    seed : of the ranks' jitter. jitter : relative standard deviation of a rank's compute; the device's own if absent.
+    seed : of whatever varies. jitter : relative standard deviation of a rank's compute; the device's own if absent.
+        Short for ``variation = {step_cv = jitter, draws = "usual"}``. variation : how ranks and steps differ, instead.
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow).
     backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate); when absent NCCL, and Gloo between CPUs.
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
@@ -117,12 +119,17 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     steps: Positive = 3
     seed: Annotated[int, Meta(ge=0)] = 0
     jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
+    variation: Variation | None = None
     fidelity: Literal["flow", "chunk"] = "flow"
     backend: Literal["nccl", "gloo", "ideal"] | None = None
     optimizer: str = "adam"
     optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
     nccl_version: str = "2.28"
+
+    def __post_init__(self) -> None:
+        if self.jitter is not None and self.variation is not None:
+            raise ValueError("write one of jitter and variation; variation.step_cv is what jitter is short for")
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -119,30 +118,6 @@ class OpList:
     ) -> int:
         """Append a Compute op of ``seconds`` at a rank's usual pace; returns its index."""
         return self.add(Compute(name, seconds, stream, after, phase, bound, flops, nbytes, self.step))
-
-
-def pace(jitter: float, steps: int, ranks: int, seed: int) -> Floats | None:
-    """How much slower or faster each rank computes in each step: log-normal with mean 1 over ranks.
-
-    Every step has the usual spread, the expected order statistics of ``ranks`` normal draws (Blom 1958), and which
-    rank is where is drawn anew. With independent draws the slowest of a few ranks over a few steps is luck: on four
-    V100s it moved a step by 2 %.
-
-    Parameters
-    ----------
-    jitter : float, relative standard deviation; 0 gives None, and every rank keeps the same time.
-
-    Returns (steps, ranks) float. The slowest of n ranks, which is what a synchronous step waits for, is 1.42 jitter
-    above the mean at n = 8, and tends to sqrt(2 ln n) jitter.
-    """
-    if not jitter:
-        return None
-    sigma2 = np.log1p(jitter**2)
-    normal, draw = NormalDist(), np.random.default_rng(seed)
-    usual = np.array([normal.inv_cdf((i - 0.375) / (ranks + 0.25)) for i in range(1, ranks + 1)])
-    dealt = np.stack([draw.permutation(usual) for _ in range(steps)])
-    paces: Floats = np.exp(np.sqrt(sigma2) * dealt - sigma2 / 2)
-    return paces
 
 
 def check(model: Model, cost: StepCost, steps: int) -> None:

@@ -39,6 +39,7 @@ from clustersim.strategies.server_layout import Layout
 from clustersim.strategies.walk import Part, Place, Walk, accumulation, whole
 from clustersim.topology import Topology
 from clustersim.units import format_bytes
+from clustersim.variation import usual
 
 
 class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="parameter_server"):
@@ -103,7 +104,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
     element = DTYPE_BYTES[config.param_dtype]
     cap = (config.bucket_cap_mb or 0.0) * 2**20 / element
     who = server_layout.layout(model, mesh, config.server, config.shards, config.gpus_per_worker, config.sharding, cap)
-    paces = base.pace(cost.jitter, steps, mesh.workers, seed)
+    paces = usual(cost.jitter, steps, mesh.workers, seed)
     roles = []
     for name, ranks, serves in _cast(who, config):
         works = serves < 0 or config.server == "worker"

@@ -19,6 +19,7 @@ from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.schedules import Action, Order, Slot, schedule
 from clustersim.strategies import base
+from clustersim.variation import usual
 
 Place = tuple[int, int]
 """A layer: (chunk, place in the chunk); a whole model is one chunk."""
@@ -222,7 +223,7 @@ def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Rank[Any]])
 
     def build(model: Model, cost: StepCost, mesh: Mesh, config: Any, steps: int, seed: int) -> Program:
         base.check(model, cost, steps)
-        ops, paces = base.OpList(), base.pace(cost.jitter, steps, mesh.world_size, seed)
+        ops, paces = base.OpList(), usual(cost.jitter, steps, mesh.world_size, seed)
         hooks = rank(ops, model, cost, mesh, config)
         order = accumulation(config.gradient_accumulation_steps)
         walk = Walk(ops, order, (len(model.layers),), whole(ops, model, cost), hooks)

@@ -1,0 +1,94 @@
+"""``clustersim variation``: how long steps take where ranks and machines vary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.cli.common import (
+    json_option,
+    picture_path,
+    print_json,
+    rich_table,
+    set_option,
+    stdout,
+    working,
+    write_picture,
+)
+
+if TYPE_CHECKING:
+    from clustersim.scenario.spread import Distribution, Spread
+
+HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
+
+
+@click.command(short_help="Steps where ranks vary: p50, p95 and p99 over steps and machines.")
+@click.argument("scenario")
+@set_option
+@click.option("--machines", type=click.IntRange(1, 10_000), default=20, show_default=True, help="To draw.")
+@click.option("--steps", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Of each.")
+@click.option(
+    "--swap", type=click.FloatRange(0.0, 1.0), default=0.005, show_default=True,
+    help="Share of the slowest hosts, rounded up, that others take the place of.",
+)  # fmt: skip
+@click.option("--budget", type=click.FloatRange(0.0), default=20.0, show_default=True, help="CPU seconds of play.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="A picture: .png, .svg or .pdf.")
+@json_option
+def variation(
+    scenario: str, changes: tuple[str, ...], machines: int, steps: int, swap: float, budget: float, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Draw steps of a scenario with [run.variation], on many machines like its own.
+
+    Printed are p50, p95 and p99 of a step over steps and machines together, and over machines (each by its mean step);
+    then the same with the slowest hosts of each machine swapped.
+    """
+    from clustersim import scenario as scenarios
+    from clustersim.scenario import spread as spreads
+
+    if out is not None:
+        picture_path(out)
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    with working(f"drawing steps of {loaded.name}") as progress:
+        now = spreads.spread(loaded, machines, steps, budget=budget, tell=progress)
+        better = spreads.spread(loaded, machines, steps, best=swap, budget=budget, tell=progress)
+    found = {
+        "steps": spreads.Distribution.of(now.times),
+        "machines": spreads.Distribution.of(now.of_machines),
+        "steps, slowest hosts swapped": spreads.Distribution.of(better.times),
+        "machines, slowest hosts swapped": spreads.Distribution.of(better.of_machines),
+    }
+    wrote = None
+    if out is not None:
+        from clustersim.plots.variation import distributions
+
+        wrote = write_picture(distributions(found, now.still, loaded.name), out)
+    if as_json:
+        print_json({"still_s": now.still, "played": now.played, "slope": now.slope, "error": now.error,
+                    "within": now.within, **{name: asdict(one) for name, one in found.items()}})  # fmt: skip
+        return
+    rows = [_cells(name, one, now.still) for name, one in found.items()]
+    console = stdout()
+    console.print(rich_table(loaded.title, ((name, i > 0) for i, name in enumerate(HEAD)), rows))
+    console.print(_words(now, machines * steps), soft_wrap=True)
+    if wrote is not None:
+        console.print(wrote, markup=False, soft_wrap=True)
+
+
+def _cells(name: str, one: Distribution, still: float) -> list[str]:
+    from clustersim.units import format_time
+
+    times = (format_time(value) for value in (one.mean, one.p50, one.p95, one.p99))
+    return [name, *times, f"{one.mean / still - 1:+.2%}"]
+
+
+def _words(now: Spread, drawn: int) -> str:
+    if now.played == drawn:
+        return f"all {drawn:,} steps were simulated; on one machine steps vary by {now.within:.2%}"
+    return (
+        f"{now.played:,} of {drawn:,} steps were simulated, the others lie on a line ({now.slope:.3g} s for a second "
+        f"more of the busiest rank) that misses those by {now.error:.2%}; on one machine steps vary by {now.within:.2%}"
+    )
