@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from clustersim.campaign import pools, renewal
+from clustersim.campaign import lives, pools, renewal
 from clustersim.campaign.axis import Save, axis
 from clustersim.campaign.job import Campaign, Job, campaign
 from clustersim.campaign.ledger import GOODPUTS, PARTS, joined
@@ -148,10 +148,34 @@ def test_failures_are_counted_as_poisson_counts_them():
 @pytest.mark.parametrize("shape", [0.5, 0.7, 1.0, 1.5])
 def test_the_first_failure_of_new_machines_is_the_first_of_weibull_lives(shape):
     one = made(failures=[{"name": "any", "rate": "1 per 1000 node-days", "shape": shape}])
-    first = one.causes[0].following(0.0, np.random.default_rng(0).exponential(size=100_000))
+    first = one.causes[0].lives(20_000, np.random.default_rng(0), 1e8).following(np.arange(20_000))
     want = pools.first_of_weibull(64, shape, 1000 * 86400)
     # The minimum is Weibull itself, about its scale rather than about Gamma(1 + 1/k) of it.
     assert first.mean() == pytest.approx(want, rel=0.03)
+
+
+@pytest.mark.parametrize("shape", [0.6, 0.8, 1.5, 3.0])
+def test_a_repaired_unit_is_new_and_failures_are_those_of_renewals(shape):
+    cause = made(failures=[{"name": "any", "rate": "20 per 1000 node-days", "shape": shape}]).causes[0]
+    n, end = 300, 60 * 86400.0
+    under_way, everybody, count = cause.lives(n, np.random.default_rng(1), end), np.arange(n), 0
+    last = np.zeros(n)
+    while np.isfinite(now := under_way.following(everybody)).any():
+        there = np.isfinite(now)
+        assert (now[there] > last[there]).all()
+        last, count = now, count + int(there.sum())
+    assert count / n == pytest.approx(cause.expected(end), rel=0.02)
+    as_old = (end / cause.scale) ** shape  # where units went on as old as the others
+    assert abs(as_old / cause.expected(end) - 1) > 0.05
+
+
+def test_renewals_of_a_constant_hazard_are_poisson_and_of_long_runs_one_in_a_mean_life():
+    for x in (0.1, 1.0, 7.0):
+        assert lives.renewals(x, 1.0) == pytest.approx(x, rel=1e-4)
+    for shape in (0.7, 1.5, 2.5):  # m(t) = t/mu + (cv^2 - 1)/2 + o(1)
+        mean = math.gamma(1 + 1 / shape)
+        cv2 = math.gamma(1 + 2 / shape) / mean**2 - 1
+        assert lives.renewals(12.0, shape) == pytest.approx(12.0 / mean + (cv2 - 1) / 2, rel=0.01)
 
 
 def test_a_dropped_replica_costs_its_share_of_the_pace_and_nothing_else():

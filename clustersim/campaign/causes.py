@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from clustersim.campaign.lives import Lives, renewals
 from clustersim.campaign.pools import weibull_scale
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import data_path
@@ -41,36 +43,49 @@ def sets() -> dict[str, CauseSet]:
 
 @dataclass(frozen=True)
 class Cause:
-    """One way in which the whole job fails.
-
-    The job's failures by this cause are a power-law process: ``(t/scale)^shape`` are expected until t, which is Poisson
-    for shape 1. Its first failure is the first of all its units, Weibull with this shape, exactly; a unit that was
-    repaired goes on as old as the others.
+    """One way in which the whole job fails: by the first of its units whose life is over. A unit that failed is new
+    again, repaired or replaced.
 
     Parameters
     ----------
-    scale : [s]; infinite for one that never happens. scope, silent, detect, repair : as in the table, with its
-        defaults. loses : nodes.
+    life : [s], the scale of a unit's Weibull life; infinite for one that never happens. shape : of it. units : nodes,
+        GPUs, racks or switches; 1 for a cause of the whole job.
+    scope, silent, detect, repair : as in the table, with its defaults. loses : nodes.
     """
 
     name: str
-    scale: float
+    life: float
     shape: float = 1.0
+    units: int = 1
     scope: str = "node"
     loses: int = 1
     silent: float = 0.0
     detect: Duration | None = None
     repair: Duration | None = None
 
+    @property
+    def scale(self) -> float:
+        """Of the job's first failure [s], Weibull with the same shape: ``life units^(-1/shape)``."""
+        return float(self.life * self.units ** (-1.0 / self.shape))
+
+    @property
+    def ages(self) -> bool:
+        """Whether it matters how old a unit is."""
+        return self.shape != 1.0 and math.isfinite(self.life)
+
     def expected(self, time: float) -> float:
         """Failures expected in so long [s]."""
-        return float((time / self.scale) ** self.shape)
+        return self.units * renewals(time / self.life, self.shape) if self.ages else float(time / self.scale)
 
-    def following(self, time: Any, chance: Any) -> Any:
-        """When the next failure after ``time`` [s] is; ``chance`` : an exponential variable of mean 1."""
-        if math.isinf(self.scale):
-            return time + math.inf
-        return self.scale * ((time / self.scale) ** self.shape + chance) ** (1.0 / self.shape)
+    def lives(self, n: int, rng: np.random.Generator, end: float) -> Lives:
+        """Failures of n replicas until ``end`` [s], one after the other."""
+        return Lives(self.life, self.shape, self.units, n, rng, end)
+
+    def many(self, factor: float) -> Cause:
+        """The same of so many times as many units; of a whole job, so many times as often."""
+        units = max(1, round(self.units * factor))
+        rest = self.units * factor / units
+        return replace(self, units=units, life=self.life * rest ** (-1.0 / self.shape))
 
 
 def causes_of(table: CampaignTable, job: Any) -> tuple[Cause, ...]:
@@ -85,20 +100,23 @@ def causes_of(table: CampaignTable, job: Any) -> tuple[Cause, ...]:
 
 def _cause(one: FailureCause, table: CampaignTable, job: Any, at: str) -> Cause:
     units = 1 if one.scope == "job" else _nodes_of(one.scope, table, f"{at}.scope")
+    many = units_of(one.rate, table, job, f"{at}.rate")
     return Cause(
-        one.name, scale_of(one.rate, table, job, f"{at}.rate", one.shape), one.shape, one.scope,
+        one.name, life_of(one.rate, table, one.shape), one.shape, many, one.scope,
         0 if one.scope == "job" else min(units, job.nodes), one.silent, one.detect,
         one.repair if one.repair is not None else table.nodes.repair,
     )  # fmt: skip
 
 
-def scale_of(rate: Rate, table: CampaignTable, job: Any, at: str, shape: float = 1.0) -> float:
-    """Scale [s] of the process of all units of a job: ``eta n^(-1/k)``; infinite at rate 0."""
+def life_of(rate: Rate, table: CampaignTable, shape: float = 1.0) -> float:
+    """Scale [s] of a unit's life; infinite at rate 0."""
     per_unit = float(rate) * table.factor
-    if per_unit <= 0:
-        return math.inf
-    units = {"job": 1, "gpu": job.gpus}.get(rate.of) or math.ceil(job.nodes / _nodes_of(rate.of, table, at))
-    return float(weibull_scale(shape, 1.0 / per_unit) * units ** (-1.0 / shape))
+    return weibull_scale(shape, 1.0 / per_unit) if per_unit > 0 else math.inf
+
+
+def units_of(rate: Rate, table: CampaignTable, job: Any, at: str) -> int:
+    """How many a job has of what a rate is counted of."""
+    return {"job": 1, "gpu": int(job.gpus)}.get(rate.of) or math.ceil(job.nodes / _nodes_of(rate.of, table, at))
 
 
 def _nodes_of(what: str, table: CampaignTable, at: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.campaign.axis import Axis, Save, axis
-from clustersim.campaign.causes import Cause, causes_of, scale_of
+from clustersim.campaign.causes import Cause, causes_of, life_of, units_of
 from clustersim.campaign.renewal import best_interval, expected_time
 from clustersim.campaign.sums import checkpoint_bytes, copy_to_host, write_time
 from clustersim.errors import ScenarioError
@@ -273,7 +273,7 @@ def _evaluations(table: CampaignTable, job: Job) -> Iterator[tuple[float, float]
 def _slowdowns(table: CampaignTable, job: Job) -> Iterator[Slowdown]:
     for i, one in enumerate(table.degraded):
         factor = job.slower[one.name] if one.factor is None else one.factor
-        scale = scale_of(one.rate, table, job, f"$.campaign.degraded[{i}].rate")
+        scale = life_of(one.rate, table) / units_of(one.rate, table, job, f"$.campaign.degraded[{i}].rate")
         yield Slowdown(one.name, scale, one.lasts, 1.0 - 1.0 / max(factor, 1.0))
 
 

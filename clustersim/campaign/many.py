@@ -71,10 +71,11 @@ class Many:
         self.time, self.place, self.nodes_at = np.zeros(n), np.zeros(n), np.zeros(n)
         self.ledger, self.failures = np.zeros((n, len(PARTS))), np.zeros(n, dtype=np.int64)
         self.scale = np.array([one.scale for one in c.causes])
-        self.shape = np.array([one.shape for one in c.causes])
         self.failing = np.full((max(1, len(c.causes)), n), np.inf)
-        for i, cause in enumerate(c.causes):
-            self.failing[i] = cause.following(0.0, rng.exponential(size=n))
+        self.lives = {k: cause.lives(n, rng, LONGEST * c.axis.end) for k, cause in enumerate(c.causes) if cause.ages}
+        for k, cause in enumerate(c.causes):
+            aged = self.lives[k].following(np.arange(n)) if k in self.lives else None
+            self.failing[k] = cause.scale * rng.exponential(size=n) if aged is None else aged
         self.slowing = np.array([one.scale * rng.exponential(size=n) for one in c.slowdowns]).reshape(-1, n)
         self.stopping = np.array([np.full(n, one.every) for one in c.stops]).reshape(-1, n)
         self.pause = np.zeros((n, len(PAUSES)))
@@ -189,9 +190,10 @@ class Many:
         if not i.size:
             return
         self.failures[i] += 1
-        now, scale, shape = self.time[i], self.scale[cause], self.shape[cause]
-        chance = self.rng.exponential(size=len(i))
-        self.failing[cause, i] = scale * ((now / scale) ** shape + chance) ** (1.0 / shape)
+        self.failing[cause, i] = self.time[i] + self.scale[cause] * self.rng.exponential(size=len(i))
+        for k, lives in self.lives.items():
+            mine = i[cause == k]
+            self.failing[k, mine] = lives.following(mine)
         dropped = (self.loses[cause] == 1) & (self.campaign.policy == "drop_replica")
         tier = self._fall_back(i, cause, dropped)
         self._lose_nodes(i, cause)

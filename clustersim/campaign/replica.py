@@ -47,6 +47,8 @@ class Replica:
         self.due = {stop: stop.every for stop in campaign.stops}
         self.pace = float(campaign.pace(rng.random(), rng.standard_normal() if campaign.job.step_cv else 0.0))
         self.awaited: list[simpy.Event] = []
+        end = LONGEST * campaign.axis.end
+        self.lives = {cause: cause.lives(1, rng, end) for cause in campaign.causes if cause.ages}
         self.pool = None if campaign.spares is None else simpy.Container(self.env, init=campaign.spares)
 
     def play(self) -> Replica:
@@ -194,7 +196,11 @@ class Replica:
 
     def _failures(self, cause: Cause) -> Steps:
         """The next failure of a cause; when it has come, the job begins the wait for the one after it."""
-        when = cause.following(self.env.now, self.rng.exponential())
+        lives = self.lives.get(cause)
+        if lives is None:
+            when = self.env.now + cause.scale * self.rng.exponential()
+        else:
+            when = float(lives.following(np.array([0]))[0])
         if math.isfinite(when):
             yield self.env.timeout(when - self.env.now)
             if self.job.is_alive:

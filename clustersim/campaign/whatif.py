@@ -130,7 +130,7 @@ def with_saves(c: Campaign, stall: float) -> Campaign:
 
 def of_rate(c: Campaign, factor: float) -> Campaign:
     """All causes so many times as often."""
-    return replace(c, causes=tuple(replace(one, scale=one.scale * factor ** (-1.0 / one.shape)) for one in c.causes))
+    return replace(c, causes=tuple(replace(one, life=one.life * factor ** (-1.0 / one.shape)) for one in c.causes))
 
 
 def of_size(c: Campaign, nodes: int) -> Campaign:
@@ -140,7 +140,7 @@ def of_size(c: Campaign, nodes: int) -> Campaign:
     job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=replicas, copies=copies,
                   machines=_slowest_of(c.job.machines, factor))  # fmt: skip
     spares = None if c.spares is None else math.ceil(c.spares * factor)
-    grown = replace(of_rate(c, factor), job=job, spares=spares)
+    grown = replace(c, causes=tuple(one.many(factor) for one in c.causes), job=job, spares=spares)
     return with_saves(grown, c.tiers[0].save.stall)
 
 
