@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,9 @@ def answer(
     they were asked, ``what_if``, ``interval`` and ``nodes``. Raises :class:`ScenarioError`.
     """
     asked, table = asked or Asked(), table_of(scenario)
+    if folder is None and asked.jobs > 1:  # processes hand over their batches in a folder
+        with TemporaryDirectory() as temporary:
+            return answer(scenario, asked, folder_for(scenario, temporary, asked), told)
     with scenario.at("$.campaign"):
         job, bill = job_of(scenario)
         made = campaign(table, job)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -23,13 +25,15 @@ from clustersim.units import Seconds, quantity
 FILE = "campaign_cases.toml"
 LAWS: dict[str, Callable[..., float]] = {
     "mtbf": pools.mtbf, "spares_for": pools.spares_for, "spares_refilled_daily": pools.spares_refilled_daily,
+    "standby_gain": pools.standby_gain,
 }  # fmt: skip
 REPLICAS = 400
 COLUMNS = ("row_id", "value", "unit", "status")
 
 
 class GoodputCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A training: its row in the table, what a step is, and its campaign. assumed : what its publisher does not say."""
+    """A training: its row in the table, what a step is, and its campaign. assumed : what its publisher does not say.
+    bound : ``above`` where what is left out can only lower the prediction, so that one above the figure is no error."""
 
     name: str
     row: str
@@ -40,10 +44,12 @@ class GoodputCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     definition: str = "effective_training_time"
     gpus_per_node: int = 8
     parameters: float = 0.0
+    bound: Literal["", "above"] = ""
 
 
 class LawCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure that a closed form answers, times ``scale``."""
+    """A figure that a closed form answers, times ``scale``. bound : as of :class:`GoodputCase`. published : the figure,
+    where it stands in the notes of its row."""
 
     name: str
     row: str
@@ -51,6 +57,16 @@ class LawCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     law: str
     arguments: dict[str, float]
     scale: float = 1.0
+    bound: Literal["", "above"] = ""
+    published: float | None = None
+
+
+class Unanswered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure whose inputs nobody has published: nothing is predicted, and ``because`` says what is missing."""
+
+    name: str
+    row: str
+    because: str
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +74,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     goodput: tuple[GoodputCase, ...]
     law: tuple[LawCase, ...]
+    unanswered: tuple[Unanswered, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,8 @@ class Checked:
     Parameters
     ----------
     published, unit, status : as the table has them; of a ``claim >=`` what is above it, and of a ``claim <=`` below,
-        is no error. predicted : the middle replica's; p5, p95 : of replicas. error : in the figure's own unit.
+        is no error. bound : as of a :class:`GoodputCase`. predicted : the middle replica's; p5, p95 : of replicas. All
+        of them, and error, in the figure's own unit; not a number where nothing is predicted.
     """
 
     name: str
@@ -80,6 +98,7 @@ class Checked:
     p95: float
     error: float
     assumed: str
+    bound: str = ""
 
 
 def cases() -> Cases:
@@ -93,13 +112,14 @@ def validate(table: Path, seed: int = 0) -> list[Checked]:
     return [
         *(_goodput(one, rows, table, seed) for one in found.goodput),
         *(_law(one, rows, table) for one in found.law),
+        *(_unanswered(one, rows, table) for one in found.unanswered),
     ]
 
 
 def in_points(checked: list[Checked]) -> dict[str, float]:
-    """Of goodputs: how many, how many of them are bounds (which have no error while they hold), and the median and the
-    worst error in points, for a table of accuracy."""
-    played = [one for one in checked if one.unit == "fraction" and one.p95 > one.p5]
+    """Of goodputs: how many, how many of them are published as bounds (which have no error while they hold), and the
+    median and the worst error in points, for a table of accuracy. Predictions that are bounds are left out."""
+    played = [one for one in checked if one.unit == "fraction" and one.p95 > one.p5 and not one.bound]
     errors = np.array([100.0 * abs(one.error) for one in played])
     return {
         "n_cases": float(len(played)),
@@ -128,7 +148,13 @@ def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path, 
 def _law(one: LawCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
     whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
     value = one.scale * LAWS[one.law](**whole)
-    return _checked(one, value, value, value, *_published(rows, one.row, table))
+    published, unit, status = _published(rows, one.row, table)
+    return _checked(one, value, value, value, published if one.published is None else one.published, unit, status)
+
+
+def _unanswered(one: Unanswered, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
+    nan = math.nan
+    return Checked(one.name, one.row, *_published(rows, one.row, table), nan, nan, nan, nan, one.because)
 
 
 def _checked(
@@ -137,4 +163,6 @@ def _checked(
     error = p50 - published
     if status.startswith("claim"):
         error = min(error, 0.0) if ">=" in status else max(error, 0.0)
-    return Checked(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed)
+    elif one.bound:
+        error = min(error, 0.0)
+    return Checked(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed, one.bound)

@@ -69,6 +69,24 @@ def spares_refilled_daily(nodes: int, daily: float, q: float = 0.99) -> int:
     return int(np.searchsorted(bdtr(counts, nodes, daily), q))
 
 
+def standby_gain(
+    nodes: int, daily: float, standby: int, ready: float, other: float, *, switch: float = 0.0, instead: float
+) -> float:
+    """How many times sooner a job goes on with standby nodes than ``instead`` [time], on average over days on which any
+    node is lost (ByteRobust, figure 12).
+
+    Parameters
+    ----------
+    standby : nodes that stand by: while they are enough the job goes on after ``ready``, else after ``other`` [time].
+    switch : share of losses that take a whole switch of nodes, more than stand by.
+    """
+    from scipy.special import bdtr
+
+    short = (1.0 - float(bdtr(standby, nodes, daily))) / (1.0 - (1.0 - daily) ** nodes)
+    late = switch + (1.0 - switch) * short
+    return instead / ((1.0 - late) * ready + late * other)
+
+
 def daily_probabilities(spares: Mapping[int, int], q: float = 0.99) -> tuple[float, float]:
     """The smallest and the largest daily probability of a failure for which these are the spares by number of nodes."""
     from scipy.special import bdtri

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
         stdout().print(rich_table(f"published trainings: {table}", head, rows))
     click.echo("\n" + words.format(**overall))
     for one in checked if not markdown else ():
-        click.echo(f"assumed of {one.name}: {one.assumed}")
+        click.echo(f"{'not predicted' if math.isnan(one.predicted) else 'assumed of'} {one.name}: {one.assumed}")
 
 
 def _cells(one: Checked) -> list[str]:
@@ -54,6 +55,9 @@ def _cells(one: Checked) -> list[str]:
         return f"{value:.1%}" if one.unit == "fraction" else f"{value:,.3g} {one.unit}"
 
     sign = {"claim >=": "at least ", "claim <=": "at most "}.get(one.status, "")
+    if math.isnan(one.predicted):
+        return [one.name, sign + text(one.published), "not predicted", "", ""]
     error = f"{100 * one.error:+.1f} points" if one.unit == "fraction" else f"{one.error:+.2g} {one.unit}"
     spread = f"{text(one.p5)} to {text(one.p95)}" if one.p95 > one.p5 else "closed form"
-    return [one.name, sign + text(one.published), text(one.predicted), spread, error]
+    predicted = f"at most {text(one.predicted)}" if one.bound else text(one.predicted)
+    return [one.name, sign + text(one.published), predicted, spread, error]
