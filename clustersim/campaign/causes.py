@@ -90,12 +90,18 @@ class Cause:
 
 def causes_of(table: CampaignTable, job: Any) -> tuple[Cause, ...]:
     """The causes of a campaign. Raises :class:`ScenarioError` for an unknown set, or racks of no size."""
+    every = failures_of(table)
+    return tuple(_cause(one, table, job, f"$.campaign.failures[{i}]") for i, one in enumerate(every))
+
+
+def failures_of(table: CampaignTable) -> tuple[FailureCause, ...]:
+    """As a table says them, or of the shipped set that it names. Raises :class:`ScenarioError` for an unknown set."""
     failures = table.failures
-    if isinstance(failures, str):
-        if failures not in sets():
-            raise ScenarioError(f"no failures {failures!r}; {nearest(failures, sets())} (at $.campaign.failures)")
-        failures = sets()[failures].failures
-    return tuple(_cause(one, table, job, f"$.campaign.failures[{i}]") for i, one in enumerate(failures))
+    if not isinstance(failures, str):
+        return failures
+    if failures not in sets():
+        raise ScenarioError(f"no failures {failures!r}; {nearest(failures, sets())} (at $.campaign.failures)")
+    return sets()[failures].failures
 
 
 def _cause(one: FailureCause, table: CampaignTable, job: Any, at: str) -> Cause:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, say_study, stdout, working
+from clustersim.cli.common import json_option, rich_table, say_study, stdout, working
 
 if TYPE_CHECKING:
     from clustersim.outputs import Picture
@@ -36,7 +36,7 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
         found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
-    said = planner.told(read, found, path)
+        said = planner.with_campaign(planner.told(read, found, path), read)
     pictures = _pictures(said)
     planner.write(said, out, pictures)
     wrote = [f"{out}/{name}" for name in ("results.jsonl", "plan.json", *pictures)]
@@ -66,6 +66,13 @@ def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) 
     for row in said["front"]:
         table.add_row(escape(row["option"]), *_cells(row))
     console.print(table)
+    if "failures" in said:
+        from clustersim.report.plan import with_failures
+
+        grid = with_failures(said)
+        console.print(rich_table("with failures", grid.head, grid.rows))
+        for line in said["failures"]:
+            console.print(f"- {escape(line)}", soft_wrap=True, highlight=False)
     for heading, rows in (
         ("why these", said["front"]),
         ("tempting", said["tempting"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from clustersim.economics import Power, Rates, costs, rates, watts_per_gpu
 from clustersim.planner.answer import told, write
+from clustersim.planner.campaigns import with_campaign
 from clustersim.planner.pareto import dominates, front
 from clustersim.planner.searching import Option, Searched, search, title
 from clustersim.planner.spec import PlanFile, from_table, load
@@ -35,6 +36,7 @@ def plan(
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
     said = told(read, search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive), path)
+    said = with_campaign(said, read)
     write(said, out)
     return said
 
@@ -56,5 +58,6 @@ __all__ = [
     "title",
     "told",
     "watts_per_gpu",
+    "with_campaign",
     "write",
 ]

@@ -30,6 +30,9 @@ In TOML::
     [[try.strategies]]             # any knob may be a list of values to try
     kind = "fsdp"
     data_parallel_replicate_degree = [1, 4]
+
+    [campaign]                     # as in a scenario, for days and cost with failures
+    failures = "llama3"
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from clustersim.scenario.reading import Table, convert, read_toml, shipped_or_file
+from clustersim.campaign.causes import failures_of
+from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.scenario.reading import Table, convert, place, read_toml, shipped_or_file
 from clustersim.scenario.schema import Positive
 from clustersim.units import Seconds, quantity
 
@@ -145,6 +150,8 @@ class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
     ----------
     model : as in a scenario. title : of tables and pages.
     run : as in a scenario; two steps and no jitter are its defaults here.
+    campaign : as in a scenario: what the whole training meets. Its length is ``limits.tokens`` where it says none. With
+        it days and cost of what is worth having are told with failures, as percentiles.
     """
 
     model: dict[str, Any]
@@ -154,6 +161,7 @@ class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
     title: str = ""
     limits: Limits = Limits()
     run: dict[str, Any] = {}
+    campaign: CampaignTable | None = None
 
 
 def load(path: str | Path) -> tuple[PlanFile, Path]:
@@ -164,4 +172,11 @@ def load(path: str | Path) -> tuple[PlanFile, Path]:
 
 def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:
     """A plan from the tables themselves; ``path`` is what errors name."""
-    return convert(table, PlanFile, str(path), dec_hook=quantity)
+    campaign, limits = table.get("campaign"), table.get("limits")
+    if isinstance(campaign, dict) and isinstance(limits, dict) and not {"tokens", "steps", "duration"} & set(campaign):
+        table = table | {"campaign": campaign | {"tokens": limits.get("tokens")}}
+    read = convert(table, PlanFile, str(path), dec_hook=quantity)
+    if read.campaign is not None:
+        with place(str(path), "$.campaign", ()):
+            failures_of(read.campaign)
+    return read

@@ -26,6 +26,7 @@ def plan_page(said: Said) -> Page:
             if front.rows else [],
             drawn(front_figure(said), "front"), [(row["option"], row["why"]) for row in said["front"]], front,
         ),
+        *_failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
                 [(row["option"], row["why"]) for row in said["tempting"]]),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
@@ -35,6 +36,31 @@ def plan_page(said: Said) -> Page:
     ]  # fmt: skip
     kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
     return Page(str(said["title"]) or "A plan", str(said["verdict"]), kept, counts, list(said["warnings"]))
+
+
+def _failures(said: Said) -> list[Section]:
+    """Days and cost of the front with its campaign, where the plan names one."""
+    if "failures" not in said:
+        return []
+    words = ["Whole trainings with the plan's [campaign], played many times: the middle one, and p5 to p95."]
+    return [Section("failures", "With failures", [*words, *said["failures"]], grid=with_failures(said))]
+
+
+def with_failures(said: Said) -> Grid:
+    """A row for each option of the front whose campaign was played."""
+    head = ["option", "days of steps", "days, p50", "p5 to p95", "USD, p50", "USD, p5 to p95", "new steps", "in time"]
+    rows = []
+    for row in said["front"]:
+        one = row["campaign"]
+        days, usd = one["days"], one["usd"]
+        if days is None:
+            continue
+        dates = f"{days['p5']:,.1f} to {days['p95']:,.1f}"
+        costs = f"{usd['p5']:,.0f} to {usd['p95']:,.0f}" if usd else ""
+        in_time = "" if one["in_time"] is None else f"{one['in_time']:.0%}"
+        rows.append([row["option"], f"{one['ideal_days']:,.1f}", f"{days['p50']:,.1f}", dates,
+                     f"{usd['p50']:,.0f}" if usd else "", costs, f"{one['goodput']:.1%}", in_time])  # fmt: skip
+    return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
 
 
 def _plan_cells(row: Said) -> list[str]:

@@ -1,0 +1,128 @@
+"""A plan's front with failures: each option's whole training played, and what of their differences is failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim import scenario
+from clustersim.campaign import Runs, play
+from clustersim.campaign.job import campaign
+from clustersim.campaign.ledger import percentiles
+from clustersim.campaign.of_scenario import job_of, table_of
+from clustersim.errors import ScenarioError
+from clustersim.planner.pareto import dominates
+from clustersim.planner.spec import PlanFile
+from clustersim.scenario import Scenario
+from clustersim.units import DAY, HOUR
+
+REPLICAS = 400
+Told = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of an option's training.
+
+    Parameters
+    ----------
+    days, usd : percentiles, USD None without a price. ideal_days : of its steps alone. goodput : effective training
+        time, p50. in_time : share of replicas within the plan's deadline, None without one.
+    beaten_by : another option of the front that with failures is better in everything, or nothing.
+    wrong : why it was not played, or nothing.
+    """
+
+    days: dict[str, float] | None = None
+    usd: dict[str, float] | None = None
+    ideal_days: float = 0.0
+    goodput: float = 0.0
+    in_time: float | None = None
+    beaten_by: str = ""
+    wrong: str = ""
+
+
+def with_campaign(said: Told, plan: PlanFile, seed: int = 0) -> dict[str, Any]:
+    """A plan's answer with ``campaign``, as of :class:`Played`, in each row of its front, and ``failures``: sentences
+    about what the options' differences are made of. The same where the plan names no campaign."""
+    if plan.campaign is None:
+        return dict(said)
+    rows, found = said["front"], [_played(row, plan, seed) for row in said["front"]]
+    found = [replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
+    front = [dict(row) | {"campaign": asdict(one)} for row, one in zip(rows, found, strict=True)]
+    return dict(said) | {"front": front, "failures": list(_sentences(rows, found))}
+
+
+def _played(row: Told, plan: PlanFile, seed: int) -> Played:
+    try:
+        loaded = _scenario(row, plan)
+        job, _ = job_of(loaded)
+        made = campaign(table_of(loaded), job)
+        if made.hopeless:
+            return Played(wrong="does not finish: failures come too often for its recovery")
+        runs = play(made, REPLICAS, seed)
+    except ScenarioError as error:
+        return Played(wrong=str(error))
+    if not runs.finished.all():
+        return Played(wrong="does not always finish")
+    deadline = plan.limits.deadline
+    return Played(
+        days=percentiles(runs.elapsed / DAY),
+        usd=_cost(row, made.spares or 0, job.gpus / job.nodes, runs),
+        ideal_days=made.axis.work / DAY,
+        goodput=float(np.median(runs.goodput("effective_training_time"))),
+        in_time=None if deadline is None else float((runs.elapsed <= float(deadline)).mean()),
+    )
+
+
+def _scenario(row: Told, plan: PlanFile) -> Scenario:
+    loaded = scenario.from_table(dict(row["scenario"]), row["path"])
+    return replace(loaded, file=msgspec.structs.replace(loaded.file, campaign=plan.campaign))
+
+
+def _cost(row: Told, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
+    """Of the option's GPUs and of spares, at the plan's own price."""
+    if row["usd"] is None or not row["days"]:
+        return None
+    hourly = row["usd"] / (row["days"] * DAY / HOUR) * (1.0 + spares * gpus_per_node / row["gpus"])
+    return percentiles(hourly * runs.elapsed / HOUR)
+
+
+def _beaten(i: int, rows: Sequence[Told], found: Sequence[Played]) -> str:
+    """Another option that is better in days, cost, GPUs and energy, failures counted."""
+    mine = _objectives(rows[i], found[i])
+    names = (rows[j]["option"] for j in range(len(rows)) if j != i and found[j].days is not None
+             and mine is not None and dominates(_objectives(rows[j], found[j]) or (), mine))  # fmt: skip
+    return str(next(names, ""))
+
+
+def _objectives(row: Told, one: Played) -> tuple[float, ...] | None:
+    if one.days is None:
+        return None
+    usd = np.inf if one.usd is None else one.usd["p50"]
+    return one.days["p50"], usd, float(row["gpus"]), float(row["kwh_per_1e9"] or 0.0) / one.goodput
+
+
+def _sentences(rows: Sequence[Told], found: Sequence[Played]) -> Iterator[str]:
+    """Of each option and the next: how far apart they are, and how much of that is failure."""
+    there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
+    for (a, first), (b, second) in pairwise(there):
+        days = _middle(second) - _middle(first)
+        steps = second.ideal_days - first.ideal_days
+        yield (
+            f"{b['option']} takes {days:+,.1f} days against {a['option']}: {steps:+,.1f} by its steps and "
+            f"{days - steps:+,.1f} by failures, saves and stops"
+        )
+    for row, one in zip(rows, found, strict=True):
+        if one.beaten_by:
+            yield f"with failures {row['option']} is no longer worth having: {one.beaten_by} is better in everything"
+        if one.wrong:
+            yield f"{row['option']}: no campaign ({one.wrong})"
+
+
+def _middle(one: Played) -> float:
+    return 0.0 if one.days is None else one.days["p50"]
