@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from clustersim.campaign import lives, pools, renewal
+from clustersim.campaign import lives, pools, renewal, whatif
 from clustersim.campaign.axis import Save, axis
 from clustersim.campaign.job import Campaign, Job, campaign
 from clustersim.campaign.ledger import GOODPUTS, PARTS, joined
@@ -266,3 +266,53 @@ def test_a_campaign_that_cannot_finish_is_known_before_it_is_played():
         failures=[{"name": "any", "rate": "200 per day"}], recovery={"policy": "replace", "restart": "2 h"}
     ).hopeless
     assert not made().hopeless
+
+
+# ---- what a planner asks ---------------------------------------------------------------------------------------------
+
+
+def asked(**changes: Any) -> dict[str, Campaign]:
+    return dict(whatif.asked(made(**changes)))
+
+
+def test_every_question_of_a_planner_is_asked_where_it_makes_sense():
+    nic = [*RACKS, {"name": "NIC", "rate": "20 per 1000 node-days", "silent": 0.5}]
+    found = asked(failures=nic, nodes=NODES, detection={"report": "1 min", "timeout": "30 min"})
+    assert set(found) == {
+        "save twice as often", "save half as often", "save for free", "a timeout of a third",
+        "a timeout three times as long", "no spare nodes", "twice the spare nodes", "find failures at once",
+        "restart twice as fast", "load twice as fast", "save to peers' memory as well",
+        "a second replica in another rack", "go on without the replica", "go on smaller while no spare is free",
+        "without failures of any", "one more nine of the NIC", "half as many failures",
+    }  # fmt: skip
+    assert "stop at every failure" in asked(**RICH["shrinking"])
+    assert "swap the slowest 0.5 % of hosts" in asked(job=replace(SECOND, machines=(1.1, 1.2), swapped=(1.1, 1.1)))
+
+
+def test_one_more_nine_of_a_cause_is_a_tenth_of_its_failures_and_no_fewer_of_others():
+    one = made(failures=[*RACKS, {"name": "NIC", "rate": "20 per 1000 node-days", "shape": 0.7}], nodes=NODES)
+    better = whatif.seldom(one, "NIC", 10.0)
+    for before, after in zip(one.causes, better.causes, strict=True):
+        share = after.scale**-after.shape / before.scale**-before.shape
+        assert share == pytest.approx(0.1 if before.name == "NIC" else 1.0)
+
+
+def test_memory_of_peers_loses_less_work_and_a_second_domain_saves_it_from_racks():
+    one = made(failures=RACKS, nodes=NODES | {"spares": 20})
+    lost = {name: float(play(which, 400, seed=3).part("lost work").mean())
+            for name, which in (("storage", one), ("peers", whatif.with_peers(one)),
+                                ("two racks", whatif.with_second_domain(whatif.with_peers(one))))}  # fmt: skip
+    assert lost["storage"] > 2 * lost["peers"] > 2 * lost["two racks"]
+
+
+def test_a_job_of_another_size_has_as_many_times_the_units_and_the_slowest_of_as_many_machines():
+    one = made(job=replace(SECOND, machines=tuple(1.0 + 0.01 * i for i in range(100))), failures=RACKS, nodes=NODES)
+    large, small = whatif.of_size(one, 256), whatif.of_size(one, 16)
+    for before, after, less in zip(one.causes, large.causes, small.causes, strict=True):
+        assert after.expected(1e6) == pytest.approx(4 * before.expected(1e6))
+        assert less.expected(1e6) == pytest.approx(before.expected(1e6) / 4)
+    mean = {c.job.nodes: np.mean(c.job.machines) for c in (one, large, small)}
+    # Of a uniform law on [0, 1] the largest of n has mean n/(n + 1).
+    assert mean[256] == pytest.approx(1 + 0.99 * 4 / 5, abs=0.02)
+    assert mean[64] == pytest.approx(1 + 0.99 / 2, abs=0.02)
+    assert mean[16] == pytest.approx(1 + 0.99 / 5, abs=0.02)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from conftest import ROOT
 
 from clustersim import plots, scenario
-from clustersim.campaign import PARTS, Asked, answer, folder_for, write
+from clustersim.campaign import PARTS, Asked, answer, folder_for, play, write
 from clustersim.campaign.batches import BATCH, played
 from clustersim.campaign.causes import sets
 from clustersim.campaign.job import campaign
@@ -23,6 +23,7 @@ from clustersim.errors import ClusterSimError
 from clustersim.report import study_html
 from clustersim.report.campaign import campaign_page, pictures
 from clustersim.scenario.rerun import step_time
+from clustersim.sweeps.crews import crew
 
 BASE = (ROOT / "scenarios" / "ddp_gpt2_xl_2x8_a100.toml").read_text()
 TABLE = """
@@ -152,6 +153,37 @@ def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
     torn = (tmp_path / "out" / "results.jsonl").read_bytes()[:-50]
     (tmp_path / "out" / "results.jsonl").write_bytes(torn)
     assert answer(loaded, asked, folder) == whole
+
+
+def test_processes_are_used_without_a_folder_too(loaded, monkeypatch):
+    asked, used = Asked(replicas=2 * BATCH, jobs=2), []
+    monkeypatch.setattr(
+        "clustersim.campaign.batches.crew", lambda executor, jobs: used.append(jobs) or crew(None, jobs)
+    )
+    assert answer(loaded, asked) == answer(loaded, Asked(replicas=2 * BATCH))
+    assert used == [2]
+
+
+def test_steps_that_vary_enter_a_campaign_as_they_are_distributed(loaded):
+    one = loaded.changed({"run.variation": {"step_cv": 0.01, "slow_hosts": 0.3, "slow_factor": 1.2}})
+    job, _ = job_of(one.changed({"campaign.degraded": []}))
+    steady, _ = job_of(loaded.changed({"run.jitter": 0.0, "campaign.degraded": []}))
+    assert job.step_s == steady.step_s
+    assert len(job.machines) == 40
+    assert min(job.machines) < 1.05 < 1.15 < max(job.machines)
+    assert np.mean(job.swapped) < np.mean(job.machines)
+    made = campaign(table_of(loaded.changed({"campaign.factor": 0, "campaign.degraded": []})), job)
+    runs = play(made, 500, seed=0)
+    pace = (runs.part("productive") + runs.part("step variation")) / runs.part("productive")
+    assert pace.mean() == pytest.approx(np.mean(job.machines), rel=0.01)
+    assert pace.std() == pytest.approx(np.std(job.machines), rel=0.1)
+
+
+def test_a_source_of_variation_of_size_0_leaves_a_campaign_as_it_was_to_the_bit(loaded):
+    bare = loaded.changed({"campaign.degraded": [], "run.jitter": 0.0})
+    without = answer(bare, Asked(replicas=20))
+    zero = answer(bare.changed({"run.variation": {"gpu_cv": 0.0}}), Asked(replicas=20))
+    assert (zero["days"], zero["ledger"], zero["job"]) == (without["days"], without["ledger"], without["job"])
 
 
 def test_it_does_not_matter_who_plays_the_batches(loaded, tmp_path):

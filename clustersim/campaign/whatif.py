@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from clustersim.campaign.axis import axis
-from clustersim.campaign.job import Campaign
+from clustersim.campaign.axis import Save, axis
+from clustersim.campaign.job import Campaign, Tier
 from clustersim.campaign.ledger import Runs
 from clustersim.campaign.many import play
 from clustersim.campaign.renewal import best_interval, efficiency
@@ -19,6 +19,8 @@ from clustersim.units import DAY
 
 REPLICAS = 300
 """Of each question."""
+PEERS_STALL = 1.84
+"""[s] of an in-memory save, the longest of GEMINI's that ByteRobust measured (arXiv:2509.16293, table 8)."""
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -60,10 +62,8 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
                                            locate=_times(c.locate, 0))  # fmt: skip
     yield "restart twice as fast", replace(c, restart=_times(c.restart, 0.5))
     yield "load twice as fast", replace(c, tiers=tuple(replace(one, load=_times(one.load, 0.5)) for one in c.tiers))
-    if c.policy != "drop_replica" and c.job.copies > 1:
-        yield "go on without the replica", replace(c, policy="drop_replica")
-    elif c.policy == "drop_replica":
-        yield "stop at every failure", replace(c, policy="replace")
+    yield from _about_tiers(c)
+    yield from _about_policy(c)
     if c.job.swapped:
         yield "swap the slowest 0.5 % of hosts", replace(c, job=replace(c.job, machines=c.job.swapped))
     if c.job.machines != (1.0,) or c.slowdowns:
@@ -71,7 +71,31 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
     if len(c.causes) > 1:
         worst = max(c.causes, key=lambda one: one.expected(c.axis.end))
         yield f"without failures of {worst.name}", _without(c, worst.name)
+    for one in c.causes:
+        if one.name.upper() == "NIC":
+            yield "one more nine of the NIC", seldom(c, one.name, 10.0)
     yield "half as many failures", of_rate(c, 0.5)
+
+
+def _about_tiers(c: Campaign) -> Iterator[tuple[str, Campaign]]:
+    """Checkpoints elsewhere. A save to peers stalls as long as was measured, and best often."""
+    if all(one.name == "storage" for one in c.tiers):
+        near = with_peers(c)
+        yield "save to peers' memory as well", near
+    else:
+        near = c
+    if any(one.name == "memory" for one in near.tiers) and any(one.scope in ("rack", "switch") for one in c.causes):
+        yield "a second replica in another rack", with_second_domain(near)
+
+
+def _about_policy(c: Campaign) -> Iterator[tuple[str, Campaign]]:
+    """Elastic against rigid, where there are copies to go on with."""
+    if c.policy in ("drop_replica", "shrink"):
+        yield "stop at every failure", replace(c, policy="replace")
+    if c.policy != "drop_replica" and c.job.copies > 1:
+        yield "go on without the replica", replace(c, policy="drop_replica")
+    if c.policy == "replace" and c.job.copies > 1 and c.spares is not None:
+        yield "go on smaller while no spare is free", replace(c, policy="shrink")
 
 
 def answers(c: Campaign, seed: int, tell: Callable[[str], None] = lambda _: None) -> list[Answer]:
@@ -126,6 +150,30 @@ def with_saves(c: Campaign, stall: float) -> Campaign:
     """Saves of the first kind for which training stands still so long [s], at the best interval."""
     interval = max(best_interval(stall, c.mtbf), c.tiers[0].save.write, c.job.step_s)
     return _laid(c, interval=min(interval, c.axis.work), stall=stall)
+
+
+def with_peers(c: Campaign) -> Campaign:
+    """Saves to peers' memory beside the others, at the best interval."""
+    hit = sum(one.expected(c.axis.end) for one in c.causes if one.scope in ("node", "job"))
+    interval = best_interval(PEERS_STALL, c.axis.end / hit) if hit else c.axis.work
+    interval = min(max(interval, c.job.step_s, PEERS_STALL), c.axis.work)
+    tiers = (*c.tiers, Tier("memory", Save(interval, PEERS_STALL, PEERS_STALL), Duration(PEERS_STALL)))
+    usable = tuple((*there, len(c.tiers)) if one.scope in ("node", "job") else there
+                   for one, there in zip(c.causes, c.usable, strict=True))  # fmt: skip
+    laid = axis(c.axis.work, [one.save for one in tiers], c.evaluations)
+    return replace(c, tiers=tiers, usable=usable, axis=laid)
+
+
+def with_second_domain(c: Campaign) -> Campaign:
+    """Saves to memory that are there after the loss of a rack or a switch, too: each is kept in two of them."""
+    memory = [i for i, one in enumerate(c.tiers) if one.name == "memory"]
+    return replace(c, usable=tuple(tuple(sorted({*there, *memory})) for there in c.usable))
+
+
+def seldom(c: Campaign, name: str, times: float) -> Campaign:
+    """Failures of a cause so many times as rare."""
+    causes = (replace(one, life=one.life * times ** (1.0 / one.shape)) if one.name == name else one for one in c.causes)
+    return replace(c, causes=tuple(causes))
 
 
 def of_rate(c: Campaign, factor: float) -> Campaign:
