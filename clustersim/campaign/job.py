@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.campaign.axis import Axis, Save, axis
 from clustersim.campaign.causes import Cause, causes_of, life_of, units_of
+from clustersim.campaign.checks import check
 from clustersim.campaign.renewal import best_interval, expected_time
 from clustersim.campaign.sums import checkpoint_bytes, copy_to_host, write_time
 from clustersim.errors import ScenarioError
@@ -166,7 +167,7 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
     steps = steps_of(table, job)
     work, stops = steps * job.step_s, tuple(_stops(table))
     causes = causes_of(table, job)
-    _check(table, job, causes)
+    check(table, job, causes)
     tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
     evaluations = tuple(_evaluations(table, job))
     laid = axis(work, [one.save for one in tiers], evaluations)
@@ -285,27 +286,3 @@ def _stops(table: CampaignTable) -> Iterator[Stop]:
             raise ScenarioError(f"every = {str(one.every)!r} of {one.kind}: write {right} above zero (at {at})")
         if one.kind == "maintenance":
             yield Stop(one.name, float(one.every), float(one.lasts or 0))
-
-
-def _check(table: CampaignTable, job: Job, causes: tuple[Cause, ...]) -> None:
-    """What no single field can say is wrong. Raises :class:`ScenarioError`."""
-    spares = table.nodes.spares
-    if spares is not None and spares > job.nodes:
-        raise ScenarioError(
-            f"spares = {spares:,} are more than the job's {job.nodes:,} node(s) (at $.campaign.nodes.spares)"
-        )
-    if spares is not None and any(one.loses and one.repair is None for one in causes):
-        raise ScenarioError(
-            "spares run out, so say when lost nodes are back: repair = '2 d' (at $.campaign.nodes.repair)"
-        )
-    if table.detection.timeout is None and any(one.silent for one in causes):
-        name = next(one.name for one in causes if one.silent)
-        raise ScenarioError(f"nothing reports {name!r}; say when it is noticed (at $.campaign.detection.timeout)")
-    if table.recovery.policy in ("drop_replica", "shrink") and job.copies < 2:
-        raise ScenarioError(
-            f"policy = {table.recovery.policy!r} of a job whose replicas of the model ({job.replicas:,}) keep one copy "
-            "of the optimizer states; use 'replace' (at $.campaign.recovery.policy)"
-        )
-    names = [one.name for one in table.degraded]
-    if len(set(names)) < len(names):
-        raise ScenarioError("two tables of one name (at $.campaign.degraded)")
