@@ -11,26 +11,32 @@ from typing import Any
 
 from clustersim import scenario
 from clustersim.errors import ScenarioError
-from clustersim.limits import MOST_VALUES, counted
+from clustersim.limits import MOST_CASES, counted
 from clustersim.planner.spec import Machine, PlanFile
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
+from clustersim.scenario.splitting import PLAYED
 
 RUN: Mapping[str, Any] = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
 """What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
 options differ by less than a draw."""
 
 
-@dataclass(frozen=True)
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Of ``[parallel]``, those that name an option."""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One option.
 
     Parameters
     ----------
     number : its place among all, which settles ties. machine, nodes, gpus : where it runs.
-    family : its strategy in words, with the knobs that vary among those of its kind. label : that, and how it is
-        played: micro-batch, accumulation, checkpointing, as far as they vary.
-    batch : samples of a step. changes : field -> value, on the plan's base.
+    family : its strategy and degrees in words, with the knobs that vary among those of its kind. label : that, and how
+        it is played: micro-batch, accumulation, checkpointing, as far as they vary.
+    batch : samples of a step. changes : field -> value, on the plan's base. form : equal for options that differ in
+        machine, nodes, micro-batch and passes alone. split : whether the step builder plays it.
     """
 
     number: int
@@ -41,11 +47,24 @@ class Candidate:
     label: str
     batch: int
     changes: Mapping[str, Any] = field(repr=False)
+    form: int = 0
+    split: bool = False
 
     @property
     def kind(self) -> str:
-        """The ``kind`` of its strategy."""
-        return str(self.changes["strategy"]["kind"])
+        """What its error is known by: ``"split"``, or the ``kind`` of its strategy."""
+        return "split" if self.split else str(self.changes["strategy"]["kind"])
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Of :data:`DEGREES`, 1 where nothing is said."""
+        return {name: int(self.changes.get("parallel", {}).get(name) or 1) for name in DEGREES}
+
+    @property
+    def played(self) -> tuple[int, int]:
+        """Samples of a micro-batch, and passes of a step."""
+        strategy = self.changes["strategy"]
+        return int(strategy["micro_batch_size"]), int(strategy["gradient_accumulation_steps"])
 
 
 def base(plan: PlanFile) -> Table:
@@ -63,29 +82,88 @@ def scenario_of(plan: PlanFile, path: str | Path, candidate: Candidate) -> Scena
     return scenario.from_table(base(plan), path, candidate.changes)
 
 
-def candidates(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int]) -> Iterator[Candidate]:
+@dataclass(frozen=True)
+class _Form:
+    """Everything of an option but where it runs, its micro-batch and its passes."""
+
+    strategy: Mapping[str, Any]
+    parallel: Mapping[str, Any]
+    family: str
+    words: str
+    number: int = 0
+
+    @property
+    def inside(self) -> int:
+        """Ranks that work on the same samples."""
+        return math.prod(int(self.parallel.get(name) or 1) for name in ("tp", "cp", "pp"))
+
+    @property
+    def rounds(self) -> int:
+        """What passes are a multiple of: an interleaved schedule takes as many micro-batches as there are stages."""
+        return int(self.parallel.get("pp") or 1) if (self.parallel.get("vpp") or 1) > 1 else 1
+
+    @property
+    def split(self) -> bool:
+        """Whether the step builder plays it."""
+        degrees = any((self.parallel.get(name) or 1) > 1 for name in (*DEGREES, "etp"))
+        return degrees or any(self.parallel.get(name) for name in PLAYED)
+
+
+def candidates(
+    plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Mapping[str, Any]] = ({},)
+) -> Iterator[Candidate]:
     """Every combination whose batch is within the plan's bounds and whose GPUs are within its limit.
 
     Of accumulation, the fewest and the most passes that the batch allows are tried.
 
     Parameters
     ----------
-    gpus_of : (index of a machine, nodes) -> GPUs; those left out could not be built.
+    gpus_of : (index of a machine, nodes) -> GPUs; those left out could not be built. tables : what is tried as
+        ``[parallel]``, :func:`clustersim.planner.knobs.combinations`.
     """
-    numbers, limit = itertools.count(), plan.limits.gpus
-    kinds = sum(_count(table) for table in plan.tried.strategies)
-    total = len(gpus_of) * kinds * len(plan.tried.micro_batch_size) * len(plan.tried.activation_checkpointing)
-    counted(total, MOST_VALUES, "$.try: options of the plan", ScenarioError)
-    strategies = [one for table in plan.tried.strategies for one in expanded(table)]
-    words = [_words(one, strategies) for one in strategies]
+    numbers, limit, kinds = itertools.count(), plan.limits.gpus, plan.tried.activation_checkpointing
+    total = sum(_count(table) for table in plan.tried.strategies) * len(tables)
+    counted(total * len(gpus_of) * len(plan.tried.micro_batch_size), MOST_CASES, "$.try: options", ScenarioError)
+    forms = list(_forms(plan, tables))
     for (m, nodes), gpus in gpus_of.items():
         if limit is not None and gpus > limit:
             continue
-        for strategy, said in zip(strategies, words, strict=True):
+        cluster = plan.machines[m].cluster(nodes)
+        for form in forms:
             for micro in plan.tried.micro_batch_size:
-                for passes in _accumulations(plan, strategy, gpus, micro):
-                    for kept in plan.tried.activation_checkpointing:
-                        yield _candidate(next(numbers), plan, m, nodes, gpus, strategy, said, micro, passes, kept)
+                for passes in _accumulations(plan, form, gpus, micro):
+                    knobs = {**form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
+                    for k, kept in enumerate(kinds):
+                        changes = {"cluster": cluster, "strategy": knobs, "model.activation_checkpointing": kept}
+                        said = [form.words, _played(plan, micro, passes)]
+                        said += [f"{kept} checkpointing"] if len(kinds) > 1 else []
+                        yield Candidate(
+                            next(numbers), plan.machines[m], nodes, gpus, form.family, ", ".join(filter(None, said)),
+                            gpus // form.inside * micro * passes,
+                            changes | ({"parallel": form.parallel} if form.parallel else {}),
+                            form.number * len(kinds) + k, form.split,
+                        )  # fmt: skip
+
+
+def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Mapping[str, Any]]) -> int:
+    """How many combinations of machines and knobs a plan has, whether or not they are possible."""
+    return (
+        sum(_count(table) for table in plan.tried.strategies) * len(tables) * len(gpus_of)
+        * len(plan.tried.micro_batch_size) * len(plan.tried.activation_checkpointing)
+    )  # fmt: skip
+
+
+def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[_Form]:
+    strategies = [one for table in plan.tried.strategies for one in expanded(table)]
+    told = {name for one in tables for name in one if any(other.get(name) != one[name] for other in tables)}
+    number = itertools.count()
+    for strategy in strategies:
+        words = _words(strategy, strategies)
+        for table in tables:
+            degrees = [f"{name} {table[name]}" for name in DEGREES if (table.get(name) or 1) > 1]
+            rest = [f"{name} {_value(table[name])}" for name in table if name in told and name not in DEGREES]
+            family = ", ".join([words, *degrees])
+            yield _Form(strategy, table, family, ", ".join([family, *rest]), next(number))
 
 
 def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -110,38 +188,18 @@ def _count(table: Mapping[str, Any]) -> int:
     return math.prod(sizes)
 
 
-def _accumulations(plan: PlanFile, strategy: Mapping[str, Any], gpus: int, micro: int) -> list[int]:
-    if "gradient_accumulation_steps" in strategy:
-        passes = int(strategy["gradient_accumulation_steps"])
-        low, high = plan.batch.bounds
-        return [passes] if low <= passes * gpus * micro <= high else []
+def _accumulations(plan: PlanFile, form: _Form, gpus: int, micro: int) -> list[int]:
+    """The fewest and the most passes; none where the degrees or the batch do not divide."""
+    if gpus % form.inside:
+        return []
+    each = gpus // form.inside * micro
     low, high = plan.batch.bounds
-    fewest, most = -(-low // (gpus * micro)), high // (gpus * micro)
-    return sorted({fewest, most}) if fewest <= most else []
-
-
-def _candidate(
-    number: int,
-    plan: PlanFile,
-    m: int,
-    nodes: int,
-    gpus: int,
-    strategy: Mapping[str, Any],
-    words: str,
-    micro: int,
-    passes: int,
-    kept: str,
-) -> Candidate:
-    knobs = {**strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
-    changes = {
-        "cluster": plan.machines[m].cluster(nodes),
-        "strategy": knobs,
-        "model.activation_checkpointing": kept,
-    }
-    said = [words, _played(plan, micro, passes)]
-    said += [f"{kept} checkpointing"] if len(plan.tried.activation_checkpointing) > 1 else []
-    label = ", ".join(part for part in said if part)
-    return Candidate(number, plan.machines[m], nodes, gpus, words, label, gpus * micro * passes, changes)
+    if "gradient_accumulation_steps" in form.strategy:
+        passes = int(form.strategy["gradient_accumulation_steps"])
+        return [passes] if low <= passes * each <= high else []
+    fewest = -(-low // (each * form.rounds)) * form.rounds
+    most = high // (each * form.rounds) * form.rounds
+    return sorted({fewest, most}) if 0 < fewest <= most else []
 
 
 def _played(plan: PlanFile, micro: int, passes: int) -> str:

@@ -24,10 +24,18 @@ of its work falls into the window."""
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds that no run of a step beats: ``compute_s`` of kernels alone, ``step_s`` of kernels or transfers."""
+    """Seconds that no run of a step beats: ``compute_s`` of kernels alone, ``step_s`` of kernels or transfers.
+
+    Of a split model also what ``step_s`` is made of beside kernels: ``exposed_s``, exchanges inside the model that
+    kernels wait for; ``ramp_s``, the pipeline's bubble; ``data_s``, of data parallelism; and ``held``, bytes by stage.
+    """
 
     compute_s: float
     step_s: float
+    exposed_s: float = 0.0
+    ramp_s: float = 0.0
+    data_s: float = 0.0
+    held: tuple[float, ...] = ()
 
 
 def memory_verdict(scenario: Scenario) -> Verdict:

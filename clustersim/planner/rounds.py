@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,37 @@ from typing import Any
 
 import msgspec
 
+from clustersim import scenario
+from clustersim.errors import ClusterSimError
 from clustersim.planner.candidates import Candidate, base, scenario_of
 from clustersim.planner.spec import PlanFile
+from clustersim.scenario.reading import Table
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task
-from clustersim.sweeps.row import Fingerprints, version
+from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
 from clustersim.sweeps.running import compute
 from clustersim.sweeps.store import Store
+
+
+def roughly(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
+    """In a worker: (seconds, a line for each task), of steps that are roughly folded, which say their time alone."""
+    if version() != expected:
+        raise ClusterSimError(f"the worker has clustersim {version()}, the plan {expected}")
+    begin = time.perf_counter()
+    lines = [line(task.identity, _rough(scenario.from_table(base, path, task.changes))) for task in tasks]
+    return time.perf_counter() - begin, lines
+
+
+def _rough(one: scenario.Scenario) -> dict[str, Any]:
+    try:
+        found = one.folded(roughly=True)
+    except MemoryError:
+        raise  # of this machine, not of the scenario
+    except Exception as error:
+        return {"error": failure(error, one.path.parent)}
+    nothing = dict.fromkeys(("compute_s", "exposed_communication_s", "peak_memory_bytes", "samples_per_s"), 0.0)
+    result = nothing | {"step_time_s": found.step_time_s, "gpus": found.ranks[1], "fits": True}
+    return {"result": result | {"phase_shares": {}, "hottest_links": []}}
 
 
 class Runner:
@@ -33,12 +58,14 @@ class Runner:
         self.rows: dict[str, dict[str, Any]] = {row["key"]: row for row in store.rows()}
         self.prints = Fingerprints()
 
-    def run(self, chosen: Sequence[Candidate]) -> dict[int, dict[str, Any]]:
-        """Rows by number; of one that killed its worker each time, the row says so."""
+    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, dict[str, Any]]:
+        """Rows by number, of whole runs or ``rough`` ones; of one that killed its worker each time, the row says so."""
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
             known = self.prints(scenario_of(self.plan, self.path, candidate))
+            if rough:
+                known = identity({**known.inputs, "fidelity": "roughly folded"}, known.files)
             keys[candidate.number] = known.key
             if known.key not in self.rows:
                 tasks[known.key] = Task(known, dict(candidate.changes))
@@ -49,7 +76,8 @@ class Runner:
                 row: dict[str, Any] = msgspec.json.decode(line)
                 self.rows[row["key"]] = row
 
-        driver: Driver[Task] = Driver(self.team, partial(compute, base(self.plan), str(self.path), version()), took)
+        work = partial(roughly if rough else compute, base(self.plan), str(self.path), version())
+        driver: Driver[Task] = Driver(self.team, work, took)
         driver.run(iter(list(tasks.values())))
         for task, error in driver.given_up:
             self.rows[task.identity.key] = {

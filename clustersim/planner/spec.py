@@ -31,6 +31,11 @@ In TOML::
     kind = "fsdp"
     data_parallel_replicate_degree = [1, 4]
 
+    [try.parallel]                 # as a scenario's [parallel]; see clustersim.planner.knobs for what a knob may be
+    tp = "search"
+    pp = [1, 2, 4, 8]
+    vpp = { from = 1, to = 8, times = 2 }
+
     [campaign]                     # as in a scenario, for days and cost with failures
     failures = "llama3"
 """
@@ -48,6 +53,10 @@ from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.scenario.reading import Table, convert, place, read_toml, shipped_or_file
 from clustersim.scenario.schema import Positive
 from clustersim.units import Seconds, quantity
+
+
+EXACT = 2000
+"""Options up to which whatever could be on the front is simulated."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +125,7 @@ class Limits(_Strict, frozen=True):
     ----------
     gpus : at most. memory_margin : share of a GPU's memory that stays free. tokens : to train on (samples where the
         model has no tokens). deadline : time for that. budget_usd : for that.
+    tp_across_nodes : whether a tensor-parallel group may be larger than a node.
     """
 
     gpus: Positive | None = None
@@ -123,6 +133,7 @@ class Limits(_Strict, frozen=True):
     tokens: Annotated[float, Meta(gt=0, le=1e18)] | None = None
     deadline: Seconds | None = None
     budget_usd: Annotated[float, Meta(gt=0)] | None = None
+    tp_across_nodes: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens is None and (self.deadline is not None or self.budget_usd is not None):
@@ -135,12 +146,16 @@ class Try(_Strict, frozen=True):
     Parameters
     ----------
     strategies : as a scenario's ``[strategy]``, with lists. micro_batch_size : sizes to try.
-    activation_checkpointing : settings to try.
+    activation_checkpointing : settings to try. parallel : a scenario's ``[parallel]``, each knob a value, a list, a
+        range or ``"search"`` (:mod:`clustersim.planner.knobs`); without it the model is whole on every rank.
+    simulations : of a space of more than :data:`EXACT` options at most so many are simulated, best bound first.
     """
 
     strategies: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
     micro_batch_size: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 2, 4, 8)
     activation_checkpointing: Annotated[tuple[str, ...], Meta(min_length=1)] = ("none", "full")
+    parallel: dict[str, Any] = {}
+    simulations: Positive = 400
 
 
 class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):

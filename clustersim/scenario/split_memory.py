@@ -26,7 +26,7 @@ def stage_memory(
     scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition, row: Schedule, orders: Orders
 ) -> tuple[MemoryUse, ...]:
     """Bytes of one rank of each stage, for the scenario's ``micro_batch_size``."""
-    states = [_states(scenario, parallel, mesh, stage, row) for stage in parts.stages]
+    states = [state_bytes(scenario, parallel, mesh, stage, row) for stage in parts.stages]
     versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
     element = DTYPE_BYTES[activations(scenario)]
     config = scenario.config
@@ -44,7 +44,7 @@ def activations(scenario: Scenario) -> str:
     return {"fp8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def _states(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Stage, row: Schedule) -> StateBytes:
+def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage: Stage, row: Schedule) -> StateBytes:
     """Bytes per element of parameters, gradients and optimizer states (MODEL_PARALLEL.md 5: 18, or 6 + 12/dp)."""
     config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer

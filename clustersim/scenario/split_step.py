@@ -61,16 +61,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
 
     ``gpu`` : whose kernel times a schedule that is found by search reckons with.
     """
-    check_replicas(scenario, parallel)
-    repeated = recompute(parallel, scenario.file.model.activation_checkpointing)
-    row = _schedule(scenario, parallel, model)
-    histogram = parallel.routing.file
-    settings: dict[str, Any] = {
-        "placement": row.placement,
-        "nproc_per_node": mesh.nproc_per_node,
-        "histograms": read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
-    }
-    parts = partition(model, parallel, repeated, **settings)
+    parts, row = parts_of(scenario, parallel, mesh, model)
     orders = orders_of(scenario, parallel, parts, row, gpu)
     if (count := getattr(parallel, PARTIAL)) is not None:
         if row.name not in {"1f1b", "interleaved_1f1b"}:
@@ -78,8 +69,30 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
                 f"{PARTIAL} = {count} counts the micro-batches in flight of schedule '1f1b' or 'interleaved_1f1b', not "
                 f"{row.name!r} (at $.parallel.{PARTIAL})"
             )
-        parts = partly_recomputed(parts, partition(model, parallel, Recompute("full"), **settings), orders, count)
+        again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
+        parts = partly_recomputed(parts, again, orders, count)
     return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
+
+
+def parts_of(
+    scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, repeated: Recompute | None = None
+) -> tuple[Partition, Schedule]:
+    """Stages and schedule, which micro-batches do not change. Raises as :func:`split_of`.
+
+    ``repeated`` : what backward recomputes, as the scenario says when None.
+    """
+    check_replicas(scenario, parallel)
+    row = _schedule(scenario, parallel, model)
+    histogram = parallel.routing.file
+    parts = partition(
+        model,
+        parallel,
+        repeated or recompute(parallel, scenario.file.model.activation_checkpointing),
+        placement=row.placement,
+        nproc_per_node=mesh.nproc_per_node,
+        histograms=read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
+    )
+    return parts, row
 
 
 def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, row: Schedule, gpu: Device) -> Orders:
