@@ -18,7 +18,7 @@ from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.paths import data_path, shipped
 from clustersim.planner.candidates import Candidate, base, candidates, expanded, scenario_of
 from clustersim.planner.limits import memory_verdict, step_bound, too_much
-from clustersim.planner.searching import Option, Searched
+from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import from_table
 from clustersim.planner.verdict import verdict
 from clustersim.planner.why import alternatives, at_least_as_good, why_lost, why_on_front, why_tempting
@@ -235,7 +235,7 @@ def option(number, kind, rate, gpus=8, usd=1.0):
 def judged(monkeypatch, *options):
     """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
     errors = {"fsdp": Range(0.03, 0.1, 100, 4, "similar"), "zero": Range(0.36, 0.6, 8, 1, "similar")}
-    monkeypatch.setattr("clustersim.planner.searching.of_step", errors.__getitem__)
+    monkeypatch.setattr("clustersim.planner.options.of_step", errors.__getitem__)
     return Searched(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 

@@ -35,7 +35,10 @@ def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | 
 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
-        found = planner.search(read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress)
+        found = planner.search(
+            read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress,
+            told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
+        )  # fmt: skip
         said = planner.with_campaign(planner.told(read, found, path), read)
     pictures = _pictures(said)
     planner.write(said, out, pictures)
@@ -73,6 +76,11 @@ def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) 
         console.print(rich_table("with failures", grid.head, grid.rows))
         for line in said["failures"]:
             console.print(f"- {escape(line)}", soft_wrap=True, highlight=False)
+    for row in said["front"]:
+        if row["limited_by"] and row["stage_bytes"]:
+            held = " ".join(f"{b / 2**30:.0f}" for b in row["stage_bytes"])
+            console.print(f"- {escape(row['option'])}: {row['limited_by']}; GiB by stage {held}", soft_wrap=True,
+                          highlight=False)  # fmt: skip
     for heading, rows in (
         ("why these", said["front"]),
         ("tempting", said["tempting"]),

@@ -8,8 +8,9 @@ from typing import Any
 from clustersim.economics import Power, Rates, costs, rates, watts_per_gpu
 from clustersim.planner.answer import told, write
 from clustersim.planner.campaigns import with_campaign
+from clustersim.planner.options import Option, Searched, title
 from clustersim.planner.pareto import dominates, front
-from clustersim.planner.searching import Option, Searched, search, title
+from clustersim.planner.searching import search
 from clustersim.planner.spec import PlanFile, from_table, load
 from clustersim.sweeps.crews import Executor
 

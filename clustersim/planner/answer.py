@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.candidates import base
-from clustersim.planner.searching import Option, Searched, title
-from clustersim.planner.spec import PlanFile
-from clustersim.planner.verdict import too_close, verdict
-from clustersim.planner.why import alternatives, why_lost, why_on_front, why_tempting
+from clustersim.planner.options import Option, Searched, title
+from clustersim.planner.spec import EXACT, PlanFile
+from clustersim.planner.verdict import left_over, too_close, verdict
+from clustersim.planner.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
 
 STATES = {
@@ -21,6 +22,8 @@ STATES = {
     "memory": "do not fit",
     "limits": "break a limit",
     "bound": "cannot win by their bounds",
+    "rough": "cannot win by a rough run",
+    "left": "not simulated",
     "error": "cannot be run",
 }
 
@@ -30,8 +33,9 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
 
     Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front``, ``tempting`` and
     ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario`` and the plan's
-    ``path``; ``warnings``; ``counts`` by what became of options; ``assumptions``, sentences; ``options``, every one
-    with ``state`` and ``reason``.
+    ``path``; ``warnings``; ``counts`` by what became of options; ``combined``, how many combinations there were;
+    ``assumptions``, sentences; ``options``, with ``state`` and ``reason``: every one, of a large space those that came
+    to be simulated; ``landscape``, of a split model rows of ``tp``, ``pp`` and ``step_s`` on the fastest one's machine.
     """
     unit = "tokens" if found.tokens else "samples"
     front = [
@@ -48,10 +52,16 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
         "front": front,
         "tempting": tempting,
         "alternatives": others,
-        "warnings": list(too_close(found)),
+        "warnings": [*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
         "counts": {words: states[state] for state, words in STATES.items()},
+        "combined": found.combined,
         "assumptions": list(assumptions(plan, found)),
-        "options": [row(one) | {"state": one.state, "reason": one.reason} for one in found.options],
+        "options": [
+            row(one) | {"state": one.state, "reason": one.reason}
+            for one in found.options
+            if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
+        ],
+        "landscape": list(landscape(found)),
     }
 
 
@@ -67,6 +77,9 @@ def row(option: Option) -> dict[str, Any]:
         "gpus": option.candidate.gpus,
         "batch": option.candidate.batch,
         "kind": option.candidate.kind,
+        "degrees": option.candidate.degrees,
+        "limited_by": what_limits(option),
+        "stage_bytes": list(option.bound.held) if option.bound else [],
         "rate": option.rate or None,
         "error": option.error,
         "usd_per_1e9": None if usd is None else usd * 1e9,
@@ -74,6 +87,31 @@ def row(option: Option) -> dict[str, Any]:
         "days": option.days,
         "usd": option.usd,
     }
+
+
+def landscape(found: Searched) -> Iterator[dict[str, Any]]:
+    """The shortest step of each tp and pp on the fastest option's machine: ``step_s`` [s], None where none fits;
+    ``sure``, that it was simulated; ``best``."""
+    if not found.split or not found.front:
+        return
+    chosen = found.front[0].candidate
+    best: dict[tuple[int, int], tuple[bool, float]] = {}
+    for one in found.options:
+        mine = one.candidate
+        if (mine.machine, mine.nodes) == (chosen.machine, chosen.nodes) and one.state != "error":
+            known = bool(one.result)
+            step = float(one.result["step_time_s"]) if known else one.bound.step_s if one.bound else math.inf
+            key = mine.degrees["tp"], mine.degrees["pp"]
+            # Beside one that was run, a bound says nothing unless it is all there is.
+            best[key] = (
+                min(best.get(key, (True, math.inf)), (not known, step))
+                if math.isfinite(step)
+                else best.get(key, (True, math.inf))
+            )
+    for (tp, pp), (bound, step) in sorted(best.items()):
+        mine_best = (tp, pp) == (chosen.degrees["tp"], chosen.degrees["pp"])
+        fits = math.isfinite(step)
+        yield {"tp": tp, "pp": pp, "step_s": step if fits else None, "sure": not bound, "best": mine_best}
 
 
 def _tables(plan: PlanFile, option: Option) -> Table:
@@ -92,6 +130,12 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
             f"{machine.label}: {known.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
             f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "
             f"building draws {p.pue:g} x ({sources['compute']}; {sources['rest_of_machine']}; the others are assumed)"
+        )
+    if found.split:
+        yield (
+            "a split model's options are first run roughly folded, taken to be within 5% of the whole run; what more "
+            "than that is beaten is not run whole; of options closer than their error the one with the best worst case "
+            "is named"
         )
     everything = ranges.of_step("all")
     yield (

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from clustersim import sweeps
 from clustersim.economics import costs, rates
 from clustersim.errors import ClusterSimError
+from clustersim.planner.options import at_worst
 from clustersim.planner.pareto import front
-from clustersim.planner.searching import at_worst
 from clustersim.ranges import alike, as_of, of_step
 from clustersim.units import format_change
 

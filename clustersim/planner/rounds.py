@@ -72,8 +72,8 @@ class Runner:
 
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)
-            for line in lines:
-                row: dict[str, Any] = msgspec.json.decode(line)
+            for text in lines:
+                row: dict[str, Any] = msgspec.json.decode(text)
                 self.rows[row["key"]] = row
 
         work = partial(roughly if rough else compute, base(self.plan), str(self.path), version())

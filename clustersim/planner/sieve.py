@@ -92,6 +92,10 @@ class Sieve:
     _devices: dict[int, Device] = field(default_factory=dict)
     _parts: OrderedDict[object, tuple[Partition, Schedule]] = field(default_factory=OrderedDict)
     _least: dict[object, Least] = field(default_factory=dict)
+    _rooms: dict[Place, float] = field(default_factory=dict)
+    _ways: dict[Place, float] = field(default_factory=dict)
+    held: dict[object, Floats] = field(default_factory=dict)
+    times: dict[object, Times] = field(default_factory=dict)
 
     def look(self, options: Sequence[Candidate]) -> Iterator[tuple[Candidate, Bound | Refused]]:
         """Each option that splits the model with its bound, or why it is out."""
@@ -128,6 +132,21 @@ class Sieve:
             self._least[key] = make()
         return self._least[key]
 
+    def room(self, place: Place) -> float:
+        """Bytes of the GPU with least memory."""
+        if place not in self._rooms:
+            topology, mesh = self.machines[place]
+            nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
+            names = {topology.node_types[n].device for n in nodes}
+            self._rooms[place] = min(device(name).memory_bytes for name in names)
+        return self._rooms[place]
+
+    def way_out(self, place: Place) -> float:
+        """What leads out of a node [bytes/s]."""
+        if place not in self._ways:
+            self._ways[place] = way_out(*self.machines[place])
+        return self._ways[place]
+
     def place(self, option: Candidate) -> Place:
         """Where it runs."""
         return self.plan.machines.index(option.machine), option.nodes
@@ -149,8 +168,6 @@ class _Form:
     model: Model
     shape: ModelShape
     _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
-    _times: dict[tuple[object, ...], Times] = field(default_factory=dict)
-    _held: dict[object, Floats] = field(default_factory=dict)
     _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
     _traffic: dict[Place, Traffic] = field(default_factory=dict)
 
@@ -160,7 +177,7 @@ class _Form:
         check_replicas(self.scenario, self.parallel)
         self.element = DTYPE_BYTES[activation_dtype(self.scenario)]
         self._stagewise = _without(self.parallel, OF_REPLICAS)
-        self._layerwise = _without(self._stagewise, OF_PIPELINE), self.scenario.config.param_dtype
+        self._layerwise = _without(self._stagewise, OF_PIPELINE)
         self._kept = self.scenario.file.model.activation_checkpointing
 
     def look(self, option: Candidate) -> Bound | Refused:
@@ -176,11 +193,11 @@ class _Form:
         )
         states = state_bytes(scenario, self.parallel, mesh, parts)
         orders = self._order(scenario, parts, row, passes, place)
-        key = id(orders), id(parts)
-        if key not in self._held:
-            self._held[key] = activations(parts, orders, self.element)
+        key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
+        if key not in self.sieve.held:
+            self.sieve.held[key] = activations(parts, orders, self.element)
         always = _always(parts, states, [row.versions(rank, len(orders)) for rank in range(len(orders))])
-        held = always + micro * self._held[key] + CONTEXT_BYTES
+        held = always + micro * self.sieve.held[key] + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
@@ -210,7 +227,7 @@ class _Form:
         elif any(option.name == "costs" for option in row.options):
             plain = False
         key = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
-        key += () if plain else (id(parts), scenario.config.micro_batch_size, place[0])
+        key += () if plain else (self._stagewise, self._kept, scenario.config.micro_batch_size, place[0])
         if key not in self.sieve._orders:
             gpu = self.sieve.device(place[0], scenario, self.model)
             config = msgspec.structs.replace(scenario.config, gradient_accumulation_steps=passes)
@@ -218,9 +235,7 @@ class _Form:
         return self.sieve._orders[key]
 
     def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
-        topology, mesh = self.sieve.machines[place]
-        names = {topology.node_types[n].device for n in np.unique(topology.vertex_node[mesh.gpus]).tolist()}
-        room = min(device(name).memory_bytes for name in names)
+        room = self.sieve.room(place)
         margin, worst = self.sieve.plan.limits.memory_margin, int(np.argmax(held))
         if held[worst] <= (1.0 - margin) * room:
             return ""
@@ -258,21 +273,22 @@ class _Form:
         """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
         topology, mesh = self.sieve.machines[place]
         if place not in self._traffic:
-            self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, way_out(topology, mesh))
+            self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, self.sieve.way_out(place))
         traffic = self._traffic[place]
-        key = place[0], micro, row.name, self._groups(place, parts, traffic)
-        if key not in self._times:
+        near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
+        key = self._stagewise, self._kept, *near
+        if key not in self.sieve.times:
             local = self._local(place, micro)
             paired = any(len(slot) > 1 for slot in orders[0])
             kinds = ("F", "I", "W") if row.splits_backward else ("F", "B")
 
             def least(layer: LocalLayer, kind: str) -> Least:
-                same = (*key, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
+                same = (*near, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
                         layer.parameters, layer.kept, layer.kept_for_weights, layer.repeated)  # fmt: skip
                 return self.sieve.least(same, lambda: least_of(layer, kind, local, traffic, self.element))
 
-            self._times[key] = times_of(parts, kinds, paired, least)
-        return self._times[key], traffic
+            self.sieve.times[key] = times_of(parts, kinds, paired, least)
+        return self.sieve.times[key], traffic
 
     def _groups(self, place: Place, parts: Partition, traffic: Traffic) -> tuple[bytes, ...]:
         """The groups that exchanges inside the model are over."""

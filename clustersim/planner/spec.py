@@ -54,7 +54,6 @@ from clustersim.scenario.reading import Table, convert, place, read_toml, shippe
 from clustersim.scenario.schema import Positive
 from clustersim.units import Seconds, quantity
 
-
 EXACT = 2000
 """Options up to which whatever could be on the front is simulated."""
 

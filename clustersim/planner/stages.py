@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.builder.laying import EXPERTS, PARTS
 from clustersim.compute.local import LocalCost
 from clustersim.partition.base import Chunk, Exchange, Item, LocalLayer, Partition, Stage, Work
 from clustersim.planner.traffic import Traffic
@@ -22,8 +23,6 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Order, Orders
 
 Floats = npt.NDArray[np.float64]
-PLAYS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
-"""Parts of a layer's items that an action plays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +41,9 @@ class Sizes:
 
 def counts(parts: Partition) -> tuple[Floats, Floats]:
     """(ranks,) elements of dense parameters and of experts'."""
-    dense = [stage.parameters for stage in parts.stages]
-    return np.array(dense, dtype=np.float64), np.array([one.expert_parameters for one in parts.stages], dtype=np.float64)
+    rows = [(stage.parameters, stage.expert_parameters) for stage in parts.stages]
+    dense, expert = np.array(rows, dtype=np.float64).T
+    return dense, expert
 
 
 def activations(parts: Partition, orders: Orders, element: int) -> Floats:
@@ -94,12 +94,13 @@ class Least(NamedTuple):
 def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: Traffic, element: int) -> Least:
     """Of one layer's pass of one micro-batch. ``kind`` : of an action. ``element`` : bytes of an activation."""
     items = layer.forward if kind == "F" else layer.backward
-    played = [(i, item) for i, item in enumerate(items) if item.part in PLAYS[kind]]
+    played = [(i, item) for i, item in enumerate(items) if item.part in PARTS[kind]]
     load = max(layer.expert_load, default=1.0)
 
-    def work(item: Work) -> float:
-        seconds = local.work(((item.kernels, item.part),), dense=layer.kind == "block")
-        return (seconds.seconds if seconds.bound != "launch" else 0.0) * (load if item.name == "experts" else 1.0)
+    def work(items: Sequence[Work]) -> float:
+        runs = tuple((item.kernels, item.part) for item in items)
+        seconds = local.work(runs, dense=layer.kind == "block").seconds if runs else 0.0
+        return seconds * (load if runs and items[0].name == EXPERTS else 1.0)
 
     def exchange(item: Exchange) -> float:
         size = DTYPE_BYTES[item.dtype] if item.dtype else element
@@ -112,22 +113,30 @@ def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: Traffic, e
 
 
 def _played(
-    items: Iterable[tuple[int, Item]], work: Callable[[Work], float], exchange: Callable[[Exchange], float]
+    items: Iterable[tuple[int, Item]], work: Callable[[Sequence[Work]], float], exchange: Callable[[Exchange], float]
 ) -> float:
     """When kernels in a row and exchanges in a row on each communicator are over, nothing being sent before the kernel
-    listed ahead of it is done (:mod:`clustersim.builder.laying`)."""
+    listed ahead of it is done (:mod:`clustersim.builder.laying`).
+
+    Kernels with no exchange between them are one op: it takes no longer than the builder's ops, which are cut more
+    often."""
     now, free, done, needed = 0.0, dict[str, float](), dict[int, float](), set[int]()
+    held: list[Work] = []
     for i, item in items:
         ready = max((done[n] for n in item.needs if n in done), default=0.0)
         needed.update(item.needs)
         if isinstance(item, Work):
-            now = done[i] = max(now, ready) + work(item)
+            if held and (ready > now or (held[0].name == EXPERTS) != (item.name == EXPERTS)):
+                now, held = now + work(held), []
+            now = max(now, ready)
+            held.append(item)
             continue
         seconds = exchange(item)
         if seconds:
+            now, held = now + work(held), []
             stream = item.communicator or "-".join(item.dims)
             free[stream] = done[i] = max(now, ready, free.get(stream, 0.0)) + seconds
-    return max([now, *(end for i, end in done.items() if i not in needed)])
+    return max([now + work(held), *(end for i, end in done.items() if i not in needed)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from clustersim.planner.searching import Option, Searched
+from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import PlanFile
 from clustersim.ranges import alike, of_step
 
@@ -110,6 +110,32 @@ def too_close(found: Searched) -> Iterator[str]:
             f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}: a {kind} option "
             "that looks a little better or worse than another may not be"
         )
+
+
+def left_over(found: Searched) -> str:
+    """How many options were not simulated, and what the best of them could have given; empty for none."""
+    left = [one for one in found.options if one.state == "left" and one.bound]
+    gains = []
+    for one in left:
+        mine = one.candidate
+        there = [other for other in found.front if (other.candidate.machine, other.candidate.nodes) ==
+                 (mine.machine, mine.nodes)]  # fmt: skip
+        if there and one.bound:
+            best = max(there, key=lambda other: other.rate)
+            step = float(best.result["step_time_s"]) * mine.batch / best.candidate.batch
+            gains.append((step / one.bound.step_s - 1, one))
+    if not left:
+        return ""
+    said = f"{len(left):,} options were not simulated"
+    if not gains:
+        return f"{said}; none of them has a front option on as many GPUs to compare its bound with"
+    gain, one = max(gains, key=lambda pair: pair[0])
+    if gain <= 0:
+        return f"{said}; by their bounds none is faster than the best on as many GPUs"
+    return (
+        f"{said}: by its bound the best of them, {one.candidate.label} on {one.candidate.gpus:,} GPUs, could be "
+        f"{gain:.0%} faster than the best that was, at most"
+    )
 
 
 def _alike(a: Option, b: Option) -> bool:

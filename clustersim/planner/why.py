@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clustersim.planner.searching import Option, Searched, title
+from clustersim.planner.limits import SLACK
+from clustersim.planner.options import Option, Searched, title
+from clustersim.planner.rules import rule
 from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
@@ -38,7 +40,12 @@ def why_on_front(option: Option, searched: Searched) -> str:
 def why_lost(option: Option, searched: Searched) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
-        return option.reason or option.state
+        limits = what_limits(option) if searched.split else ""
+        said = option.reason or option.state
+        if option.state == "rough" and searched.front:
+            slower = searched.front[0].rate / option.rate - 1
+            said = f"{slower:.1%} slower than the fastest, roughly"
+        return f"{said}; at the least {limits}" if limits else said
     by = beats(option, searched)
     more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
     slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
@@ -116,20 +123,72 @@ def sort_of_link(name: str) -> str:
     return re.sub(r"\d+", "", re.sub(r"node\d+/", "", name))
 
 
+def what_limits(option: Option) -> str:
+    """Where the least its step can take goes, of a split model; where it goes, of another that was simulated.
+
+    >>> from clustersim.planner.limits import Bound
+    >>> what_limits(Option(None, bound=Bound(0.5, 0.97, 0.2, 0.3, 0.0, (1.0,))))
+    '50% kernels, 30% bubble of the pipeline, 20% exchanges inside the model'
+    """
+    bound = option.bound
+    if bound is None or not bound.held:
+        return where_it_goes(option.result) if option.state == "simulated" else ""
+    whole = bound.step_s / SLACK
+    parts = {
+        "exchanges inside the model": bound.exposed_s / whole,
+        "bubble of the pipeline": bound.ramp_s / whole,
+        "data parallelism": bound.data_s / whole,
+    }
+    parts = {"kernels": 1.0 - sum(parts.values())} | parts
+    ranked = sorted(parts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in ranked if share >= 0.005)
+
+
 def alternatives(searched: Searched) -> list[Option]:
-    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others."""
+    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
+    split model: of each other degree, on the same machine as the fastest."""
     there = {one.candidate.family for one in searched.front}
-    best: dict[str, Option] = {}
+    best: dict[object, Option] = {}
     for one in searched.options:
-        family = one.candidate.family
-        if family in there or one.on_front or one.tempting:
+        if one.on_front or one.tempting:
             continue
-        if family not in best or _rank(one) < _rank(best[family]):
-            best[family] = one
-    return sorted(best.values(), key=_rank)
+        for key in _sorts(one, searched) if searched.split else [one.candidate.family]:
+            if key not in there and (key not in best or _rank(one) < _rank(best[key])):
+                best[key] = one
+    found = {one.candidate.number: one for one in best.values()}
+    return sorted(found.values(), key=_rank)
+
+
+def _sorts(option: Option, searched: Searched) -> list[object]:
+    """Degrees that an option has and the fastest has not, where both have the same machine."""
+    if not searched.front:
+        return [option.candidate.family] if option.state == "memory" else []
+    chosen, mine = searched.front[0].candidate, option.candidate
+    if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
+        return []
+    own = {**mine.degrees, "strategy": mine.changes["strategy"]["kind"]}
+    other = {**chosen.degrees, "strategy": chosen.changes["strategy"]["kind"]}
+    return [(name, value) for name, value in own.items() if value != other[name]]
+
+
+def rule_told(searched: Searched) -> str:
+    """What the simple rule costs beside the fastest, in a sentence; empty where it takes nothing or the same."""
+    if not searched.front or not searched.split:
+        return ""
+    chosen = searched.front[0]
+    other = rule(searched.options).get((chosen.candidate.machine.label, chosen.candidate.nodes))
+    if other is None or not other.rate or other.candidate.number == chosen.candidate.number:
+        return ""
+    lost = chosen.rate / other.rate - 1
+    takes = f"the simple rule, TP 8 and then PP until it fits, takes {other.candidate.label}"
+    return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
 
 
 def _rank(option: Option) -> tuple[int, float, int]:
-    order = ("simulated", "bound", "limits", "memory", "error")
+    order = ("simulated", "rough", "bound", "left", "limits", "memory", "error")
     cost = option.objectives[1] if option.objectives else float("inf")
+    if option.objectives and not option.priced:
+        cost = option.objectives[0]
+    elif option.bound and not option.objectives:
+        cost = option.bound.step_s / option.candidate.batch
     return order.index(option.state), cost, option.candidate.number

@@ -9,6 +9,7 @@ from __future__ import annotations
 from clustersim.plots.accuracy import accuracy
 from clustersim.plots.animation import ring_animation, ring_run
 from clustersim.plots.curves import scaling
+from clustersim.plots.degrees import Cell, degrees
 from clustersim.plots.exchange import exchange_times
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.footprints import footprints
@@ -33,6 +34,7 @@ from clustersim.plots.tradeoff import tradeoff
 
 __all__ = [
     "PICTURES",
+    "Cell",
     "Dot",
     "Movie",
     "Table",
@@ -41,6 +43,7 @@ __all__ = [
     "alt_text",
     "breakdown",
     "breakdowns",
+    "degrees",
     "efficiency_losses",
     "exchange_times",
     "footprint",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 def plan_page(said: Said) -> Page:
     """The page of a plan's answer, as of :func:`clustersim.planner.told`."""
     unit = str(said["unit"])
-    counts = [(f"options that {words}" if words != "simulated" else "options simulated", f"{n:,}")
-              for words, n in said["counts"].items() if n]  # fmt: skip
     head = ["option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD"]
     front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said["front"]])
     sections = [
@@ -26,16 +24,47 @@ def plan_page(said: Said) -> Page:
             if front.rows else [],
             drawn(front_figure(said), "front"), [(row["option"], row["why"]) for row in said["front"]], front,
         ),
+        Section("map", "Degrees", ["The shortest step of each tensor- and pipeline-parallel degree on the fastest "
+                "option's machine; that option is framed."], _landscape(said)),
+        Section("made", "What a step is made of", ["The least a step can take, by what it waits for, and what each "
+                "stage holds."], grid=_made_of(said)),
         *_failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
                 [(row["option"], row["why"]) for row in said["tempting"]]),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
         Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
-        Section("all", "All options", grid=_plan_options(said)),
+        Section("all", "All options", [_counted(said)], grid=_plan_options(said)),
     ]  # fmt: skip
     kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
-    return Page(str(said["title"]) or "A plan", str(said["verdict"]), kept, counts, list(said["warnings"]))
+    return Page(str(said["title"]) or "A plan", str(said["verdict"]), kept, _tiles(said), list(said["warnings"]))
+
+
+def _tiles(said: Said) -> list[tuple[str, str]]:
+    """Of the fastest option: speed, days, money, GPUs."""
+    if not said["front"]:
+        return []
+    best, unit = said["front"][0], str(said["unit"])
+    tiles = [(f"{unit}/s", number(best["rate"], ",.0f")), ("days", number(best["days"], ",.1f")),
+             ("USD", number(best["usd"], ",.0f")), ("GPUs", number(best["gpus"], ",.0f"))]  # fmt: skip
+    return [(name, value) for name, value in tiles if value]
+
+
+def _counted(said: Said) -> str:
+    """How large the space was and what became of it, in a sentence."""
+    fates = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
+    return f"{said['combined']:,} combinations, {sum(said['counts'].values()):,} options: {fates}."
+
+
+def _landscape(said: Said) -> list[Any]:
+    cells = [plots.Cell(**row) for row in said["landscape"]]
+    return drawn(plots.degrees(cells), "degrees") if any(one.step_s for one in cells) else []
+
+
+def _made_of(said: Said) -> Grid:
+    rows = [[str(row["option"]), str(row["limited_by"]), ", ".join(f"{b / 2**30:.1f}" for b in row["stage_bytes"])]
+            for row in (*said["front"], *said["tempting"], *said["alternatives"]) if row["stage_bytes"]]  # fmt: skip
+    return Grid([("option", False), ("made of", False), ("GiB by stage", False)], rows)
 
 
 def _failures(said: Said) -> list[Section]:

@@ -1,0 +1,118 @@
+"""An option of a plan and what became of it, and all of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clustersim.economics import Rates
+from clustersim.planner.candidates import Candidate
+from clustersim.planner.limits import Bound
+from clustersim.planner.pareto import front
+from clustersim.ranges import of_step
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate and what became of it.
+
+    Parameters
+    ----------
+    candidate : it. state : ``"simulated"``, or why not: ``"memory"``, ``"limits"``, ``"bound"``, ``"error"``; of a
+        split model also ``"rough"``, simulated roughly folded alone, and ``"left"``, beyond the plan's simulations.
+    reason : in words, for those that were not simulated or break a limit. result : the row's, of ``clustersim run``.
+    rate : tokens/s of the whole machine (samples/s where the model has no tokens). costs : see
+        :func:`clustersim.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
+        where no price is known), GPUs, energy.
+    days, usd : to train on the plan's tokens, None without them.
+    on_front : no other option beats it in everything, each taken at the worse end of its error.
+    tempting : not on the front, but no other option would beat it in everything if predictions held.
+    bound : what it can at best be, None where that was not looked at.
+    """
+
+    candidate: Candidate
+    state: str = ""
+    reason: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    rate: float = 0.0
+    costs: Mapping[str, float | None] = field(default_factory=dict)
+    objectives: tuple[float, ...] = ()
+    days: float | None = None
+    usd: float | None = None
+    on_front: bool = False
+    tempting: bool = False
+    bound: Bound | None = None
+
+    @property
+    def priced(self) -> bool:
+        """Whether its machine has a price."""
+        return math.isfinite(self.objectives[1])
+
+    @property
+    def error(self) -> float:
+        """Relative error of its kind of strategy: half of published steps lay within."""
+        return of_step(self.candidate.kind).p50
+
+    @property
+    def robust(self) -> tuple[float, ...]:
+        """Its objectives at the worse end of its error."""
+        return at_worst(self.objectives, self.error)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it was simulated and keeps every limit."""
+        return self.state == "simulated" and not self.reason
+
+
+@dataclass(frozen=True)
+class Searched:
+    """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
+    machines and knobs, possible or not."""
+
+    options: tuple[Option, ...]
+    rates: tuple[Rates, ...]
+    tokens: bool
+    combined: int = 0
+
+    @property
+    def split(self) -> bool:
+        """Whether any option splits the model."""
+        return any(one.candidate.split for one in self.options)
+
+    @property
+    def front(self) -> list[Option]:
+        """Options worth having, fastest first."""
+        return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
+
+    def judged(self) -> Searched:
+        """The same with the front marked, and what is tempting."""
+        counted = [one for one in self.options if one.counts]
+        best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
+        tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
+        marked = tuple(
+            replace(one, on_front=one.candidate.number in best, tempting=one.candidate.number in tempting)
+            for one in self.options
+        )
+        return replace(self, options=marked)
+
+    @property
+    def tempting(self) -> list[Option]:
+        """Options that would be worth having if their predictions held, fastest first."""
+        return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)
+
+
+def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
+    """Objectives where a step takes ``1 + error`` times as long.
+
+    >>> at_worst((-125.0, 1.0, 8.0, 2.0), 0.25)
+    (-100.0, 1.25, 8.0, 2.5)
+    """
+    rate, cost, gpus, energy = objectives
+    return rate / (1 + error), cost * (1 + error), gpus, energy * (1 + error)
+
+
+def title(candidate: Candidate) -> str:
+    """A candidate in words."""
+    return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label}"

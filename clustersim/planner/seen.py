@@ -1,0 +1,302 @@
+"""What is known of every candidate so far: its bound, its runs, and who beats it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import scenario
+from clustersim.economics import DAY, HOUR, Rates, costs, rates
+from clustersim.errors import ClusterSimError
+from clustersim.mesh import Mesh
+from clustersim.planner.candidates import Candidate, base, candidates, combined, scenario_of
+from clustersim.planner.knobs import combinations
+from clustersim.planner.limits import SLACK, Bound, least_joules, memory_verdict, step_bound, too_much
+from clustersim.planner.options import Option, Searched, at_worst, title
+from clustersim.planner.rules import rule
+from clustersim.planner.sieve import Place, Refused, Sieve
+from clustersim.planner.spec import EXACT, PlanFile
+from clustersim.scenario.parts import machine, model_of, shape_of
+from clustersim.topology import Topology
+
+ROUGH = 0.05
+"""How far a roughly folded step may be from the whole one, relatively; 2.6 % at most was seen."""
+FINALISTS = 1
+"""Of one machine and number of nodes in a large space, options that are run whole."""
+
+
+class Seen:
+    """What is known of every candidate so far."""
+
+    def __init__(
+        self,
+        plan: PlanFile,
+        path: str | Path,
+        machines: Mapping[Place, tuple[Topology, Mesh]],
+        devices: Sequence[str],
+        told: Callable[[str], None] | None = None,
+    ) -> None:
+        self.plan, self.path = plan, path
+        self.rates = tuple(
+            rates(name, one.usd_per_gpu_hour, one.power) for name, one in zip(devices, plan.machines, strict=True)
+        )
+        gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
+        tables = _tables(plan, path, machines)
+        self.combined = combined(plan, gpus, tables)
+        self.options = [Option(one) for one in candidates(plan, gpus, tables)]
+        if told:
+            told(f"{self.combined:,} combinations, of which {len(self.options):,} have ranks and a batch that divide")
+        self.sieve = Sieve(plan, path, machines)
+        self.best: dict[int, tuple[float, ...]] = {}
+        self.runs, self.whole = 0, Counter[Place]()
+        self._better = _Better()
+        self.seq_len = 1
+        self.tokens = True
+        if not self.options:
+            raise ClusterSimError(
+                f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
+                f"{self.plan.batch.samples} samples within the limit of GPUs (at $.batch.samples)"
+            )
+
+    def rates_of(self, candidate: Candidate) -> Rates:
+        """What is assumed of its machine."""
+        return self.rates[self.plan.machines.index(candidate.machine)]
+
+    def open(self) -> list[int]:
+        """Numbers of the options that fit and are read, the most promising first."""
+        whole = [option for option in self.options if not option.candidate.split]
+        found = chain(
+            ((one.candidate, _looked(self.plan, self.path, one.candidate)) for one in whole),
+            self.sieve.look([one.candidate for one in self.options if one.candidate.split]),
+        )
+        self.seq_len = _seq_len(self.plan, self.path, self.options[0].candidate)
+        self.tokens = bool(self.seq_len)
+        ranked: list[tuple[float, int]] = []
+        for candidate, what in found:
+            option = self.options[candidate.number]
+            if isinstance(what, Refused):
+                self._note(option, what.state, what.reason)
+                continue
+            best = self.best[candidate.number] = self._objectives(candidate, what, self.seq_len or 1)
+            option = self.options[candidate.number] = replace(option, bound=what)
+            broken = self._broken(-best[0], best[1] * -best[0] * DAY, sure="at best ")
+            if broken:
+                self._note(option, "limits", broken)
+            else:
+                ranked.append((best[0] / candidate.gpus, candidate.number))
+        return [number for _, number in sorted(ranked)]
+
+    def waiting(self, best: Sequence[int], *, rough: bool) -> list[int]:
+        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first."""
+        open_ = [number for number in best if not self.options[number].state or self.options[number].state == "rough"]
+        if rough:
+            open_ = [number for number in open_ if self.options[number].candidate.split]
+        elif any(self.options[number].state == "rough" for number in open_):
+            open_.sort(key=lambda number: (self.best[number][0] / self.options[number].candidate.gpus, number))
+        else:
+            return open_
+        place, turn = Counter[Place](), []
+        first = {one.candidate.number for one in rule(self.options).values()} if rough else set()
+        for number in sorted(open_, key=lambda number: number not in first):
+            where = self.sieve.place(self.options[number].candidate)
+            turn.append((place[where], number))
+            place[where] += 1
+        return [number for _, number in sorted(turn, key=lambda pair: pair[0])]
+
+    def spent(self, option: Option, rough: bool) -> bool:
+        """Whether a large space has had its simulations."""
+        if len(self.options) <= EXACT or not option.candidate.split:
+            return False
+        return (
+            self.runs >= self.plan.tried.simulations
+            if rough
+            else (option.state != "rough" or self.whole[self.sieve.place(option.candidate)] >= FINALISTS)
+        )
+
+    def leave(self, option: Option) -> None:
+        """Note that it is not simulated, or not whole."""
+        best, unit = self.best[option.candidate.number], self._unit
+        if option.state == "rough":
+            reason = f"{-best[0] / (1 + ROUGH):,.0f} {unit} roughly, which others were nearer the front with"
+        else:
+            reason = f"not simulated: at most {-best[0]:,.0f} {unit} by its bound"
+        self._note(option, option.state or "left", reason)
+
+    @property
+    def _unit(self) -> str:
+        return "tokens/s" if self.tokens else "samples/s"
+
+    def _objectives(self, candidate: Candidate, bound: Bound, tokens: int) -> tuple[float, ...]:
+        """The best this candidate can be."""
+        rate = candidate.batch * tokens / bound.step_s
+        known = self.rates_of(candidate)
+        cost = math.inf if known.usd_per_gpu_hour is None else known.usd_per_gpu_hour * candidate.gpus / HOUR / rate
+        joules = least_joules(known, bound) * candidate.gpus
+        return (-rate, cost, float(candidate.gpus), joules / (rate * bound.step_s))
+
+    def _broken(self, rate: float, usd_per_day: float, sure: str = "") -> str:
+        """The limit that a rate breaks, in words; empty where it keeps them. ``usd_per_day`` : infinite where no price
+        is known."""
+        limits = self.plan.limits
+        if limits.tokens is None:
+            return ""
+        days = limits.tokens / rate / DAY
+        if limits.deadline is not None and days * DAY > float(limits.deadline):
+            allowed = float(limits.deadline) / DAY
+            return f"takes {sure}{days:,.1f} days for {limits.tokens:.3g} tokens; {allowed:,.1f} allowed"
+        if limits.budget_usd is not None and math.isinf(usd_per_day):
+            return "has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"
+        if limits.budget_usd is not None and (usd := usd_per_day * days) > limits.budget_usd:
+            return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
+        return ""
+
+    def beaten_by(self, option: Option) -> Option | None:
+        """A simulated option that beats the best this one can be, with errors and without."""
+        best = self.best[option.candidate.number]
+        if not self._better.some(at_worst(best, option.error), robust=True):
+            return None
+        by = self._better.first(best)
+        return None if by is None else self.options[by]
+
+    def rule_out(self, option: Option, by: Option) -> None:
+        """Note that it need not be simulated, or not whole."""
+        rate = -self.best[option.candidate.number][0]
+        how = f"roughly {rate / (1 + ROUGH):,.0f}" if option.state == "rough" else f"even at its bound of {rate:,.0f}"
+        what = (
+            f"{how} {self._unit}: it is beaten by" if option.state == "rough" else f"{how} {self._unit} it is beaten by"
+        )
+        self._note(option, option.state or "bound", f"{what} {title(by.candidate)}")
+
+    def take(self, rows: Mapping[int, Mapping[str, Any]], *, rough: bool) -> None:
+        """Rows of simulated candidates, by number."""
+        self.runs += len(rows)
+        for number, row in rows.items():
+            option = self.options[number]
+            if "error" in row:
+                self._note(option, "error", row["error"]["message"])
+                continue
+            result = row["result"] | (_parts_of(row["result"], option.bound) if rough else {})
+            option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
+            slack = ROUGH if rough else 0.0
+            if rough:
+                self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
+            else:
+                self.whole[self.sieve.place(option.candidate)] += 1
+            if not option.reason:
+                worst = at_worst(option.objectives, slack)
+                self._better.add(number, worst, at_worst(worst, option.error))
+
+    def _simulated(self, option: Option, result: Mapping[str, Any], state: str) -> Option:
+        candidate, known = option.candidate, self.rates_of(option.candidate)
+        rate = candidate.batch * (self.seq_len or 1) / float(result["step_time_s"])
+        if state == "simulated":
+            rate = float(result["tokens_per_s"] or result["samples_per_s"])
+        spent = costs(known, candidate.gpus, rate, result)
+        cost = math.inf if spent["usd_per_sample"] is None else spent["usd_per_sample"]
+        energy = float(spent["kwh_per_sample"] or 0.0) * 3.6e6
+        per_day = math.inf if spent["usd_per_hour"] is None else 24.0 * spent["usd_per_hour"]
+        tokens = self.plan.limits.tokens
+        days = None if tokens is None else tokens / rate / DAY
+        usd = None if days is None or math.isinf(per_day) else days * per_day
+        objectives = (-rate, cost, float(candidate.gpus), energy)
+        return replace(
+            option, state=state, reason=self._broken(rate, per_day), result=result, rate=rate, costs=spent,
+            objectives=objectives, days=days, usd=usd,
+        )  # fmt: skip
+
+    def _note(self, option: Option, state: str, reason: str) -> None:
+        number = option.candidate.number
+        self.options[number] = replace(option, state=state, reason=reason)
+
+    def done(self) -> Searched:
+        """All of it, judged."""
+        return Searched(tuple(self.options), self.rates, self.tokens, self.combined).judged()
+
+
+@dataclass
+class _Better:
+    """Objectives of simulated options, at the worse end of what their run may be off."""
+
+    numbers: list[int] = field(default_factory=list)
+    plain: list[tuple[float, ...]] = field(default_factory=list)
+    robust: list[tuple[float, ...]] = field(default_factory=list)
+
+    def add(self, number: int, plain: tuple[float, ...], robust: tuple[float, ...]) -> None:
+        """One more, or the same once more."""
+        if number in self.numbers:
+            i = self.numbers.index(number)
+            self.plain[i], self.robust[i] = plain, robust
+            return
+        self.numbers.append(number)
+        self.plain.append(plain)
+        self.robust.append(robust)
+
+    def some(self, objectives: tuple[float, ...], *, robust: bool = False) -> bool:
+        """Whether one of them beats these objectives."""
+        return self._beating(objectives, self.robust if robust else self.plain).size > 0
+
+    def first(self, objectives: tuple[float, ...]) -> int | None:
+        """The number of the first that does."""
+        found = self._beating(objectives, self.plain)
+        return self.numbers[int(found[0])] if found.size else None
+
+    def _beating(self, objectives: tuple[float, ...], known: list[tuple[float, ...]]) -> npt.NDArray[np.int64]:
+        if not known:
+            return np.zeros(0, dtype=np.int64)
+        rows = np.array(known)
+        return np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
+
+
+def _looked(plan: PlanFile, path: str | Path, candidate: Candidate) -> Bound | Refused:
+    """An option with a whole model on every rank, from its Program."""
+    try:
+        one = scenario_of(plan, path, candidate)
+        reason = too_much(memory_verdict(one), plan.limits.memory_margin)
+        return Refused("memory", reason) if reason else step_bound(one.prepare())
+    except ClusterSimError as error:
+        return Refused("error", str(error))
+
+
+def _parts_of(result: Mapping[str, Any], bound: Bound | None) -> dict[str, float]:
+    """What a rough run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
+    step, least = float(result["step_time_s"]), bound or Bound(0.0, 0.0)
+    compute = min(step, least.compute_s / SLACK)
+    return {"compute_s": compute, "exposed_communication_s": max(0.0, step - compute - least.ramp_s)}
+
+
+def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:
+    try:
+        return model_of(scenario_of(plan, path, candidate)).seq_len
+    except ClusterSimError:
+        return 0
+
+
+def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[dict[str, Any]]:
+    """What is tried as ``[parallel]``."""
+    if not plan.tried.parallel:
+        return [{}]
+    made = scenario.from_table(base(plan), path)
+    per_node = max(mesh.nproc_per_node for _, mesh in machines.values())
+    return combinations(plan.tried.parallel, shape_of(made), per_node, str(path))
+
+
+def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Topology, Mesh]], list[str]]:
+    """Every machine with every number of nodes, and each machine's device."""
+    built, devices = {}, []
+    for m, one in enumerate(plan.machines):
+        topology = None
+        for nodes in sorted(one.nodes):
+            made = scenario.from_table(base(plan), path, {"cluster": one.cluster(nodes)})
+            topology, _ = built[m, nodes] = machine(made)
+        if topology is None:
+            raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
+        devices.append(topology.node_types[0].device)
+    return built, devices

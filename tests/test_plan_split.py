@@ -1,0 +1,251 @@
+"""Plans over split models: the sieves are the stages' own figures and lower bounds, the front is the exhaustive one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from clustersim import planner, plots
+from clustersim.dims import Dims
+from clustersim.errors import ScenarioError
+from clustersim.mesh import Mesh
+from clustersim.parallel import ModelShape
+from clustersim.planner.candidates import candidates, scenario_of
+from clustersim.planner.knobs import combinations
+from clustersim.planner.rules import rule
+from clustersim.planner.searching import search
+from clustersim.planner.seen import machines_of
+from clustersim.planner.sieve import Refused, Sieve
+from clustersim.planner.spec import from_table
+from clustersim.planner.traffic import first_group
+from clustersim.planner.verdict import left_over
+from clustersim.planner.why import alternatives, rule_told, what_limits
+from clustersim.report.plan import plan_page
+from clustersim.scenario.held import held
+from clustersim.scenario.parts import shape_of
+
+DENSE = {
+    "title": "GPT-2 medium, split",
+    "model": {"name": "gpt2-medium", "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+    "machines": [{"topology": "hgx-a100", "nodes": [1, 2], "usd_per_gpu_hour": 2.0}],
+    "batch": {"samples": [32, 64]},
+    "try": {
+        "micro_batch_size": [1, 4],
+        "activation_checkpointing": ["none", "full"],
+        "strategies": [
+            {"kind": "ddp", "param_dtype": "bf16"},
+            {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32"},
+        ],
+        "parallel": {
+            "tp": "search",
+            "pp": [1, 2, 4],
+            "vpp": [1, 2],
+            "cp": [1, 2],
+            "sequence_parallel": True,
+            "use_distributed_optimizer": [False, True],
+            "overlap_grad_reduce": [False, True],
+            "schedule": [None, "zb_h1"],
+            "order": "search",
+        },
+    },
+    "run": {"steps": 2},
+}
+EXPERTS = DENSE | {
+    "model": {"name": "mixtral-8x7b", "seq_len": 1024, "dtype": "bf16", "implementation": "fused",
+              "options": {"layers": 4}},
+    "try": {
+        "micro_batch_size": [1, 2],
+        "activation_checkpointing": ["none", "full"],
+        "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
+        "parallel": {
+            "tp": [1, 2],
+            "pp": [1, 2],
+            "ep": "search",
+            "etp": [1],
+            "sequence_parallel": True,
+            "dispatcher": ["allgather", "alltoall"],
+            "use_distributed_optimizer": True,
+            "overlap_param_gather": [False, True],
+        },
+    },
+}  # fmt: skip
+
+
+def sieved(table, number, seed=0):
+    """Options that came through the sieve, some of them at random, with their bounds."""
+    read = from_table(table)
+    machines, _ = machines_of(read, "plan.toml")
+    one = {"machines": [], "first": None}
+    one["tables"] = combinations(read.tried.parallel, shape(read), 8, "plan.toml")
+    gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
+    every = [option for option in candidates(read, gpus, one["tables"]) if option.split]
+    chosen = random.Random(seed).sample(every, min(number, len(every)))
+    found = Sieve(read, "plan.toml", machines).look(chosen)
+    return read, [(option, what) for option, what in found if not isinstance(what, Refused)]
+
+
+def shape(read):
+    from clustersim import scenario
+    from clustersim.planner.candidates import base
+
+    return shape_of(scenario.from_table(base(read), "plan.toml"))
+
+
+@pytest.mark.parametrize("table", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_what_the_sieve_says_a_stage_holds_is_what_the_stage_holds(table):
+    read, found = sieved(table, 60)
+    assert found
+    for option, bound in found:
+        own = [use.total for use in held(scenario_of(read, "plan.toml", option)).uses]
+        assert np.allclose(bound.held, own, rtol=1e-12), option.label
+
+
+@pytest.mark.parametrize(("table", "number"), [(DENSE, 150), (EXPERTS, 60)], ids=["dense", "experts"])
+def test_no_folded_step_beats_its_bound(table, number):
+    read, found = sieved(table, number, seed=1)
+    ratios = []
+    for option, bound in found:
+        step = scenario_of(read, "plan.toml", option).folded(roughly=True).step_time_s
+        assert bound.step_s <= step, option.label
+        assert bound.compute_s <= bound.step_s
+        ratios.append(step / bound.step_s)
+    assert np.median(ratios) < 1.6  # a bound that is far from its step prunes nothing
+
+
+SMALL = DENSE | {
+    "machines": [{"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0}],
+    "batch": {"samples": 32},
+    "try": {
+        "micro_batch_size": [2],
+        "activation_checkpointing": ["none"],
+        "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
+        "parallel": {
+            "tp": [1, 2, 8], "pp": [1, 2], "vpp": [1, 2], "sequence_parallel": True, "use_distributed_optimizer": True,
+            "overlap_grad_reduce": [False, True],
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    read = from_table(SMALL)
+    return read, folder, search(read, "plan.toml", folder, jobs=1)
+
+
+def figures(found):
+    return [(planner.title(one.candidate), one.objectives) for one in found.front]
+
+
+def test_the_front_over_split_models_is_the_exhaustive_one(small, tmp_path):
+    read, _, found = small
+    every = search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    assert figures(found) == figures(every)
+    whole = [sum(one.state == "simulated" for one in each.options) for each in (found, every)]
+    assert whole[0] < whole[1]
+
+
+def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small, tmp_path):
+    from clustersim.planner.seen import ROUGH
+
+    read, _, found = small
+    for one in found.options:
+        if one.state == "simulated" and one.candidate.split:
+            rough = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True).step_time_s
+            assert abs(rough / one.result["step_time_s"] - 1) < ROUGH
+
+
+def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monkeypatch):
+    read, folder, before = small
+    for name in ("compute", "roughly"):
+        monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
+    assert figures(search(read, "plan.toml", folder, jobs=1)) == figures(before)
+
+
+def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule_costs(small):
+    read, _, found = small
+    said = planner.told(read, found)
+    assert all(row["limited_by"] and row["stage_bytes"] for row in said["front"])
+    assert {(cell["tp"], cell["pp"]) for cell in said["landscape"]} >= {(1, 1), (8, 1), (2, 2)}
+    assert sum(cell["best"] for cell in said["landscape"]) == 1
+    assert all(row["why"] for row in said["alternatives"])
+    ((_, taken),) = rule(found.options).items()
+    assert taken.candidate.degrees["tp"] == 8
+    assert "TP 8" in rule_told(found) or taken.candidate.number == found.front[0].candidate.number
+    page = plan_page(said)
+    assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
+    assert "tp 8" in plots.alt_text(plots.degrees([plots.Cell(**row) for row in said["landscape"]]))
+
+
+def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have_given(monkeypatch, tmp_path):
+    monkeypatch.setattr("clustersim.planner.seen.EXACT", 5)
+    read = from_table(SMALL | {"try": SMALL["try"] | {"simulations": 8}})
+    found = search(read, "plan.toml", tmp_path, jobs=1)
+    left = [one for one in found.options if one.state == "left"]
+    assert left
+    assert found.front
+    assert f"{len(left):,} options were not simulated" in left_over(found)
+    assert all(one.bound is not None for one in left)
+
+
+def test_alternatives_differ_from_the_fastest_in_a_degree(small):
+    _, _, found = small
+    chosen = found.front[0].candidate.degrees
+    for one in alternatives(found):
+        assert one.candidate.degrees != chosen
+        assert one.state in {"error", "limits", "memory"} or what_limits(one)
+
+
+# ---- the space -------------------------------------------------------------------------------------------------------
+
+SHAPE = ModelShape(12, 1024, 768, 50257, 12, 12, 64, 3072)
+
+
+def test_a_knob_is_a_value_a_list_a_range_or_searched():
+    asked = {"tp": "search", "pp": {"from": 1, "to": 4, "times": 2}, "cp": [1], "overlap_grad_reduce": True}
+    found = combinations(asked, SHAPE, 8, "plan.toml")
+    assert {table["tp"] for table in found} == {1, 2, 4, 8}
+    assert {table["pp"] for table in found} == {1, 2, 4}
+    assert all(table["overlap_grad_reduce"] for table in found)
+
+
+def test_a_knob_of_a_dimension_that_is_not_split_is_left_out_and_no_table_is_twice():
+    found = combinations({"tp": [1, 2], "sequence_parallel": [True, False]}, SHAPE, 8, "plan.toml")
+    assert [("tp", 1) in table.items() for table in found].count(True) == 1
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"tpp": 2}, "unknown field 'tpp'"),
+        ({"tp": {"from": 1, "to": 8}}, "a range is written"),
+        ({"tp": {"from": 1, "to": 8, "times": 1}}, "a range is written"),
+        ({"layout": "search"}, "cannot be left to the search"),
+    ],
+)
+def test_what_cannot_be_tried_is_one_clear_error(asked, words):
+    with pytest.raises(ScenarioError, match=words):
+        combinations(asked, SHAPE, 8, "plan.toml")
+
+
+@pytest.mark.parametrize("names", [("tp",), ("cp",), ("dp", "cp"), ("ep",), ("edp",)])
+@pytest.mark.parametrize("order", ["megatron", "llama3"])
+def test_the_first_group_of_dimensions_is_the_meshs_first(names, order):
+    # Llama 3's order has no experts whose pipelines would be others.
+    experts = {"ep": 8, "etp": 1} if order == "megatron" else {}
+    dims = Dims(tp=2, cp=2, pp=2, dp=4, order=order, **experts)
+    mesh = Mesh(np.arange(dims.world), 8, dims=dims)
+    assert first_group(dims, *names).tolist() == mesh.groups(*names)[0].tolist()
+
+
+def test_tensor_parallelism_leaves_a_node_only_where_the_plan_allows_it():
+    table = DENSE | {"try": DENSE["try"] | {"parallel": {"tp": [16]}},
+                     "model": {"name": "llama3-8b", "seq_len": 1024, "dtype": "bf16"}}  # fmt: skip
+    _, none = sieved(table, 10)
+    _, some = sieved(table | {"limits": {"tp_across_nodes": True}}, 10)
+    assert not none
+    assert some
