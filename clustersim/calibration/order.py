@@ -118,7 +118,7 @@ def _ranks(values: Floats) -> Floats:
 
 def by_source(found: Sequence[Order]) -> dict[str, dict[str, float]]:
     """Per source and for ``"all"``: sets, rows, the share whose best is found, the mean rank correlation over sets of
-    three and more, and the mean of what the predicted best loses."""
+    three and more, and the mean, the median and the 90th percentile of what the predicted best loses."""
     parts = {"all": list(found)}
     for order in found:
         parts.setdefault(order.source, []).append(order)
@@ -133,4 +133,6 @@ def _together(mine: Sequence[Order]) -> dict[str, float]:
         "best_found": float(np.mean([order.best for order in mine])),
         "spearman": float(np.mean(several)) if several else float("nan"),
         "lost": float(np.mean([order.lost for order in mine])),
+        "lost_p50": float(np.median([order.lost for order in mine])),
+        "lost_p90": float(np.percentile([order.lost for order in mine], 90)),
     }

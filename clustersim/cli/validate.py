@@ -207,12 +207,13 @@ def _order_table(order: Mapping[str, Mapping[str, float]]) -> Any:
     return table
 
 
-ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses")
+ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses", "median", "p90")
 
 
 def _order_cells(source: str, n: Mapping[str, float]) -> list[str]:
     rank = "-" if math.isnan(n["spearman"]) else f"{n['spearman']:.2f}"
-    return [source, f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}", _percent(n["best_found"]), rank, _percent(n["lost"])]
+    lost = (_percent(n[name]) for name in ("lost", "lost_p50", "lost_p90"))
+    return [source, f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}", _percent(n["best_found"]), rank, *lost]
 
 
 Groups = dict[str, dict[str, dict[str, Any]]]

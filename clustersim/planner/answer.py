@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from clustersim.planner.verdict import left_over, too_close, verdict
 from clustersim.planner.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
 
+Pair = tuple[int, int]
 STATES = {
     "simulated": "simulated",
     "memory": "do not fit",
@@ -95,23 +96,24 @@ def landscape(found: Searched) -> Iterator[dict[str, Any]]:
     if not found.split or not found.front:
         return
     chosen = found.front[0].candidate
-    best: dict[tuple[int, int], tuple[bool, float]] = {}
+    known, least = defaultdict[Pair, list[float]](list), defaultdict[Pair, list[float]](list)
     for one in found.options:
         mine = one.candidate
-        if (mine.machine, mine.nodes) == (chosen.machine, chosen.nodes) and one.state != "error":
-            known = bool(one.result)
-            step = float(one.result["step_time_s"]) if known else one.bound.step_s if one.bound else math.inf
-            key = mine.degrees["tp"], mine.degrees["pp"]
-            # Beside one that was run, a bound says nothing unless it is all there is.
-            best[key] = (
-                min(best.get(key, (True, math.inf)), (not known, step))
-                if math.isfinite(step)
-                else best.get(key, (True, math.inf))
-            )
-    for (tp, pp), (bound, step) in sorted(best.items()):
-        mine_best = (tp, pp) == (chosen.degrees["tp"], chosen.degrees["pp"])
-        fits = math.isfinite(step)
-        yield {"tp": tp, "pp": pp, "step_s": step if fits else None, "sure": not bound, "best": mine_best}
+        if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes) or one.state in {"error", "limits"}:
+            continue
+        pair = mine.degrees["tp"], mine.degrees["pp"]
+        if one.result:
+            known[pair].append(float(one.result["step_time_s"]) / mine.batch)
+        else:
+            least[pair].append(one.bound.step_s / mine.batch if one.bound else math.inf)
+    own = chosen.degrees["tp"], chosen.degrees["pp"]
+    for pair in sorted({*known, *least}):
+        # One that was run is the shortest of its degrees unless another's bound is below it.
+        step, bound = min(known[pair], default=math.inf), min(least[pair], default=math.inf)
+        sure = step <= bound or pair == own
+        shown = (step if sure else bound) * chosen.batch
+        fits = math.isfinite(shown)
+        yield {"tp": pair[0], "pp": pair[1], "step_s": shown if fits else None, "sure": sure, "best": pair == own}
 
 
 def _tables(plan: PlanFile, option: Option) -> Table:

@@ -161,7 +161,8 @@ def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[_For
         words = _words(strategy, strategies)
         for table in tables:
             degrees = [f"{name} {table[name]}" for name in DEGREES if (table.get(name) or 1) > 1]
-            rest = [f"{name} {_value(table[name])}" for name in table if name in told and name not in DEGREES]
+            rest = [f"{name} {_value(table[name])}" for name in table
+                    if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
             family = ", ".join([words, *degrees])
             yield _Form(strategy, table, family, ", ".join([family, *rest]), next(number))
 

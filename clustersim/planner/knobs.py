@@ -1,7 +1,7 @@
 """What may be tried of ``[parallel]``: each knob a value, a list of values, a range, or left to the search.
 
 ``tp = 8`` is fixed, ``tp = [4, 8]`` are choices, ``{ from = 1, to = 16, times = 2 }`` and
-``{ from = 1, to = 5, step = 2 }`` are ranges, and ``"search"`` is what the model and the machine allow: powers of 2 that
+``{ from = 1, to = 5, step = 2 }`` are ranges, and ``"search"`` is what model and machine allow: powers of 2 that
 fit into a node (tp), divisors of the layers (pp, vpp), divisors of the experts (ep), every choice of a setting. A knob
 of a dimension whose degree is 1 is left out, so that ``sequence_parallel = true`` means where there is tensor
 parallelism.
