@@ -77,10 +77,9 @@ def sieved(table, number, seed=0):
     """Options that came through the sieve, some of them at random, with their bounds."""
     read = from_table(table)
     machines, _ = machines_of(read, "plan.toml")
-    one = {"machines": [], "first": None}
-    one["tables"] = combinations(read.tried.parallel, shape(read), 8, "plan.toml")
+    tables = combinations(read.tried.parallel, shape(read), 8, "plan.toml")
     gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
-    every = [option for option in candidates(read, gpus, one["tables"]) if option.split]
+    every = [option for option in candidates(read, gpus, tables) if option.split]
     chosen = random.Random(seed).sample(every, min(number, len(every)))
     found = Sieve(read, "plan.toml", machines).look(chosen)
     return read, [(option, what) for option, what in found if not isinstance(what, Refused)]
@@ -112,6 +111,33 @@ def test_no_folded_step_beats_its_bound(table, number):
         assert bound.compute_s <= bound.step_s
         ratios.append(step / bound.step_s)
     assert np.median(ratios) < 1.6  # a bound that is far from its step prunes nothing
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "more"),
+    [
+        ("gpipe", 1, {"defer_embedding_wgrad_compute": True}),
+        ("zb_2p", 1, {}),
+        ("zbv", 2, {}),
+        ("v_half", 2, {}),
+        ("looped_bfs", 2, {}),
+        ("interleaved_zero_bubble", 2, {}),
+        ("dualpipe", 2, {}),
+        ("dualpipev", 2, {}),
+    ],
+)
+def test_every_schedule_has_the_stages_own_memory_and_a_step_above_its_bound(schedule, vpp, more):
+    parallel = {"pp": [2, 4], "vpp": [vpp], "schedule": schedule, "overlap_grad_reduce": True, **more}
+    read, found = sieved(
+        DENSE | {"batch": {"samples": 64}, "machines": [{"topology": "hgx-a100", "nodes": [1]}],
+                 "try": {"micro_batch_size": [4], "activation_checkpointing": ["none"],
+                         "strategies": [{"kind": "ddp", "param_dtype": "bf16"}], "parallel": parallel}}, 3,
+    )  # fmt: skip
+    assert found
+    for option, bound in found:
+        one = scenario_of(read, "plan.toml", option)
+        assert np.allclose(bound.held, [use.total for use in held(one).uses], rtol=1e-12)
+        assert bound.step_s <= one.folded(roughly=True).step_time_s
 
 
 SMALL = DENSE | {

@@ -35,7 +35,7 @@ from clustersim.scenario.folded import PERIODIC
 from clustersim.scenario.parts import cost_of, model_of, shape_of
 from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero
 from clustersim.scenario.split_memory import activations as activation_dtype
-from clustersim.scenario.split_memory import state_bytes
+from clustersim.scenario.split_memory import stage_memory, state_bytes
 from clustersim.scenario.split_step import local_cost, orders_of, parts_of
 from clustersim.scenario.splitting import split
 from clustersim.schedules import Orders, Schedule
@@ -194,10 +194,15 @@ class _Form:
         states = state_bytes(scenario, self.parallel, mesh, parts)
         orders = self._order(scenario, parts, row, passes, place)
         key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
-        if key not in self.sieve.held:
+        if key not in self.sieve.held and not self.parallel.deferral(passes):
             self.sieve.held[key] = activations(parts, orders, self.element)
         always = _always(parts, states, [row.versions(rank, len(orders)) for rank in range(len(orders))])
-        held = always + micro * self.sieve.held[key] + CONTEXT_BYTES
+        if self.parallel.deferral(passes):  # a head that waits for the end of the step is walked as a run walks it
+            scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=micro))
+            uses = stage_memory(scenario, self.parallel, mesh, parts, row, orders)
+            held = np.array([use.total for use in uses])
+        else:
+            held = always + micro * self.sieve.held[key] + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
@@ -226,7 +231,7 @@ class _Form:
             passes = passes if passes <= 2 * p.pp else 2 * p.pp + passes % p.pp
         elif any(option.name == "costs" for option in row.options):
             plain = False
-        key = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
+        key: tuple[object, ...] = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
         key += () if plain else (self._stagewise, self._kept, scenario.config.micro_batch_size, place[0])
         if key not in self.sieve._orders:
             gpu = self.sieve.device(place[0], scenario, self.model)
@@ -254,18 +259,21 @@ class _Form:
         first, zero = times.first, np.zeros(1)
         head = np.concatenate([zero, np.cumsum(times.forward)])[first]
         tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
-        full = row.placement == "loop" and not row.splits_backward
+        # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
+        full = row.placement == "loop" and not row.splits_backward and not self.parallel.deferral(passes)
+        # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
+        each = passes / 2 if row.placement == "both" else float(passes)
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
         serial, beside, shard = self._data(scenario, traffic, parts, passes)
         local = self._local(place, micro)
         dense, expert = counts(parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
-        whole = ramp + passes * times.whole + serial
+        whole = ramp + each * times.whole + serial
         r = int(np.argmax(whole))
-        compute = SLACK * (passes * float(times.compute.min()) + update)
+        compute = SLACK * (each * float(times.compute.min()) + update)
         step = SLACK * max(float(whole[r]) + update, beside)
         return Bound(
-            compute, max(step, compute), passes * float(times.whole[r] - times.compute[r]), float(ramp[r]),
+            compute, max(step, compute), each * float(times.whole[r] - times.compute[r]), float(ramp[r]),
             max(float(serial[r]), step / SLACK - float(whole[r]) - update), tuple(held.tolist()),
         )  # fmt: skip
 

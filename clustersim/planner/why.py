@@ -43,8 +43,7 @@ def why_lost(option: Option, searched: Searched) -> str:
         limits = what_limits(option) if searched.split else ""
         said = option.reason or option.state
         if option.state == "rough" and searched.front:
-            slower = searched.front[0].rate / option.rate - 1
-            said = f"{slower:.1%} slower than the fastest, roughly"
+            said = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
         return f"{said}; at the least {limits}" if limits else said
     by = beats(option, searched)
     more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
