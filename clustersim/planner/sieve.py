@@ -19,7 +19,7 @@ from clustersim.builder.stage_memory import StateBytes
 from clustersim.compute.local import LocalCost
 from clustersim.device import AS_IS, Device, device
 from clustersim.errors import ClusterSimError
-from clustersim.memory import CONTEXT_BYTES
+from clustersim.memory_use import CONTEXT_BYTES
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.parallel import ModelShape, ParallelConfig
@@ -191,18 +191,19 @@ class _Form:
         scenario = replace(
             self.scenario, config=msgspec.structs.replace(self.scenario.config, gradient_accumulation_steps=passes)
         )
-        states = state_bytes(scenario, self.parallel, mesh, parts)
+        states = [state_bytes(scenario, self.parallel, mesh, stage) for stage in parts.stages]
         orders = self._order(scenario, parts, row, passes, place)
         key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
         if key not in self.sieve.held and not self.parallel.deferral(passes):
             self.sieve.held[key] = activations(parts, orders, self.element)
-        always = _always(parts, states, [row.versions(rank, len(orders)) for rank in range(len(orders))])
+        versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
+        always, ending = (_always(parts, states, versions, updating=updating) for updating in (False, True))
         if self.parallel.deferral(passes):  # a head that waits for the end of the step is walked as a run walks it
             scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=micro))
             uses = stage_memory(scenario, self.parallel, mesh, parts, row, orders)
             held = np.array([use.total for use in uses])
         else:
-            held = always + micro * self.sieve.held[key] + CONTEXT_BYTES
+            held = np.maximum(always + micro * self.sieve.held[key], ending) + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
@@ -352,10 +353,17 @@ def _alike(options: Sequence[Candidate]) -> str:
     return f"{changes['model.activation_checkpointing']} {sorted(table.items())}"
 
 
-def _always(parts: Partition, states: StateBytes, versions: Sequence[int]) -> Floats:
-    """(ranks,) bytes that a rank holds all the time."""
+def _always(
+    parts: Partition, states: Sequence[StateBytes], versions: Sequence[int], *, updating: bool = False
+) -> Floats:
+    """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``."""
     dense, expert = counts(parts)
-    copies = np.array(versions) - 1
-    pairs = (states.parameters, states.gathered, states.masters, states.gradients, states.states)
-    weights = [sum(pair[i] for pair in pairs) + copies * states.parameters[i] for i in (0, 1)]
-    return np.asarray(weights[0] * dense + weights[1] * expert + states.buckets, dtype=np.float64)
+    rows = []
+    for each, copies in zip(states, versions, strict=True):
+        gradients = (each.reduced or each.gradients) if updating else each.gradients
+        pairs = [each.parameters, each.gathered, each.masters, gradients, each.states]
+        pairs += [each.workspace] if updating else []
+        rows.append([sum(pair[i] for pair in pairs) + (copies - 1) * each.parameters[i] for i in (0, 1)])
+    weights = np.array(rows)
+    buckets = 0.0 if updating else np.array([each.buckets for each in states])
+    return np.asarray(weights[:, 0] * dense + weights[:, 1] * expert + buckets, dtype=np.float64)
