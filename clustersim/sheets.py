@@ -89,15 +89,16 @@ class Shelf:
                 courses[ranks] += total if meeting is None else total[meeting]
         return courses
 
-    def parts(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Part]:
-        """These ranks (ascending), those that did the same ops together, about ``at_once`` spans in a part."""
+    def parts(self, ranks: Ints, at_once: int = AT_ONCE, least: int = 1) -> Iterator[Part]:
+        """These ranks (ascending), those that did the same ops together, about ``at_once`` spans in a part, but
+        ``least`` ranks where there are so many."""
         kinds, of = np.unique(self._kind[ranks], return_inverse=True)
         for kind in range(len(kinds)):
             mine = ranks[of == kind]
             held = [
                 (_places(blocks[0].ranks, mine), blocks) for blocks in self._of.values() if mine[0] in blocks[0].ranks
             ]
-            step = max(1, at_once // max(sum(len(blocks) for _, blocks in held), 1))
+            step = max(least, at_once // max(sum(len(blocks) for _, blocks in held), 1))
             for at in range(0, len(mine), step):
                 some = mine[at : at + step]
                 rows = _of_rows(self._rows, some) if len(self._rows[1]) else None
@@ -113,7 +114,7 @@ class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     Parameters
     ----------
-    ranks : (k,) int. rows : what is kept as rows, if anything is.
+    ranks : (k,) int. rows : what is kept as rows, if anything is; its times are (1, m) where all ranks agree.
     held : the ranks' places in columns, and the blocks those are of.
     """
 
@@ -127,13 +128,15 @@ def _sheet(part: Part) -> Sheet:
     for places, blocks in part.held:
         times = (stacked(columns, places) for columns in zip(*(block.columns for block in blocks), strict=True))
         parts.append(Sheet(part.ranks, np.array([block.op for block in blocks], dtype=np.int64), *times))
-    if len(parts) == 1:
+    n = len(part.ranks)
+    if len(parts) == 1 and len(parts[0].start) == n:
         return parts[0]
-    none = np.zeros((len(part.ranks), 0))
+    none = np.zeros((n, 0))
     op = np.concatenate([np.zeros(0, dtype=np.int64), *(one.op for one in parts)])
     order = np.argsort(op, kind="stable")
-    times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in
-             ([getattr(one, name) for one in parts] for name in ("ready", "start", "end")))  # fmt: skip
+    tables = ([np.broadcast_to(getattr(one, name), (n, len(one.op))) for one in parts]
+              for name in ("ready", "start", "end"))  # fmt: skip
+    times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
     return Sheet(part.ranks, op[order], *times)
 
 
@@ -164,7 +167,14 @@ def _places(among: Ints, ranks: Ints) -> Ints:
 
 
 def _of_rows(rows: Rows, ranks: Ints) -> Sheet:
-    """What these ranks did, as far as it is kept as rows; they are in as many."""
+    """What these ranks did, as far as it is kept as rows; they are in as many. Tables of one row where all agree."""
+    sets, op, of, *times = rows
+    owner = np.repeat(np.arange(len(sets)), [len(members) for members in sets])
+    count = np.bincount(owner[np.isin(np.concatenate(sets), ranks)], minlength=len(sets))[of]
+    if ((count == 0) | (count == len(ranks))).all():
+        mine = np.flatnonzero(count)
+        mine = mine[np.lexsort((times[1][mine], op[mine]))]
+        return Sheet(ranks, op[mine], *(column[mine][None] for column in times))
     rank, op, *times = expanded(rows, ranks)
     order = np.lexsort((times[1], op, rank))
     tables = (column[order].reshape(len(ranks), -1) for column in times)

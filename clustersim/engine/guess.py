@@ -104,6 +104,8 @@ class Guess:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
         rank they will be there at once, or nearly."""
         mine = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
+        if all(site.first in self.clocked for site in mine.values()):
+            return set()  # a server's ops are thousands, and all of them share its port
         role = self._program.roles[r]
         found: set[int] = set()
         slots = {plans: set(slot.tolist()) for plans, (_, slot, _) in self._open.items()}

@@ -1,0 +1,46 @@
+"""How long some of many spans are open, span by span over all ranks and over a table of both: the same length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clustersim.analysis import occupancy
+from clustersim.analysis.occupancy import SWEPT, _union, covered
+from clustersim.blocks import columns
+
+
+def spans(rng, ranks, count, shuffled):
+    """(count, ranks) begins and ends; each rank has them in an order of its own where ``shuffled``."""
+    begin = np.sort(rng.random((count, ranks)), axis=0)
+    begin = rng.permuted(begin, axis=0) if shuffled else begin + 0.02 * rng.random(begin.shape)
+    return begin, begin + rng.random(begin.shape) * 2.0 / count
+
+
+def lengths(begin, end, window):
+    made = columns([*begin, *end], [None] * (2 * len(begin)))
+    held = [(np.arange(begin.shape[1]), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
+    return _union(begin.shape[1], None, held, *window)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("window", [(-np.inf, np.inf), (0.2, 0.7)])
+def test_many_ranks_are_covered_as_long_as_a_few_of_them_are(shuffled, window):
+    begin, end = spans(np.random.default_rng(0), SWEPT, 40, shuffled)
+    many = lengths(begin, end, window)
+    few = np.concatenate([lengths(begin[:, at : at + 64], end[:, at : at + 64], window) for at in range(0, SWEPT, 64)])
+    assert many == pytest.approx(few, rel=1e-12)
+    assert many == pytest.approx(covered(np.clip(begin.T, *window), np.clip(end.T, *window)), rel=1e-12)
+
+
+def test_spans_nearly_in_order_need_no_table(monkeypatch):
+    monkeypatch.setattr(occupancy, "stacked", None)
+    begin, end = spans(np.random.default_rng(1), SWEPT, 40, False)
+    assert (begin[1:] < begin[:-1]).any()
+    assert lengths(begin, end, (0.0, 3.0)) == pytest.approx(covered(begin.T, end.T), rel=1e-12)
+
+
+def test_the_length_is_that_of_the_points_inside_some_span():
+    begin, end = np.tile([[0.0], [1.0], [5.0]], SWEPT), np.tile([[2.0], [3.0], [6.0]], SWEPT)
+    assert lengths(begin, end, (-1.0, 9.0)) == pytest.approx(np.full(SWEPT, 4.0))
+    assert lengths(begin, end, (2.5, 5.5)) == pytest.approx(np.full(SWEPT, 1.0))
