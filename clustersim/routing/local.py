@@ -7,6 +7,7 @@ same parts and links share one :class:`Template`, which answers by local index.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -234,29 +235,44 @@ def _templates(
     topology: Topology, relay: bool, columns: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> tuple[Ints, tuple[Template, ...]]:
     vertices, vertex_start, links, link_start, local = columns
-    kind_names = sorted(set(topology.vertex_kinds))
-    vertex_code = np.array([kind_names.index(k) for k in topology.vertex_kinds], dtype=np.int8)
-    link_names = sorted(set(topology.link_kinds))
-    link_code = np.array([link_names.index(k) for k in topology.link_kinds], dtype=np.int8)
-    src, dst = local[topology.link_src], local[topology.link_dst]
+    n, home = len(vertex_start) - 1, topology.vertex_node[vertices]
+    first = np.full(n, _NOWHERE)
+    np.minimum.at(first, np.repeat(np.arange(n), np.diff(vertex_start)), np.where(home >= 0, home, _NOWHERE))
+    node = np.where(home >= 0, home - np.repeat(first, np.diff(vertex_start)), -1)
+    src, dst, rate = local[topology.link_src[links]], local[topology.link_dst[links]], topology.link_bandwidth[links]
+    # All that tells islands apart, of all islands one after another, as bytes: an island's are a stretch of each.
+    parts = [
+        (column.tobytes(), vertex_start * column.itemsize) for column in (_coded(topology.vertex_kinds, vertices), node)
+    ]
+    parts += [
+        (column.tobytes(), link_start * column.itemsize)
+        for column in (src, dst, rate, _coded(topology.link_kinds, links))
+    ]
+    stretches = [(told, at.tolist()) for told, at in parts]
     known: dict[tuple[object, ...], int] = {}
-    number = np.zeros(len(vertex_start) - 1, dtype=np.int64)
+    number = np.zeros(n, dtype=np.int64)
     templates: list[Template] = []
-    for i in range(len(number)):
-        v, e = vertices[vertex_start[i] : vertex_start[i + 1]], links[link_start[i] : link_start[i + 1]]
-        home = topology.vertex_node[v]
-        first = int(home[home >= 0].min(initial=np.iinfo(np.int64).max)) if (home >= 0).any() else -1
-        node = np.where(home >= 0, home - first, -1)
-        p2p = first < 0 or topology.node_types[first].p2p
-        columns_of = (vertex_code[v], node, src[e], dst[e], topology.link_bandwidth[e], link_code[e])
-        key = (p2p, *(column.tobytes() for column in columns_of))
+    for i, its_first in enumerate(first.tolist()):
+        p2p = its_first == _NOWHERE or topology.node_types[its_first].p2p
+        key = (p2p, *(told[at[i] : at[i + 1]] for told, at in stretches))
         if key not in known:
             known[key] = len(templates)
-            kinds = tuple(topology.vertex_kinds[j] for j in v.tolist())
-            wires = tuple(topology.link_kinds[j] for j in e.tolist())
-            templates.append(Template(kinds, node, src[e], dst[e], topology.link_bandwidth[e], wires, p2p, relay))
+            v, e = slice(vertex_start[i], vertex_start[i + 1]), slice(link_start[i], link_start[i + 1])
+            kinds = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
+            wires = tuple(topology.link_kinds[j] for j in links[e].tolist())
+            templates.append(Template(kinds, node[v], src[e], dst[e], rate[e], wires, p2p, relay))
         number[i] = known[key]
     return number, tuple(templates)
+
+
+_NOWHERE = np.iinfo(np.int64).max
+"""The first node of an island that has none."""
+
+
+def _coded(kinds: Sequence[str], which: Ints) -> np.typing.NDArray[np.int8]:
+    """The kinds of some vertices or links as numbers."""
+    number = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([number[kind] for kind in kinds], dtype=np.int8)[which]
 
 
 def class_rank(name: str) -> int:

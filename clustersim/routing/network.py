@@ -63,6 +63,7 @@ class Network:
         self._place: dict[int, int] = {}
         self._leaf_place: dict[int, int] = {}
         self._searches: dict[tuple[int, ...], tuple[dict[int, int], list[int]]] = {}
+        self._befores: dict[tuple[int, ...], list[int]] = {}
         self._hops: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._number_ports()
 
@@ -189,16 +190,19 @@ class Network:
             search = self._searches[leaves] = (dict.fromkeys(start, 0), start)
         found, level = search
         while level and not any(v in found for v in wanted):
-            following = []
-            for v in level:
-                for e in self.into.get(v, ()):
-                    tail = self._tails[e]
-                    if tail not in found and self.switch[tail]:
-                        found[tail] = found[v] + 1
-                        following.append(tail)
-            level = following
+            hops = found[level[0]] + 1
+            level = [v for v in self._before(tuple(level)) if v not in found]
+            found.update(dict.fromkeys(level, hops))
         self._searches[leaves] = (found, level)
         return found
+
+    def _before(self, switches: tuple[int, ...]) -> list[int]:
+        """Switches from which one of these is a hop away; leaves under the same spines share the answer."""
+        known = self._befores.get(switches)
+        if known is None:
+            tails = dict.fromkeys(self._tails[e] for v in switches for e in self.into.get(v, ()))
+            known = self._befores[switches] = [v for v in tails if self.switch[v]]
+        return known
 
 
 class _Ports:
