@@ -32,7 +32,7 @@ Column: TypeAlias = Floats | float
 """A time of every rank of a role; one number where all agree [s]."""
 
 
-class Task(msgspec.Struct, eq=False):
+class Task(msgspec.Struct, eq=False, gc=False):
     """One op on the ranks of its role.
 
     Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
@@ -79,15 +79,14 @@ class Task(msgspec.Struct, eq=False):
     due: float = np.inf
     idle: Column | None = None
     spent: Column | None = None
-    waiting: list[Ints | slice | int] = []
+    waiting: list[Ints | slice | int] | None = None
 
     def reset(self) -> None:
         """Nothing has been played."""
         self.ready = self.start = self.end = 0.0
         self.unmet, self.left = self.needs, self.n
         self.low = self.high = self.due = np.inf
-        self.idle = self.spent = None
-        self.waiting = []
+        self.idle = self.spent = self.waiting = None
 
     @property
     def seconds(self) -> Column:

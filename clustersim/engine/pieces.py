@@ -108,14 +108,16 @@ class Agenda:
         """These ranks are ready, and nobody notices before the task's lookahead has passed."""
         ready = at(task.ready, who)
         due = (float(ready if isinstance(ready, float) else np.minimum.reduce(ready)) + task.look) * EARLY
-        if not task.waiting or due < task.due:
+        if task.waiting is None or due < task.due:
             task.due = due
             self.add(due, False, task, None)
+        if task.waiting is None:
+            task.waiting = []
         task.waiting.append(who)
 
     def together(self, task: Task) -> Piece:
         """All ranks of a task that have come while it waited."""
-        waiting, task.waiting = task.waiting, []
+        waiting, task.waiting = task.waiting or [], None
         if len(waiting) == 1:
             return waiting[0]
         who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))

@@ -107,7 +107,9 @@ def simulate(
         play.run()
         plays += 1
         if any(task.left for mine in lists for task in mine):
-            raise deadlock(program, standing, lists)
+            stuck = deadlock(program, standing, lists)
+            _let_go(lists)
+            raise stuck
         wrong = guess.wrong(standing) if guess else set()
         if not wrong:
             played = _timeline(program, topology, mesh, lists, loads, player, clock, standing)
@@ -125,6 +127,13 @@ def _reset(lists: list[list[Task]]) -> None:
     for mine in lists:
         for task in mine:
             task.reset()
+
+
+def _let_go(lists: list[list[Task]]) -> None:
+    """Tasks hold each other, and the collector does not look at them: it would take a tenth of the time."""
+    for mine in lists:
+        for task in mine:
+            task.before, task.next, task.soft = [], [], ()
 
 
 class _Finished:
@@ -155,8 +164,7 @@ def _timeline(
     for mine in lists:
         for task in mine:
             rows.add(task)
-            # Tasks hold each other, and would all wait for the collector.
-            task.before, task.next, task.soft = [], [], ()
+    _let_go(lists)
     _note([one for one in standing.values() if not one.clocked], network)
     transfers = player.transfers()
     counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
