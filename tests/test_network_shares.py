@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import star
 
+from clustersim.engine import flows as engine_flows
 from clustersim.engine import network as engine_network
-from clustersim.engine import spells
 from clustersim.engine.clock import Clock
 from clustersim.engine.fairshare import max_min
 from clustersim.engine.loads import Loads
@@ -108,7 +108,7 @@ def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(see
     topology = capacities(seed, star(4), ties=False)
     ended, network = run(topology, flows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spells, "MOST", most)
+        patch.setattr(engine_flows, "MOST", most)
         transfer, start, end, rate = network.segments.columns()
     moved = np.bincount(transfer, weights=rate * (end - start), minlength=n_flows)
     assert moved == pytest.approx([flow[3] for flow in flows], rel=1e-9)

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import INSTANT
-from clustersim.engine.order import Column, Task, watch
-from clustersim.engine.pieces import Piece, at, highest, item, lowest, one_number, positions, size
+from clustersim.engine.order import Column, Piece, Task, at, highest, item, lowest, one_number, positions, size, watch
 from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]

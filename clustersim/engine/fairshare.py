@@ -12,18 +12,27 @@ one round together, not one each.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.engine.flows import CEILING, Equals
+from clustersim.engine.loads import INSTANT
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 TIE = 1e-12
 """Two levels this close, relatively, are one level."""
+
+SMALL = 64
+"""Entries (class x slot) that plain Python fills sooner than numpy."""
+
+SHORT = 8
+"""Slots of a class that plain Python books sooner than numpy."""
 
 FAST_FROM = 20_000
 """Entries (flow x link) from which numba, where installed, repays its start."""
@@ -136,3 +145,81 @@ def _numba(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceilings
 
 SOLVERS: dict[str, Callable[[Ints, Ints, Floats, Floats, Floats], Floats]] = {"numpy": _numpy, "numba": _numba}
 """The same answer twice: numpy everywhere, numba with the ``fast`` extra."""
+
+
+def level(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
+    """Max-min fair rates of these classes in what ``usage`` (of each slot) leaves, and what holds each of them."""
+    if len(some) == 1:
+        return _level_one(some[0], usage)
+    if sum(len(one.slot_list) for one in some) <= SMALL:
+        return _level_few(some, usage)
+    return _level_many(some, usage, rng)
+
+
+def _level_one(one: Equals, usage: Floats) -> tuple[list[float], list[int]]:
+    if not one.slot_list:
+        return [one.ceiling], [CEILING]
+    if len(one.slot_list) < SHORT:
+        rooms = [(1.0 - usage.item(s)) / (w * one.n) for s, w in zip(one.slot_list, one.weight_list, strict=True)]
+        best = min(rooms)
+        at = one.slot_list[rooms.index(best)]
+    else:
+        room = (1.0 - usage[one.slots]) / (one.weights * one.n)
+        k = int(room.argmin())
+        best, at = float(room[k]), one.slot_list[k]
+    return ([one.ceiling], [CEILING]) if one.ceiling <= best else ([max(best, 0.0)], [at])
+
+
+def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:
+    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
+    rates, held = [0.0] * len(some), [CEILING] * len(some)
+    left: dict[int, float] = {}
+    rising = list(range(len(some)))
+    while rising:
+        weight: dict[int, float] = {}
+        for i in rising:
+            one = some[i]
+            n = one.n
+            for s, w in one.pairs:
+                weight[s] = weight.get(s, 0.0) + w * n
+        if not left:
+            left = {s: max(1.0 - usage.item(s), 0.0) for s in weight}
+        at, water = CEILING, np.inf
+        for s, total in weight.items():
+            if left[s] < water * total:
+                at, water = s, left[s] / total
+        lowest = min([some[i].ceiling for i in rising])
+        if lowest <= water:
+            at, water = CEILING, lowest
+            stops = [i for i in rising if some[i].ceiling <= lowest]
+        else:
+            stops = [i for i in rising if at in some[i].users]
+        for i in stops:
+            rates[i], held[i] = water, at
+        if len(stops) == len(rising):
+            break
+        for i in stops:
+            for s, w in some[i].pairs:
+                left[s] = max(left[s] - w * some[i].n * water, 0.0)
+        rising = [i for i in rising if i not in stops]
+    return rates, held
+
+
+def _level_many(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
+    ptr = np.cumsum([0, *(len(one.slot_list) for one in some)])
+    used, slots = np.unique(np.concatenate([one.slots for one in some]), return_inverse=True)
+    weights = np.concatenate([one.weights * one.n for one in some])
+    room = np.maximum(1.0 - usage[used], 0.0)
+    ceilings = np.array([one.ceiling for one in some])
+    rates = max_min(ptr, slots, weights, room, ceilings)
+    owner = np.repeat(np.arange(len(some)), np.diff(ptr))
+    carried = np.bincount(slots, weights * rates[owner], len(used))
+    fastest = np.zeros(len(used))
+    np.maximum.at(fastest, slots, rates[owner])
+    full = (carried[slots] >= room[slots] - 1e-10) & (rates[owner] >= fastest[slots] * (1 - 1e-10))
+    held = np.full(len(some), CEILING)
+    # Any full slot holds. They are spread, so that few look for another when one goes.
+    holds = rng.permutation(np.flatnonzero(full))
+    held[owner[holds]] = used[slots[holds]]
+    held[rates >= ceilings * (1 - INSTANT)] = CEILING
+    return rates.tolist(), held.tolist()

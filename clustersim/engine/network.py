@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.clock import SOLVE, Clock
+from clustersim.engine.fairshare import SHORT, level
+from clustersim.engine.flows import UNKNOWN, Equals, Spells
 from clustersim.engine.loads import INSTANT, Loads, Slots, reduced
-from clustersim.engine.shares import SHORT, UNKNOWN, Equals, level
-from clustersim.engine.spells import Spells
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -32,6 +32,10 @@ Column: TypeAlias = Floats | float
 """A time of every rank of a role; one number where all agree [s]."""
 
 
+Piece: TypeAlias = Ints | slice | int | None
+"""Some ranks of a role, by position: sorted positions, an even stretch of them, one, or None for all."""
+
+
 class Task(msgspec.Struct, eq=False, gc=False):
     """One op on the ranks of its role.
 
@@ -209,3 +213,59 @@ def _gate(task: Task) -> Side | None:
     gates = [other.gate for other in task.next if other.gate or other.look < np.inf]
     alike = gates and all(gate and gate.meeting_of is gates[0].meeting_of for gate in gates)  # type: ignore[union-attr]
     return gates[0] if alike and not isinstance(task.op, Serve) else None
+
+
+def size(who: Ints | slice | int) -> int:
+    """How many ranks."""
+    if isinstance(who, slice):
+        return len(range(who.start, who.stop, who.step))
+    return 1 if isinstance(who, int) else len(who)
+
+
+def positions(who: Piece, n: int) -> Ints:
+    """The positions of a piece of ``n`` ranks."""
+    if isinstance(who, np.ndarray):
+        return who
+    if isinstance(who, slice):
+        return np.arange(who.start, who.stop, who.step)
+    return np.arange(n) if who is None else np.array([who])
+
+
+def at(column: Column, who: Piece) -> Column:
+    """A column's times for these ranks."""
+    return column if who is None or not isinstance(column, np.ndarray) else column[who]
+
+
+def lowest(column: Column) -> float:
+    """The least of a column."""
+    return np.minimum.reduce(column, axis=None) if isinstance(column, np.ndarray) else column
+
+
+def highest(column: Column) -> float:
+    """The most of a column."""
+    return np.maximum.reduce(column, axis=None) if isinstance(column, np.ndarray) else column
+
+
+def item(column: Column, k: int) -> float:
+    """The ``k``-th of a column."""
+    return column.item(k) if isinstance(column, np.ndarray) else column
+
+
+def later(one: Column, other: Column) -> Column:
+    """The later of two columns; one of them itself where it is."""
+    if isinstance(one, float):
+        if isinstance(other, float):
+            return one if one >= other else other
+        one, other = other, one
+    if isinstance(other, float):
+        if other <= 0.0 or other <= np.minimum.reduce(one):
+            return one
+        return other if other >= np.maximum.reduce(one) else np.maximum(one, other)
+    return one if one is other else np.maximum(one, other)
+
+
+def one_number(column: Column) -> Column:
+    """The one number of a column that has the same everywhere, or else the column."""
+    if not isinstance(column, np.ndarray):
+        return column
+    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column

@@ -24,12 +24,11 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.engine.agenda import Agenda, Turns
 from clustersim.engine.bills import Bills
-from clustersim.engine.clock import Clock
-from clustersim.engine.order import Column, Task
-from clustersim.engine.pieces import Agenda, Piece, at, later, one_number, positions, size
+from clustersim.engine.clock import Clock, Queues, Served
+from clustersim.engine.order import Column, Piece, Task, at, later, one_number, positions, size
 from clustersim.engine.sites import Site, Standing, spread
-from clustersim.engine.turns import Queues, Served, Turns
 from clustersim.program import Compute, Serve
 
 Ints: TypeAlias = npt.NDArray[np.int64]

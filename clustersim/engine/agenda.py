@@ -1,7 +1,6 @@
-"""Ops that wait for their turn in time: work of servers, first come, first served; and kernels that may owe something.
+"""Pieces that wait: for other ranks of their op, or until it is known what they owe.
 
-A :class:`~clustersim.program.Serve` op that is ready is parked until the clock has reached its ready time: only then is
-it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
+A piece that nobody can notice yet waits for more of its op (``Task.look``).
 
 A kernel that is ready before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its
 turn when nothing unknown can happen before it: when the clock comes to the moment at which others could notice what it
@@ -20,50 +19,63 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.bills import Bills
-from clustersim.engine.clock import RELEASE, Clock
-from clustersim.engine.order import Task
-from clustersim.engine.pieces import EARLY, Agenda, Piece, at, highest, lowest, positions
+from clustersim.engine.order import Piece, Task, at, highest, lowest, one_number, positions
 
-Served: TypeAlias = tuple[Task, int, float, float]
-"""A task, the position of the rank in its role, and when it starts and ends there [s]."""
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+EARLY = 1 - 1e-9
+"""A piece is played this much, relatively, before it could matter: columns add in another order than the clock."""
+
+_NEVER = 1e300
+"""Later than anything the clock knows of: pieces that nobody will ever notice are played at the end."""
 
 
-class Queues:
-    """One queue per rank and stream that holds Serve ops.
+class Agenda:
+    """Pieces by the earliest moment at which they could matter to others."""
 
-    Parameters
-    ----------
-    clock : tells when somebody's turn to queue up has come. on_served : called with what was served, in order.
-    """
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, bool, int, Task, Piece]] = []
+        self._n = 0
 
-    def __init__(self, clock: Clock, on_served: Callable[[list[Served]], None]) -> None:
-        self.clock, self.on_served = clock, on_served
-        self._coming: list[tuple[float, tuple[int, int], int, Task]] = []
-        self._free: dict[tuple[int, str, int], float] = {}
-        self._calls: set[float] = set()
+    def __len__(self) -> int:
+        return len(self._heap)
 
-    def arrive(self, task: Task, who: npt.NDArray[np.int64] | slice) -> None:
-        """These ranks' ops are ready at their ready times, now or later."""
-        positions = np.arange(task.n)[who].tolist()
-        times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()
-        for position, ready in zip(positions, times, strict=True):
-            heappush(self._coming, (ready, task.key, position, task))
-            if ready not in self._calls:
-                self._calls.add(ready)
-                # After every transfer that ends at the same instant, so that ties go by place in the list.
-                self.clock.call(ready, self._due, ready, priority=RELEASE)
+    @property
+    def first(self) -> float:
+        """When the first one could matter [s]."""
+        return min(self._heap[0][0], _NEVER)
 
-    def _due(self, moment: float) -> None:
-        self._calls.discard(moment)
-        served: list[Served] = []
-        while self._coming and self._coming[0][0] <= self.clock.now:
-            ready, key, position, task = heappop(self._coming)
-            queue = (key[0], task.op.stream, position)
-            start = max(ready, self._free.get(queue, 0.0))
-            seconds = task.seconds
-            self._free[queue] = start + float(seconds if isinstance(seconds, float) else seconds[position])
-            served.append((task, position, start, self._free[queue]))
-        self.on_served(served)
+    def add(self, key: float, kernel: bool, task: Task, who: Piece) -> None:
+        """A piece that matters at ``key`` [s]; of one moment, kernels come last."""
+        self._n += 1
+        heappush(self._heap, (key, kernel, self._n, task, who))
+
+    def pop(self) -> tuple[float, bool, Task, Piece]:
+        """The first one: key, whether it is a kernel, task and ranks."""
+        key, kernel, _, task, who = heappop(self._heap)
+        return key, kernel, task, who
+
+    def wait(self, task: Task, who: Ints | slice | int) -> None:
+        """These ranks are ready, and nobody notices before the task's lookahead has passed."""
+        ready = at(task.ready, who)
+        due = (float(ready if isinstance(ready, float) else np.minimum.reduce(ready)) + task.look) * EARLY
+        if task.waiting is None or due < task.due:
+            task.due = due
+            self.add(due, False, task, None)
+        if task.waiting is None:
+            task.waiting = []
+        task.waiting.append(who)
+
+    def together(self, task: Task) -> Piece:
+        """All ranks of a task that have come while it waited."""
+        waiting, task.waiting = task.waiting or [], None
+        if len(waiting) == 1:
+            return waiting[0]
+        who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))
+        if len(who) < task.n:
+            return who
+        task.ready = one_number(task.ready)
+        return None
 
 
 class Turns:

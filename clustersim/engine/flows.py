@@ -1,15 +1,102 @@
-"""What came of flows: stretches of constant rate, made when the run is over."""
+"""Flows that always have one rate, as one object, and what came of them.
+
+Flows that cross the same slots with the same weights under the same ceiling are equal to max-min fairness, so they
+have one rate: a class of :class:`Equals`. The rates a class had over time are its :class:`Course`, and a transfer is
+known by the course it ran with, from when to when (:class:`Spells`): stretches of constant rate are made of these when
+the run is over, for most are never looked at.
+"""
 
 from __future__ import annotations
 
 from array import array
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.engine.loads import INSTANT
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+
+CEILING, UNKNOWN = -1, -2
+"""What holds a class back where no slot does: its own ceiling; nobody has looked yet."""
+
+
+class Equals:
+    """The flows of one class that are on their way.
+
+    number : of the class. slots, weights : what each takes, as arrays, as lists, and as ``pairs``. ceiling : [bytes/s].
+    n : flows. rate : [bytes/s] of each. moved : [bytes] that a flow there from the start has moved until ``since`` [s].
+    held : the slot that holds them back. booked : what the class takes in the books: rate times flows.
+    flows : heap of (``moved`` at its end, transfer, begin); ``planned``, the first one's end that was asked for.
+    course : the rates it had. version : tells wakes apart.
+    """
+
+    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "pairs", "planned", "rate",
+                 "since", "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
+
+    def __init__(self, number: int, slots: Ints, weights: Floats, ceiling: float) -> None:
+        self.number, self.slots, self.weights, self.ceiling = number, slots, weights, ceiling
+        self.slot_list, self.weight_list = slots.tolist(), weights.tolist()
+        self.pairs = list(zip(self.slot_list, self.weight_list, strict=True))
+        self.users = frozenset(self.slot_list)
+        self.flows: list[tuple[float, int, float]] = []
+        self.version = 0
+        self.empty(0.0)
+
+    def empty(self, now: float) -> None:
+        """Nobody is left."""
+        self.n, self.rate, self.moved, self.since = 0, 0.0, 0.0, now
+        self.held, self.booked, self.planned = UNKNOWN, 0.0, -1.0
+        self.course: Course | None = None
+        self.version += 1
+
+    def advance(self, now: float) -> None:
+        """Let time pass at the present rate."""
+        if now > self.since:
+            self.moved += self.rate * (now - self.since)
+            self.since = now
+
+    def join(self, transfer: int, nbytes: float, now: float) -> None:
+        """A flow begins, with so many bytes to move."""
+        self.advance(now)
+        heappush(self.flows, (self.moved + nbytes, transfer, now))
+        self.n += 1
+
+    def over(self, now: float, spells: Spells) -> list[int]:
+        """Transfers that end now."""
+        self.advance(now)
+        most = self.moved + self.rate * now * INSTANT
+        done: list[int] = []
+        while self.flows and (not done or self.flows[0][0] <= most):
+            _, transfer, begin = heappop(self.flows)
+            if self.course is not None:
+                spells.add(transfer, self.course, begin, now)
+            done.append(transfer)
+        self.n -= len(done)
+        return done
+
+    def set(self, rate: float, now: float) -> bool:
+        """From now on at this rate; whether its next end is another than it was."""
+        if self.rate == 0.0 or abs(rate - self.rate) > INSTANT * self.rate:
+            self.advance(now)
+            self.rate = rate
+            if self.course is None:
+                self.course = Course(now, rate)
+            else:
+                self.course.set(now, rate)
+        elif self.flows[0][0] == self.planned:
+            return False
+        self.planned = self.flows[0][0]
+        self.version += 1
+        return True
+
+    @property
+    def due(self) -> float:
+        """When its next flow ends [s]."""
+        return self.since + max(self.flows[0][0] - self.moved, 0.0) / self.rate
 
 
 class Course:
