@@ -9,6 +9,7 @@ NVLink, one 50 GB/s NIC a GPU).
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import statistics
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,6 +258,8 @@ def unit() -> float:
 
 def play(row: Row, repeats: int = 5) -> dict[str, Any]:
     """A row with its figures: medians of ``repeats`` runs, None where it cannot be played."""
+    # As installing does: where Python may not write bytecode, every process would compile what it imports.
+    compileall.compile_dir(Path(__file__).parent, quiet=2)
     costs, units = [], []
     for _ in range(repeats):
         units.append(unit())
