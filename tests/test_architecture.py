@@ -12,7 +12,7 @@ from conftest import ROOT
 
 import clustersim
 
-HEAVY = ("matplotlib", "scipy", "networkx", "simpy", "numba", "jinja2", "pandas", "torch")
+HEAVY = ("matplotlib", "scipy", "networkx", "simpy", "jinja2", "pandas", "torch")
 SOURCES = sorted((ROOT / "clustersim").rglob("*.py"))
 
 

@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.engine.fairshare import SOLVERS, _loops, max_min
-
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
-EVERY_SOLVER = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(name == "numba" and not HAS_NUMBA, reason="numba (extra `fast`) is not installed"),
-    )
-    for name in SOLVERS
-]
+from clustersim.engine.fairshare import max_min
 
 
-def rates(flows, capacities, ceilings=None, solver="numpy"):
+def rates(flows, capacities, ceilings=None):
     """``flows``: per flow a dict link -> weight."""
     ptr = np.cumsum([0, *(len(flow) for flow in flows)])
     links = np.array([link for flow in flows for link in flow], dtype=np.int64)
     weights = np.array([weight for flow in flows for weight in flow.values()], dtype=float)
     ceilings = np.full(len(flows), np.inf) if ceilings is None else np.asarray(ceilings, dtype=float)
-    return max_min(ptr, links, weights, np.asarray(capacities, dtype=float), ceilings, solver=solver)
+    return max_min(ptr, links, weights, np.asarray(capacities, dtype=float), ceilings)
 
 
-@pytest.mark.parametrize("solver", EVERY_SOLVER)
 class TestClosedForms:
-    def test_two_flows_on_one_link_get_half_each(self, solver):
-        assert rates([{0: 1}, {0: 1}], [10], solver=solver).tolist() == [5, 5]
+    def test_two_flows_on_one_link_get_half_each(self):
+        assert rates([{0: 1}, {0: 1}], [10]).tolist() == [5, 5]
 
-    def test_shares_are_equal_in_payload_whatever_each_byte_weighs(self, solver):
-        assert rates([{0: 1}, {0: 3}], [8], solver=solver).tolist() == [2, 2]
+    def test_shares_are_equal_in_payload_whatever_each_byte_weighs(self):
+        assert rates([{0: 1}, {0: 3}], [8]).tolist() == [2, 2]
 
-    def test_a_ceiling_leaves_the_rest_to_others(self, solver):
-        assert rates([{0: 1}, {0: 1}, {0: 1}], [12], [1, np.inf, np.inf], solver=solver).tolist() == [1, 5.5, 5.5]
+    def test_a_ceiling_leaves_the_rest_to_others(self):
+        assert rates([{0: 1}, {0: 1}, {0: 1}], [12], [1, np.inf, np.inf]).tolist() == [1, 5.5, 5.5]
 
-    def test_a_flow_held_elsewhere_leaves_the_rest_to_others(self, solver):
+    def test_a_flow_held_elsewhere_leaves_the_rest_to_others(self):
         # The textbook's line of two links: the long flow is held to 1 on the narrow one.
-        assert rates([{0: 1, 1: 1}, {0: 1}, {1: 1}], [2, 10], solver=solver).tolist() == [1, 1, 9]
+        assert rates([{0: 1, 1: 1}, {0: 1}, {1: 1}], [2, 10]).tolist() == [1, 1, 9]
 
-    def test_a_chain_of_ever_wider_links_freezes_one_after_another(self, solver):
+    def test_a_chain_of_ever_wider_links_freezes_one_after_another(self):
         flows = [{0: 1}, {0: 1, 1: 1}, {1: 1, 2: 1}, {2: 1}]
-        assert rates(flows, [2, 5, 10], solver=solver).tolist() == [1, 1, 4, 6]
+        assert rates(flows, [2, 5, 10]).tolist() == [1, 1, 4, 6]
 
-    def test_a_flow_without_links_runs_at_its_ceiling(self, solver):
-        assert rates([{}, {0: 2}], [10], [7, np.inf], solver=solver).tolist() == [7, 5]
+    def test_a_flow_without_links_runs_at_its_ceiling(self):
+        assert rates([{}, {0: 2}], [10], [7, np.inf]).tolist() == [7, 5]
 
-    def test_links_nobody_uses_change_nothing(self, solver):
-        assert rates([{5: 1}], [1e-9] * 5 + [4], solver=solver).tolist() == [4]
+    def test_links_nobody_uses_change_nothing(self):
+        assert rates([{5: 1}], [1e-9] * 5 + [4]).tolist() == [4]
 
-    def test_no_flows_is_no_rates(self, solver):
-        assert rates([], [1.0], solver=solver).tolist() == []
+    def test_no_flows_is_no_rates(self):
+        assert rates([], [1.0]).tolist() == []
 
 
 problems = st.integers(1, 6).flatmap(
@@ -93,16 +80,6 @@ def test_no_link_is_overfull_and_every_flow_has_a_bottleneck(problem):
             for link in flow
         )
         assert held or found[i] == ceilings[i]
-
-
-@given(problems)
-def test_the_loops_numba_compiles_agree_with_numpy(problem):
-    flows, ceilings = [pair[0] for pair in problem[1]], np.array([pair[1] for pair in problem[1]])
-    ptr = np.cumsum([0, *(len(flow) for flow in flows)])
-    links = np.array([link for flow in flows for link in flow], dtype=np.int64)
-    weights = np.array([weight for flow in flows for weight in flow.values()])
-    looped = _loops(ptr, links, weights, np.array(problem[0]), ceilings)
-    np.testing.assert_allclose(looped, rates(flows, problem[0], ceilings), rtol=1e-9)
 
 
 @given(problems, st.floats(1e-3, 1e9))

@@ -69,5 +69,5 @@ def test_max_min_of_random_flows(benchmark, n_flows):
     ptr, n_links = np.arange(n_flows + 1) * 6, 3 * n_flows // 4
     links = np.concatenate([rng.choice(n_links, 6, replace=False) for _ in range(n_flows)])
     arguments = ptr, links, np.ones(len(links)), rng.uniform(1, 10, n_links), np.full(n_flows, np.inf)
-    rates = benchmark(lambda: max_min(*arguments, solver="numpy"))
+    rates = benchmark(lambda: max_min(*arguments))
     assert np.all(rates > 0)
