@@ -63,6 +63,7 @@ class Network:
         self._place: dict[int, int] = {}
         self._leaf_place: dict[int, int] = {}
         self._searches: dict[tuple[int, ...], tuple[dict[int, int], list[int]]] = {}
+        self._firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         self._befores: dict[tuple[int, ...], list[int]] = {}
         self._hops: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._number_ports()
@@ -116,10 +117,11 @@ class Network:
             return self._one_by_one(src, dst, flow)
 
         def first(out: int, into: int) -> Sequence[int]:
-            heads = leaving.ends[out]
-            distance = self._distances(leaves[into], list(heads))
-            best = min((distance[v] for v in heads if v in distance), default=-1)
-            return [k for k, v in enumerate(heads) if distance.get(v) == best]
+            key = leaving.ends[out], leaves[into]
+            found = self._firsts.get(key)
+            if found is None:
+                found = self._firsts[key] = self._nearest(*key)
+            return found
 
         def nearer(at: int, into: int) -> Sequence[int]:
             distance = self._searches[leaves[into]][0]
@@ -180,6 +182,12 @@ class Network:
             found = [e for e in self.out[at] if distance.get(self._heads[e]) == nearer]
             self._hops[at, leaves] = found
         return found
+
+    def _nearest(self, heads: tuple[int, ...], leaves: tuple[int, ...]) -> list[int]:
+        """Places of those heads of up-links from which the leaves are nearest."""
+        distance = self._distances(leaves, list(heads))
+        best = min((distance[v] for v in heads if v in distance), default=-1)
+        return [k for k, v in enumerate(heads) if distance.get(v) == best]
 
     def _distances(self, leaves: tuple[int, ...], wanted: list[int]) -> dict[int, int]:
         """Hops to the nearest of the leaves, from switches as far out as the first of ``wanted``; resumed when asked

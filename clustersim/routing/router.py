@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cached_property
+from string import digits
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class Router:
         self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
         self._near: dict[int, tuple[int, ...]] = {}
         self._nics: dict[int, tuple[int, ...]] = {}
+        self._speeds: dict[int, tuple[float, ...]] = {}
         self._rail_of: dict[int, dict[int, int]] = {}
         nodes, first = np.unique(topology.vertex_node, return_index=True)
         self._anchor = dict(
@@ -87,6 +88,13 @@ class Router:
     def nic_bandwidth(self, nic: int) -> float:
         """Bytes/s of a NIC's network links, one direction; 0 if it has none."""
         return float(sum(self.topology.link_bandwidth[e] for e in self.network.out.get(nic, ())))
+
+    def nic_speeds(self, node: int) -> tuple[float, ...]:
+        """:meth:`nic_bandwidth` of a node's NICs, in order."""
+        found = self._speeds.get(node)
+        if found is None:
+            found = self._speeds[node] = tuple(self.nic_bandwidth(nic) for nic in self.nics_of_node(node))
+        return found
 
     # ---- one route --------------------------------------------------------------------------------------------------
 
@@ -188,8 +196,8 @@ class Router:
         return found
 
     def _number(self, nics: tuple[int, ...]) -> dict[int, int]:
-        digits = [re.search(r"\d+$", self.topology.vertex_names[nic]) for nic in nics]
-        numbers = [int(found.group()) if found else -1 for found in digits]
+        names = [self.topology.vertex_names[nic] for nic in nics]
+        numbers = [int(name[len(name.rstrip(digits)) :] or -1) for name in names]
         distinct = len(set(numbers)) == len(nics) and -1 not in numbers
         return dict(zip(numbers if distinct else range(len(nics)), nics, strict=True))
 

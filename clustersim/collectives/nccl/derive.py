@@ -9,8 +9,9 @@ from clustersim.collectives.nccl.system import System
 from clustersim.collectives.nccl.view import Nic, NodeView, Slot, nvlink_line_rate
 from clustersim.device import device
 from clustersim.errors import TopologyError
+from clustersim.memo import kept_with_first
 from clustersim.routing import Router, router
-from clustersim.topology import CPU, NVSWITCH, PCIE_SWITCH
+from clustersim.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
 from clustersim.transports import transport
 
 PCIE_SHARE = 12 / 15.75
@@ -45,9 +46,9 @@ def system_of(group: Group) -> System:
     cuts = np.flatnonzero(np.diff(domain[order])) + 1
     several = len(cuts) > 0
     views: dict[NodeView, None] = {}
-    known: dict[tuple[object, ...], NodeView] = {}
+    known = _known_views(group.topology)
     for members in np.split(group.gpus[order], cuts):
-        key = _key(routes, members, several)
+        key = version, several, _key(routes, members, several)
         if key not in known:
             known[key] = _Reader(routes, members, version).view(several)
         views[known[key]] = None
@@ -62,6 +63,12 @@ def system_of(group: Group) -> System:
         net_latency=_net_latency(routes, group) if several else 0.0,
         sm_max=newest if newest > oldest else 0,
     )
+
+
+@kept_with_first(maxsize=1)
+def _known_views(topology: Topology) -> dict[tuple[object, ...], NodeView]:
+    """Views of a topology's nodes by what they depend on: groups by the hundred look at nodes of the same build."""
+    return {}
 
 
 def _net_latency(routes: Router, group: Group) -> float:
@@ -80,9 +87,9 @@ def _key(routes: Router, members: Ints, several: bool) -> tuple[object, ...]:
     """Equal for nodes of one build with the same GPUs in use and their NICs at the same speed."""
     topology, islands = routes.topology, routes.islands
     nodes = np.unique(topology.vertex_node[members]).tolist()
-    speeds = tuple(tuple(routes.nic_bandwidth(nic) for nic in routes.nics_of_node(node)) for node in nodes if several)
+    speeds = tuple(routes.nic_speeds(node) for node in nodes if several)
     types = tuple(topology.node_types[node].name for node in nodes)
-    return int(islands.template[islands.of[members[0]]]), tuple(islands.local[members].tolist()), speeds, types
+    return int(islands.template[islands.of[members[0]]]), islands.local[members].tobytes(), speeds, types
 
 
 class _Reader:
