@@ -171,7 +171,7 @@ class Bills:
             return 0.0
         kernels, gaps = self._kernels[kernel.key[0]], self._gaps[kernel.key[0]]
         over = at(kernels[kernel.place - 1].end, who)
-        found = _most(_least(end, over) - start, 0.0)
+        found: Column = np.maximum(np.minimum(end, over) - start, 0.0)
         k = bisect_left(gaps, kernel.place) - 1
         if k < 0 or gaps[k] <= above or highest(at(kernels[gaps[k]].start, who)) <= lowest(start):
             return found
@@ -192,8 +192,8 @@ class Bills:
             if lowest(began) >= high:
                 break
             idle = at(_idle(kernels[place]), who)
-            now = _least(before + (time - began), idle)
-            found = _most(found, now)
+            now = np.minimum(before + (time - began), idle)
+            found = np.maximum(found, now)
             before = idle
         return found
 
@@ -233,7 +233,7 @@ class Bills:
         if of[0] == of[-1] and (len(site.ranks) == 1 or (of == of[0]).all()):
             of = of[:1]
         begins = _begins(standing, of, quiet)
-        least = _of(standing.latency, of) + _of(standing.moving, of)
+        least = at(standing.latency, of) + at(standing.moving, of)
         found: Floats = np.maximum(begins + least, quiet)
         if np.minimum.reduce(found) > wanted:
             return found
@@ -273,20 +273,8 @@ def _begins(standing: Standing, meetings: Ints, quiet: float) -> Floats:
     return found
 
 
-def _of(column: Column, which: Ints | int) -> Column:
-    return column if isinstance(column, float) else column[which]
-
-
 def _idle(kernel: Task) -> Column:
     return 0.0 if kernel.idle is None else kernel.idle
-
-
-def _least(one: Column, other: Column) -> Column:
-    return np.minimum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else min(one, other)
-
-
-def _most(one: Column, other: Column) -> Column:
-    return np.maximum(one, other) if isinstance(one, np.ndarray) or isinstance(other, np.ndarray) else max(one, other)
 
 
 def _stacked(columns: list[Column]) -> Column:

@@ -81,25 +81,9 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
 
 def level(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
     """Max-min fair rates of these classes in what ``usage`` (of each slot) leaves, and what holds each of them."""
-    if len(some) == 1:
-        return _level_one(some[0], usage)
     if sum(len(one.slot_list) for one in some) <= SMALL:
         return _level_few(some, usage)
     return _level_many(some, usage, rng)
-
-
-def _level_one(one: Equals, usage: Floats) -> tuple[list[float], list[int]]:
-    if not one.slot_list:
-        return [one.ceiling], [CEILING]
-    if len(one.slot_list) < SHORT:
-        rooms = [(1.0 - usage.item(s)) / (w * one.n) for s, w in zip(one.slot_list, one.weight_list, strict=True)]
-        best = min(rooms)
-        at = one.slot_list[rooms.index(best)]
-    else:
-        room = (1.0 - usage[one.slots]) / (one.weights * one.n)
-        k = int(room.argmin())
-        best, at = float(room[k]), one.slot_list[k]
-    return ([one.ceiling], [CEILING]) if one.ceiling <= best else ([max(best, 0.0)], [at])
 
 
 def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:
