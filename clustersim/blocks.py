@@ -41,8 +41,8 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
         """(k,), or where all agree (1,)."""
         return self.values if self.of is None else self.values[self.of]
 
-    def at(self, places: Ints) -> Floats:
-        """(len(places),), or where all agree (1,): what is at some places."""
+    def at(self, places: Ints | slice) -> Floats:
+        """(k,), or where all agree (1,): what is at some places."""
         if len(self.values) == 1:
             return self.values
         return self.values[places] if self.of is None else self.values[self.of[places]]

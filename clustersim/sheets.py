@@ -140,11 +140,16 @@ def _sheet(part: Part) -> Sheet:
     return Sheet(part.ranks, op[order], *times)
 
 
-def stacked(columns: Sequence[Column], places: Ints) -> Floats:
-    """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
+def stretch(places: Ints) -> Ints | slice:
+    """Places, or where they follow one another the slice that needs no copy."""
     n, first = len(places), int(places[0])
     straight = int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all()
-    own = slice(first, first + n) if straight else places
+    return slice(first, first + n) if straight else places
+
+
+def stacked(columns: Sequence[Column], places: Ints) -> Floats:
+    """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
+    n, own = len(places), stretch(places)
     kinds: dict[tuple[bool, int], list[int]] = {}
     for i, column in enumerate(columns):
         kinds.setdefault((len(column.values) > 1, id(column.of)), []).append(i)

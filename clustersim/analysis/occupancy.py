@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from clustersim.blocks import Block, Column
 from clustersim.program import COMPUTE_STREAM
-from clustersim.sheets import Sheet, stacked
+from clustersim.sheets import Sheet, stacked, stretch
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -31,11 +31,11 @@ STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_
 Span: TypeAlias = tuple[Column, Column]
 """When the same ops begin and end on some ranks."""
 
-AT_ONCE, MANY = 2**19, 4096
-"""Intervals in a table; and ranks that are always looked at together."""
+AT_ONCE = 2**21
+"""Intervals that are looked at together."""
 
 SWEPT = 256
-"""Ranks from which spans are looked at one by one, on all ranks, sooner than in a table of both."""
+"""Ranks from which spans are looked at one by one on all of them, sooner than in a table; a part has no fewer."""
 
 UNIONS = (("compute", "start"), ("talk", "start"), ("talk", "ready"), ("both", "start"), ("both", "ready"))
 """Whose spans, and where those that communicate begin: their length is all that is asked for."""
@@ -57,7 +57,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], list[Span]] = {}
-    for part in run.shelf.parts(ranks, AT_ONCE, MANY):
+    for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
         at = np.searchsorted(ranks, part.ranks)
         for u, (whose, since) in enumerate(UNIONS):
             for _, blocks in part.held:
@@ -101,7 +101,8 @@ def _swept(
     their own. On thousands of ranks this takes a tenth of the time."""
     found = [] if rows is None else [(float(a.mean()), a, b) for a, b in zip(*(c.T for c in rows), strict=True)]
     for places, spans in held:
-        found += [(a.mean, a.at(places), b.at(places)) for a, b in spans]
+        own = stretch(places)
+        found += [(a.mean, a.at(own), b.at(own)) for a, b in spans]
     found.sort(key=lambda span: span[0])
     inside = [(_inside(a, begin, end), _inside(b, begin, end)) for _, a, b in found]
     if not _put_in_order(inside):
