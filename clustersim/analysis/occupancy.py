@@ -31,7 +31,7 @@ STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_
 Span: TypeAlias = tuple[Column, Column]
 """When the same ops begin and end on some ranks."""
 
-AT_ONCE = 2**21
+AT_ONCE = 2**22
 """Intervals that are looked at together."""
 
 SWEPT = 256
