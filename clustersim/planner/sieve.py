@@ -191,11 +191,13 @@ class _Form:
         scenario = replace(
             self.scenario, config=msgspec.structs.replace(self.scenario.config, gradient_accumulation_steps=passes)
         )
-        states = [state_bytes(scenario, self.parallel, mesh, stage) for stage in parts.stages]
+        states = [state_bytes(scenario, self.parallel, mesh, stage, row) for stage in parts.stages]
         orders = self._order(scenario, parts, row, passes, place)
         key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
         if key not in self.sieve.held and not self.parallel.deferral(passes):
-            self.sieve.held[key] = activations(parts, orders, self.element)
+            self.sieve.held[key] = activations(
+                parts, orders, self.element, keeps_sent=not self.parallel.deallocate_pipeline_outputs
+            )
         versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
         always, ending = (_always(parts, states, versions, updating=updating) for updating in (False, True))
         if self.parallel.deferral(passes):  # a head that waits for the end of the step is walked as a run walks it
@@ -265,7 +267,7 @@ class _Form:
         # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
         each = passes / 2 if row.placement == "both" else float(passes)
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
-        serial, beside, shard = self._data(scenario, traffic, parts, passes)
+        serial, beside, shard = self._data(scenario, traffic, parts, row, passes)
         local = self._local(place, micro)
         dense, expert = counts(parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
@@ -314,7 +316,7 @@ class _Form:
         return local_cost(replace(self.scenario, config=config), gpu)
 
     def _data(
-        self, scenario: Scenario, traffic: Traffic, parts: Partition, passes: int
+        self, scenario: Scenario, traffic: Traffic, parts: Partition, row: Schedule, passes: int
     ) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
@@ -333,7 +335,7 @@ class _Form:
             return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
         if sharding_zero(scenario) is not None:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
-        knobs = replica_config(scenario, self.parallel)
+        knobs = replica_config(scenario, self.parallel, row)
         if self.parallel.num_distributed_optimizer_instances > 1:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
         kind = "reduce_scatter" if knobs.distributed else "all_reduce"

@@ -46,22 +46,25 @@ def counts(parts: Partition) -> tuple[Floats, Floats]:
     return dense, expert
 
 
-def activations(parts: Partition, orders: Orders, element: int) -> Floats:
+def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: bool = False) -> Floats:
     """(ranks,) bytes of activations and logits at the fullest moment, for micro-batches of one sample.
 
-    ``element`` : bytes of an activation. As :func:`clustersim.builder.stage_memory.stages` walks it, without a head
-    whose weight gradients are deferred.
+    ``element`` : bytes of an activation. ``keeps_sent`` : what a stage has sent is kept until its backward. As
+    :func:`clustersim.builder.stage_memory.stages` walks it, without a head whose weight gradients are deferred.
     """
     flights = _flights(orders)
-    return np.array([(rows @ _bytes(stage, element)).max() for rows, stage in zip(flights, parts.stages, strict=True)])
+    return np.array(
+        [(rows @ _bytes(stage, element, keeps_sent)).max() for rows, stage in zip(flights, parts.stages, strict=True)]
+    )
 
 
-def _bytes(stage: Stage, element: int) -> Floats:
+def _bytes(stage: Stage, element: int, keeps_sent: bool) -> Floats:
     """(4 x chunks,) of one sample: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    rows = [(element * sum(x.kept for x in c.layers) + 4.0 * sum(x.fp32_kept for x in c.layers),
+    sent = [element * keeps_sent * chunk.message for chunk in stage.chunks]
+    rows = [(more + element * sum(x.kept for x in c.layers) + 4.0 * sum(x.fp32_kept for x in c.layers),
              element * sum(x.kept_for_weights for x in c.layers), element * sum(x.stashed for x in c.layers),
-             element * max((x.repeated for x in c.layers), default=0.0)) for c in stage.chunks]  # fmt: skip
+             element * max((x.repeated for x in c.layers), default=0.0)) for c, more in zip(stage.chunks, sent, strict=True)]  # fmt: skip
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 
