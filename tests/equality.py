@@ -26,9 +26,9 @@ from clustersim.timeline import LinkUse, Timeline
 TOLERANCE = 1e-9
 
 
-REASONS = ("waits forever", "disagree", "dead link")
+REASONS = ("waits forever", "disagree", "dead link", "two faults")
 """Why a Program cannot be played: ranks that wait for each other, members that ask for different things, a link without
-bandwidth."""
+bandwidth. Of two such faults the engine and the oracle may each meet another first: neither plays it."""
 
 
 @dataclass
@@ -49,8 +49,11 @@ def compare(case: random_programs.Case) -> Result:
     """Play a case twice."""
     (timeline, refused), (played, stuck) = _engine(case), _oracle(case)
     if refused or stuck:
-        same = refused == stuck
-        return Result(failed=stuck or refused, wrong="" if same else f"engine {refused!r}, oracle {stuck!r}")
+        if refused == stuck:
+            return Result(failed=stuck)
+        if {refused, stuck} <= set(REASONS):
+            return Result(failed=REASONS[3])
+        return Result(failed=stuck or refused, wrong=f"engine {refused!r}, oracle {stuck!r}")
     result = Result()
     _spans(timeline, played, result)
     if not result.wrong:

@@ -140,9 +140,10 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
             "is named"
         )
     everything = ranges.of_step("all")
+    uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
     yield (
         f"+-: half of {everything.rows} published steps lay within it, by kind of strategy (validated "
-        f"{ranges.as_of()}); the input pipeline, failures and checkpoints are not counted"
+        f"{ranges.as_of()}); {uncounted} not counted"
     )
 
 

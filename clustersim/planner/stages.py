@@ -61,10 +61,15 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
 def _bytes(stage: Stage, element: int, keeps_sent: bool) -> Floats:
     """(4 x chunks,) of one sample: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    sent = [element * keeps_sent * chunk.message for chunk in stage.chunks]
-    rows = [(more + element * sum(x.kept for x in c.layers) + 4.0 * sum(x.fp32_kept for x in c.layers),
-             element * sum(x.kept_for_weights for x in c.layers), element * sum(x.stashed for x in c.layers),
-             element * max((x.repeated for x in c.layers), default=0.0)) for c, more in zip(stage.chunks, sent, strict=True)]  # fmt: skip
+    rows = []
+    for chunk in stage.chunks:
+        kept, weights, stashed = (
+            element * sum(getattr(layer, name) for layer in chunk.layers)
+            for name in ("kept", "kept_for_weights", "stashed")
+        )
+        more = element * chunk.message * keeps_sent + 4.0 * sum(layer.fp32_kept for layer in chunk.layers)
+        again = element * max((layer.repeated for layer in chunk.layers), default=0.0)
+        rows.append((kept + more, weights, stashed, again))
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 
