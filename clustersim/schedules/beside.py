@@ -11,20 +11,20 @@ from clustersim.schedules.base import Order, Slot
 
 
 def beside(order: Order) -> Order:
-    """The order with each forward of its steady state joined to the next backward of another micro-batch.
+    """The order with each backward of its steady state joined to the forward behind it, of another micro-batch.
 
-    A backward right behind its own forward (one stage, or the last one) is joined to the forward that follows it.
+    The forward before it would be one too early: the next stage's backward, which this one waits for, would itself run
+    beside a forward that waits for that one.
 
     >>> from clustersim.schedules.notation import parse, text
     >>> [text(beside(parse(line))) for line in ("F0 F1 F2 B0 F3 B1 B2 B3", "F0 B0 F1 B1")]
-    ['F0 F1 (F2|B0) (F3|B1) B2 B3', 'F0 (F1|B0) B1']
+    ['F0 F1 F2 (F3|B0) B1 B2 B3', 'F0 (F1|B0) B1']
     """
     found: list[Slot] = []
     for slot in order:
         before = found[-1] if found else ()
-        alone = len(before) == len(slot) == 1
-        if alone and {before[0].kind, slot[0].kind} == {"F", "B"} and before[0][1:] != slot[0][1:]:
-            found[-1] = (*before, *slot) if before[0].kind == "F" else (*slot, *before)
+        if len(before) == len(slot) == 1 and (before[0].kind, slot[0].kind) == ("B", "F"):
+            found[-1] = (*slot, *before)
         else:
             found.append(slot)
     return tuple(found)
