@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,11 +16,13 @@ import clustersim
 from clustersim import plots
 from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, ProgramError
-from clustersim.plots.animation import _HEIGHT, _WIDTH, FRAMES_A_STEP, HOLD, _Ring, film, ring_frame
+from clustersim.plots.animation import _HEIGHT, _WIDTH, _Ring, film, film_frame
 from clustersim.plots.dimensions import mesh_on_machine
 from clustersim.plots.heat import binned
 from clustersim.plots.intervals import packed
+from clustersim.plots.movie import FRAMES_A_STEP
 from clustersim.plots.of_run import PICTURES
+from clustersim.plots.pipeline import usual_step
 from clustersim.plots.shares import STATE_STYLE, rank_groups
 from clustersim.scenario.mesh_table import drawable
 from clustersim.scenario.parts import placed
@@ -155,12 +159,11 @@ def test_a_ring_s_transfers_take_the_time_of_their_bytes_and_wait_for_what_they_
 
 
 def test_the_film_has_every_frame(ring, tmp_path):
-    path = plots.ring_animation(ring, tmp_path / "ring.gif")
+    path = plots.ring_movie(ring).save(tmp_path / "ring.gif")
     shown = Image.open(path)
-    # Pillow keeps one of neighbouring frames that are equal, as the last ones are.
-    assert 6 * FRAMES_A_STEP <= shown.n_frames <= 6 * FRAMES_A_STEP + 1 + HOLD
+    assert shown.n_frames == 6 * FRAMES_A_STEP + 1
     assert path.stat().st_size < 600_000
-    assert "0% of pieces" in plots.alt_text(ring_frame(ring, 0.0))
+    assert "0% of pieces" in plots.alt_text(film_frame(ring, 0.0))
 
 
 def test_only_a_chunk_run_of_that_schedule_makes_a_film(ring):
@@ -254,7 +257,7 @@ def test_every_gpu_of_a_ring_is_inside_the_picture_and_clear_of_its_neighbours(n
 
 def test_a_ring_says_which_half_it_is_in_between_its_steps_too(ring):
     ends = np.unique(ring.end)[:-1]
-    said = [ring_frame(ring, float(t)).axes[0].texts[-2].get_text().split("\n")[0] for t in ends]
+    said = [film_frame(ring, float(t)).axes[0].texts[-2].get_text().split("\n")[0] for t in ends]
     assert said[:2] == ["reduce-scatter"] * 2  # the third step's end is the beginning of the other half
     assert said[3:] == ["all-gather"] * 2
 
@@ -298,3 +301,24 @@ def test_a_pipelines_legend_lies_within_the_picture_whatever_actions_and_chunks_
     inside = figure.legends[0].get_window_extent()
     assert inside.x0 >= 0
     assert inside.x1 <= figure.bbox.x1
+
+
+def test_a_pipeline_s_film_begins_empty_and_ends_as_the_grid(split_run):
+    begin, end = usual_step(split_run.timeline)
+    drawn = [
+        sum(len(c.get_paths()) for c in plots.pipeline_grid(split_run.timeline, until=t).axes[0].collections)
+        for t in (begin, (begin + end) / 2, end, end + 1.0)
+    ]
+    whole = plots.pipeline_grid(split_run.timeline)
+    assert drawn[0] < drawn[1] < drawn[2] == drawn[3]
+    assert drawn[3] == sum(len(c.get_paths()) for c in whole.axes[0].collections)
+    assert plots.alt_text(plots.pipeline_grid(split_run.timeline, until=end)) == plots.alt_text(whole)
+
+
+def test_a_film_is_any_figure_at_one_moment_after_the_other(split_run):
+    short = plots.movie(lambda t: plots.lines({"a": ([0, 1], [0, t])}), [1.0, 2.0, 3.0], "A line that rises.")
+    shown = Image.open(io.BytesIO(short.gif))
+    assert shown.n_frames == 3
+    assert 'alt="A line that rises."' in short._repr_html_()
+    with pytest.raises(ProgramError, match="moments"):
+        plots.movie(lambda t: plots.lines({}), [], "nothing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -68,8 +70,7 @@ def test_states_and_steps_must_match():
 
 
 def test_a_film_shows_itself_in_a_notebook(monkeypatch):
-    monkeypatch.setattr("clustersim.plots.animation.FRAMES_A_STEP", 1)
-    monkeypatch.setattr("clustersim.plots.animation.HOLD", 1)
+    monkeypatch.setattr(sys.modules["clustersim.plots.movie"], "FRAMES_A_STEP", 1)
     html = plots.ring_movie(plots.ring_run(2))._repr_html_()
     assert html.startswith('<img alt="A film of a ring all-reduce of 2 GPUs, ')
     assert "data:image/gif;base64,R0lGOD" in html

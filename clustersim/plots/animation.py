@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.outputs import fresh
 from clustersim.plots.style import FAINT, INK, QUIET, series, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-FPS, FRAMES_A_STEP, HOLD = 12, 9, 14
-"""Frames a second, frames for one ring step, frames that the result stands still."""
 _CELL = 0.15
 """Half a piece's width, and its height, where there is room for it."""
 _WIDTH, _HEIGHT = 1.75, 1.66
@@ -132,7 +128,7 @@ def film(schedule: Schedule, timeline: Timeline) -> Film:
     return Film(schedule, start, end)
 
 
-def ring_frame(shown: Film, time: float, title: str | None = None) -> Figure:
+def film_frame(shown: Film, time: float, title: str | None = None) -> Figure:
     """One moment: pieces in each GPU, and those on their way."""
     from matplotlib.figure import Figure
 
@@ -141,28 +137,6 @@ def ring_frame(shown: Film, time: float, title: str | None = None) -> Figure:
     complete = shown.held(time).all(axis=2).mean()
     alt = f"Ring all-reduce of {shown.n} GPUs at {format_time(max(time, 0.0))}: {complete:.0%} of pieces are complete."
     return titled(figure, title, alt)
-
-
-def ring_animation(shown: Film, path: str | Path, title: str | None = None) -> Path:
-    """Write the whole film as a GIF; returns its path."""
-    from matplotlib.animation import PillowWriter
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    titled(figure, title, f"Ring all-reduce of {shown.n} GPUs, moment by moment.")
-    last = float(shown.end.max())
-    steps = 2 * (shown.n - 1)
-    times = np.concatenate([np.linspace(0.0, last, steps * FRAMES_A_STEP + 1), np.full(HOLD, last)])
-    writer = PillowWriter(fps=FPS)
-    with fresh(Path(path)) as temporary, writer.saving(figure, str(temporary), dpi=100):
-        for time in times.tolist():
-            for axes in list(figure.axes):
-                axes.remove()
-            _draw(figure, shown, time)
-            writer.grab_frame()
-    return Path(path)
 
 
 def _draw(figure: Figure, shown: Film, time: float) -> None:

@@ -1,33 +1,103 @@
-"""Pictures that move, for a notebook: the bytes of a GIF, and words for those who cannot see it."""
+"""Pictures that move, for a notebook: a film is any figure function drawn at one moment after the other."""
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from clustersim.plots.animation import Film, ring_animation
+import numpy as np
+
+from clustersim.errors import ProgramError
+from clustersim.outputs import fresh
+from clustersim.plots.animation import Film, film_frame
+from clustersim.plots.pipeline import pipeline_grid, usual_step
 from clustersim.plots.style import image
+from clustersim.timeline import Timeline
 from clustersim.units import format_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image as Pixels
+
+FPS, FRAMES_A_STEP, FRAMES, HOLD = 12, 9, 36, 14
+"""Frames a second, frames for one ring step, frames of a pipeline's step, frames that the last moment stands still."""
+DPI = 90
 
 
 @dataclass(frozen=True)
 class Movie:
     """A ``gif`` and what it shows, ``alt``."""
 
-    gif: bytes
+    gif: bytes = field(repr=False)
     alt: str
 
     def _repr_html_(self) -> str:
         return image(self.gif, "gif", self.alt)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the GIF; returns its path."""
+        with fresh(Path(path)) as temporary:
+            temporary.write_bytes(self.gif)
+        return Path(path)
+
+
+def movie(frame: Callable[[float], Figure], moments: Sequence[float], alt: str) -> Movie:
+    """The figures that ``frame`` draws at these moments, one after the other, for ever; the last one stands still.
+
+    All figures must be of one size. Raises :class:`ProgramError` without moments.
+    """
+    if not len(moments):
+        raise ProgramError("a film needs moments to show")
+    from PIL import Image
+
+    frames = [_pixels(frame(float(moment))) for moment in moments]
+    palette = _palette(frames)
+    few = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
+    times = [1000 // FPS] * (len(few) - 1) + [1000 * HOLD // FPS]
+    drawn = io.BytesIO()
+    few[0].save(drawn, format="gif", save_all=True, append_images=few[1:], duration=times, loop=0)
+    return Movie(drawn.getvalue(), alt)
+
+
+def _pixels(figure: Figure) -> Pixels:
+    """Drawn once: saving a figure would lay it out and draw it a second time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    figure.set_dpi(DPI)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def _palette(frames: Sequence[Pixels]) -> Pixels:
+    """One set of colours for the whole film, of its first, middle and last frame: nothing flickers."""
+    from PIL import Image
+
+    width, height = frames[0].size
+    some = Image.new("RGB", (width, 3 * height))
+    for k, one in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
+        some.paste(one, (0, k * height))
+    return some.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+
 
 def ring_movie(film: Film, title: str | None = None) -> Movie:
     """The film of :func:`clustersim.plots.animation.ring_run`, shown where it is a notebook cell's last value."""
-    with tempfile.TemporaryDirectory() as folder:
-        gif = ring_animation(film, Path(folder) / "ring.gif", title).read_bytes()
+    last = float(film.end.max())
     alt = (
-        f"A film of a ring all-reduce of {film.n} GPUs, {format_time(float(film.end.max()))} long: pieces travel from "
+        f"A film of a ring all-reduce of {film.n} GPUs, {format_time(last)} long: pieces travel from "
         "each GPU to the next, first to be added up, then to be passed on."
     )
-    return Movie(gif, alt)
+    moments = np.linspace(0.0, last, 2 * (film.n - 1) * FRAMES_A_STEP + 1)
+    return movie(lambda time: film_frame(film, time, title), moments.tolist(), alt)
+
+
+def pipeline_movie(timeline: Timeline, window: tuple[float, float] | None = None, title: str | None = None) -> Movie:
+    """The grid of :func:`clustersim.plots.pipeline_grid` as it comes about; idle shares are those until then."""
+    begin, end = window or usual_step(timeline)
+    whole = str(pipeline_grid(timeline, (begin, end)).get_label())
+    moments = np.linspace(begin, end, FRAMES).tolist()
+    return movie(lambda time: pipeline_grid(timeline, (begin, end), title, until=time), moments, f"A film. {whole}")

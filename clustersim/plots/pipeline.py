@@ -28,17 +28,20 @@ REST: dict[str, dict[str, Any]] = {
 }
 """What is no action of the schedule, and how it is drawn."""
 _ROW, _BAR = 0.36, 0.86
+FIGURE_SPACE = "\u2007"
+"""As wide as a digit: words on the right begin at one place, and a film's frames are as wide as each other."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is drawn: the window [s], a row's stage and rank from the top down, and the actions inside."""
+    """What is drawn: the window [s], each row's stage and rank from the top down, the actions; drawn ``until`` [s]."""
 
     begin: float
     end: float
     rows: tuple[tuple[int, int], ...]
     done: tuple[plays.Action, ...]
+    until: float
 
     @property
     def microbatches(self) -> list[int]:
@@ -52,17 +55,19 @@ def pipeline_grid(
     title: str | None = None,
     ranks: Sequence[int] | None = None,
     arrows: bool = False,
+    until: float | None = None,
 ) -> Figure:
     """Stages over time: colour by micro-batch, light for forward and dark for backward, white where nobody works.
 
     Parameters
     ----------
     window : (begin, end) [s]; None is the steady step whose time is the median. ranks : a row for each; None is the
-        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom.
+        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom. until : what comes later [s]
+        is not drawn yet; None draws all.
 
     Raises :class:`ProgramError` for a run without stages, and for a window without actions.
     """
-    grid = _grid(timeline, window, ranks)
+    grid = _grid(timeline, window, ranks, until)
     figure = new_figure(_ROW * len(grid.rows) + (1.55 if title else 1.25))
     axes = figure.add_subplot()
     scale, unit = time_unit(grid.end - grid.begin)
@@ -81,7 +86,9 @@ def usual_step(timeline: Timeline) -> tuple[float, float]:
     return found[sorted(kept, key=lambda s: found[s][1] - found[s][0])[(len(kept) - 1) // 2]]
 
 
-def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> Grid:
+def _grid(
+    timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None, until: float | None
+) -> Grid:
     at = pipeline.stages(timeline)
     if not at or not pipeline.has_pipeline(timeline):
         raise ProgramError("nothing to draw: no op of this run has a pipeline stage and a micro-batch")
@@ -96,7 +103,7 @@ def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequenc
     inside = tuple(a for a in done if a.end > begin and a.start < end)
     if not inside:
         raise ProgramError(f"nothing to draw: no action between {begin:g} s and {end:g} s")
-    return Grid(begin, end, rows, inside)
+    return Grid(begin, end, rows, inside, end if until is None else min(until, end))
 
 
 def shade(place: float | None, lightness: float) -> tuple[float, float, float]:
@@ -124,7 +131,9 @@ def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
     chunks = sorted({a.chunk for a in grid.done})
     inches = WIDTH * 0.8 / (grid.end - grid.begin)
     for a in grid.done:
-        low, high, y = max(a.start, grid.begin), min(a.end, grid.end), y_of[a.rank]
+        low, high, y = max(a.start, grid.begin), min(a.end, grid.until), y_of[a.rank]
+        if high <= low:
+            continue
         colour = shade(places[a.microbatch], SHADES.get(a.action, 0.7))
         axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y - _BAR / 2, _BAR),
                          fc=colour, ec="white", linewidth=0.5)  # fmt: skip
@@ -145,6 +154,7 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list
         if high > low and op.bound != "host" and not (op.label and op.label.action):
             what = list(REST)[op.kind == "compute"]
             drawn.add(what)
+            high = max(low, min(high, grid.until))
             axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y_of[rank] - _BAR / 4, _BAR / 2),
                              **REST[what])  # fmt: skip
     return sorted(drawn)
@@ -159,7 +169,7 @@ def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
     for a in grid.done:
         needs = plays.before(a, ways.get(a.microbatch, ()))
         source = ended.get((a.microbatch, *needs)) if needs else None
-        if source is not None and source.stage != a.stage and source.end <= a.start + 1e-9:
+        if source is not None and source.stage != a.stage and source.end <= a.start + 1e-9 and a.start <= grid.until:
             begin, end = ((t - grid.begin) * scale for t in (source.end, a.start))
             up = 1 if y_of[a.stage] > y_of[source.stage] else -1
             axes.annotate("", (end, y_of[a.stage] - up * _BAR / 2), (begin, y_of[source.stage] + up * _BAR / 2),
@@ -180,18 +190,20 @@ def _finish(axes: Axes, grid: Grid, scale: float, unit: str, sizes: dict[int, in
     axes.set_yticks(range(n), names, fontsize=9)
     axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
     for y, idle in enumerate(_idle(grid)):
-        axes.text(1.008, y, f"{idle:.0%} idle", transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET,
+        words = f"{idle:>4.0%} idle".replace(" ", FIGURE_SPACE, 4 - len(f"{idle:.0%}"))
+        axes.text(1.008, y, words, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET,
                   va="center_baseline")  # fmt: skip
 
 
 def _idle(grid: Grid) -> list[float]:
-    """Share of the window in which each row does no action."""
+    """Share of what is drawn in which each row does no action."""
     busy = {rank: 0.0 for _, rank in grid.rows}
     reached = dict.fromkeys(busy, grid.begin)
     for a in sorted(grid.done, key=lambda a: a.start):
-        busy[a.rank] += max(0.0, min(a.end, grid.end) - max(a.start, reached[a.rank]))
+        busy[a.rank] += max(0.0, min(a.end, grid.until) - max(a.start, reached[a.rank]))
         reached[a.rank] = max(reached[a.rank], a.end)
-    return [1 - busy[rank] / (grid.end - grid.begin) for _, rank in grid.rows]
+    length = grid.until - grid.begin
+    return [1 - busy[rank] / length if length > 0 else 0.0 for _, rank in grid.rows]
 
 
 def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
