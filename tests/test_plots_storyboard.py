@@ -9,6 +9,7 @@ import pytest
 
 from clustersim import plots
 from clustersim.errors import ProgramError
+from clustersim.plots.animation import film_frame
 from clustersim.plots.storyboard import _contributions
 
 N = 4
@@ -74,3 +75,24 @@ def test_a_film_shows_itself_in_a_notebook(monkeypatch):
     html = plots.ring_movie(plots.ring_run(2))._repr_html_()
     assert html.startswith('<img alt="A film of a ring all-reduce of 2 GPUs, ')
     assert "data:image/gif;base64,R0lGOD" in html
+
+
+def test_in_an_all_to_all_everybody_ends_with_the_piece_that_each_had_for_it():
+    film = plots.swap_run(nbytes=2.0**20)
+    before, after = film.held(-1.0), film.held(float(film.end.max()))
+    for src in range(4):
+        for dst in range(4):
+            piece = src * 4 + dst
+            assert before[:, piece].any(axis=1).tolist() == [gpu == src for gpu in range(4)]
+            assert after[dst, piece, src]
+    far = film.schedule.src // 2 != film.schedule.dst // 2
+    assert film.end[far].min() > film.end[~far].max()
+
+
+def test_the_film_of_an_all_to_all_shows_every_piece_once_at_each_moment():
+    film = plots.swap_run(nbytes=2.0**20)
+    last = float(film.end.max())
+    for time in (0.0, 0.3 * last, 0.7 * last, last):
+        numbers = [t.get_text() for t in film_frame(film, time).axes[0].texts if t.get_text().isdigit()]
+        assert sorted(numbers) == sorted(4 * "0123")
+    assert "12 of 12" in film_frame(film, last).axes[0].texts[-2].get_text()

@@ -7,7 +7,7 @@ One file a picture; each takes a Timeline, a Topology or a table and returns a m
 from __future__ import annotations
 
 from clustersim.plots.accuracy import accuracy
-from clustersim.plots.animation import ring_run
+from clustersim.plots.animation import ring_run, swap_run
 from clustersim.plots.curves import scaling
 from clustersim.plots.degrees import Cell, degrees
 from clustersim.plots.exchange import exchange_times
@@ -17,7 +17,7 @@ from clustersim.plots.front import Dot, front
 from clustersim.plots.heat import link_heat
 from clustersim.plots.lines import lines
 from clustersim.plots.machine import link_loads, loaded_topology
-from clustersim.plots.movie import Movie, movie, pipeline_movie, ring_movie
+from clustersim.plots.movie import Movie, movie, pipeline_movie, ring_movie, swap_movie
 from clustersim.plots.of_run import PICTURES, View, picture
 from clustersim.plots.of_sweep import sweep_curves
 from clustersim.plots.pair import gantt_pair
@@ -69,6 +69,8 @@ __all__ = [
     "save",
     "scaling",
     "storyboard",
+    "swap_movie",
+    "swap_run",
     "sweep_curves",
     "table",
     "tornado",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+ASIDE = 0.22
+"""How far beside the straight line pieces of an all-to-all travel: those that come the other way pass."""
 _CELL = 0.15
 """Half a piece's width, and its height, where there is room for it."""
 _WIDTH, _HEIGHT = 1.75, 1.66
@@ -60,6 +63,11 @@ class _Ring:
         """Of the rows of a box."""
         return (self.pieces + 0.5) * self.high
 
+    def row(self, gpu: int, k: int) -> tuple[float, float]:
+        """Lower left corner of the k-th piece in a GPU's box."""
+        x, y = self.spots[gpu].tolist()
+        return x - self.wide, y - self.height / 2 + self.height - (k + 1.12) * self.high
+
 
 @dataclass(frozen=True, eq=False)
 class Film:
@@ -67,12 +75,15 @@ class Film:
 
     Parameters
     ----------
-    schedule : of the collective. start, end : (T,) float [s] of each transfer.
+    schedule : of the collective. start, end : (T,) float [s] of each transfer. swaps : an all-to-all, in which
+        everybody has a piece for everybody and nothing is added up. machines : of the GPUs.
     """
 
     schedule: Schedule
     start: Floats
     end: Floats
+    swaps: bool = False
+    machines: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -83,7 +94,11 @@ class Film:
         """(GPUs, pieces, GPUs): whose contributions each GPU's copy of each piece holds at a time [s]."""
         s, n = self.schedule, self.n
         state = np.zeros((n, s.n_chunks, n), dtype=bool)
-        state[np.arange(n), :, np.arange(n)] = True
+        if self.swaps:
+            own = np.arange(n * n) // n
+            state[own, np.arange(n * n), own] = True
+        else:
+            state[np.arange(n), :, np.arange(n)] = True
         for t in np.argsort(self.end, kind="stable").tolist():
             if self.end[t] > time:
                 break
@@ -97,21 +112,31 @@ class Film:
 
 def ring_run(n: int = 4, nbytes: float = 64 * 2**20, topology: str = "hgx-a100") -> Film:
     """Play one all-reduce of ``nbytes`` on a ring of ``n`` GPUs of one machine, transfer by transfer."""
+    return _played("all_reduce", "ring", nbytes, topology, 1, n)
+
+
+def swap_run(nbytes: float = 64 * 2**20, topology: str = "hgx-h100", nodes: int = 2, gpus: int = 2) -> Film:
+    """Play one all-to-all in which each of ``gpus`` GPUs of each machine has ``nbytes``, transfer by transfer."""
+    return _played("all_to_all", "direct", nbytes, topology, nodes, gpus)
+
+
+def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int, gpus: int) -> Film:
     from clustersim import collectives, engine, fabrics
     from clustersim.collectives.base import Group, Request
     from clustersim.engine.replay import schedule_of
     from clustersim.program import Collective, Program, Role
 
-    machine = fabrics.load(topology, nodes=1)
-    mesh = fabrics.mesh(machine, nodes=1, nproc_per_node=n)
-    request = Request("all_reduce", nbytes, algorithm="ring")
+    machine = fabrics.load(topology, nodes=nodes)
+    mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus)
+    request = Request(kind, nbytes, algorithm=algorithm)
     group = Group(machine, mesh.gpus)
     plan = collectives.plan(request, group, backend="ideal", n_channels=1)
     ranks = mesh.world_group()
-    op = Collective("all_reduce", "all_reduce", nbytes, ranks, algorithm="ring")
-    program = Program(n, (Role("worker", ranks[0], (op,)),))
+    op = Collective(kind, kind, nbytes, ranks, algorithm=algorithm)
+    program = Program(mesh.world_size, (Role("worker", ranks[0], (op,)),))
     timeline = engine.simulate(program, machine, mesh, planner=lambda *_: plan, fidelity="chunk")
-    return film(schedule_of(request, group, plan), timeline)
+    machines = tuple(rank // gpus for rank in range(nodes * gpus))
+    return replace(film(schedule_of(request, group, plan), timeline), swaps=kind == "all_to_all", machines=machines)
 
 
 def film(schedule: Schedule, timeline: Timeline) -> Film:
@@ -133,73 +158,106 @@ def film_frame(shown: Film, time: float, title: str | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    _draw(figure, shown, time)
-    complete = shown.held(time).all(axis=2).mean()
-    alt = f"Ring all-reduce of {shown.n} GPUs at {format_time(max(time, 0.0))}: {complete:.0%} of pieces are complete."
-    return titled(figure, title, alt)
-
-
-def _draw(figure: Figure, shown: Film, time: float) -> None:
     axes = figure.add_subplot()
     axes.set_aspect("equal")
     axes.set_xlim(-_WIDTH, _WIDTH)
     axes.set_ylim(-_HEIGHT, _HEIGHT)
     axes.set_axis_off()
-    ring = _Ring.of(shown.n, shown.schedule.n_chunks)
-    state = shown.held(time)
-    flying = np.flatnonzero((shown.start <= time) & (time < shown.end))
+    (_draw_swap if shown.swaps else _draw_ring)(axes, shown, time)
+    there = (shown.end <= time).mean() if shown.swaps else shown.held(time).all(axis=2).mean()
+    what = f"All-to-all of {shown.n} GPUs" if shown.swaps else f"Ring all-reduce of {shown.n} GPUs"
+    words = "there" if shown.swaps else "complete"
+    return titled(figure, title, f"{what} at {format_time(max(time, 0.0))}: {there:.0%} of pieces are {words}.")
+
+
+def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
+    """Pieces have a stripe in each GPU's colour whose values are in the sum."""
+    ring, state = _Ring.of(shown.n, shown.schedule.n_chunks), shown.held(time)
     for gpu in range(shown.n):
-        _gpu(axes, ring, gpu, state[gpu])
+        _box(axes, ring, gpu)
+        for k, held in enumerate(state[gpu]):
+            _piece(axes, ring, ring.row(gpu, k), _stripes(held), done=bool(held.all()))
     for a, b in {(int(a), int(b)) for a, b in zip(shown.schedule.src, shown.schedule.dst, strict=True)}:
         _arrow(axes, ring, a, b)
-    for t in flying.tolist():
-        a, b = int(shown.schedule.src[t]), int(shown.schedule.dst[t])
-        done = (time - shown.start[t]) / (shown.end[t] - shown.start[t])
-        clear = _clear(ring, a, b)
-        x, y = _between(ring, a, b, clear + (1 - 2 * clear) * done)
+    for t, a, b, done in _flying(shown, time):
         held = state[a, int(shown.schedule.chunk[t])]
-        _piece(axes, ring, (x - ring.wide, y - ring.high / 2), held, on_the_way=True)
-    _caption(axes, shown, time, state)
+        _piece(axes, ring, _on_the_way(ring, a, b, done), _stripes(held), flies=True)
+    _caption(axes, _ring_words(shown, time, state), time)
 
 
-def _gpu(axes: Axes, ring: _Ring, gpu: int, pieces: Bools) -> None:
-    """A GPU: its name, and a row for each piece of its tensor."""
+def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
+    """A piece has the colour of the GPU it comes from and the number of the one it is for."""
+    ring, n = _Ring.of(shown.n, shown.n), shown.n
+    pairs = list(zip(shown.schedule.src.tolist(), shown.schedule.dst.tolist(), strict=True))
+    gone = {pair for pair, start in zip(pairs, shown.start.tolist(), strict=True) if start < time}
+    there = {pair for pair, end in zip(pairs, shown.end.tolist(), strict=True) if end <= time}
+    for gpu in range(n):
+        _box(axes, ring, gpu)
+        x, y = ring.spots[gpu].tolist()
+        axes.text(x + math.copysign(2.2 * ring.wide, x), y, f"machine {shown.machines[gpu]}", rotation=90, fontsize=9,
+                  color=QUIET, ha="center", va="center")  # fmt: skip
+        for k in range(n):
+            if k == gpu or (k, gpu) in there:
+                _piece(axes, ring, ring.row(gpu, k), [series[k]], done=True, number=gpu)
+            elif (gpu, k) not in gone:
+                _piece(axes, ring, ring.row(gpu, k), [series[gpu]], number=k)
+    for _, a, b, done in _flying(shown, time):
+        across, up = (ring.spots[b] - ring.spots[a]) / np.linalg.norm(ring.spots[b] - ring.spots[a])
+        x, y = _on_the_way(ring, a, b, done)
+        _piece(axes, ring, (x + ASIDE * up, y - ASIDE * across), [series[a]], flies=True, number=b)
+    _caption(axes, f"{len(there)} of {len(pairs)} pieces are there", time, -_HEIGHT + 0.2)
+
+
+def _flying(shown: Film, time: float) -> Iterator[tuple[int, int, int, float]]:
+    """Transfers on their way: which, from, to, and what share of the way."""
+    for t in np.flatnonzero((shown.start < time) & (time < shown.end)).tolist():
+        done = (time - shown.start[t]) / (shown.end[t] - shown.start[t])
+        yield t, int(shown.schedule.src[t]), int(shown.schedule.dst[t]), float(done)
+
+
+def _stripes(held: Bools) -> list[str]:
+    return [series[k % len(series)] if inside else "#F1F3F5" for k, inside in enumerate(held.tolist())]
+
+
+def _on_the_way(ring: _Ring, a: int, b: int, done: float) -> tuple[float, float]:
+    clear = _clear(ring, a, b)
+    x, y = _between(ring, a, b, clear + (1 - 2 * clear) * done)
+    return x - ring.wide, y - ring.high / 2
+
+
+def _box(axes: Axes, ring: _Ring, gpu: int) -> None:
+    """A GPU and its name: above those of the upper half, below the lower; beside those at the sides."""
     from matplotlib.patches import FancyBboxPatch
 
-    width, (x, y) = 2.4 * ring.wide, ring.spots[gpu].tolist()
+    name, width, (x, y) = f"GPU {gpu}", 2.4 * ring.wide, ring.spots[gpu].tolist()
     box = "round,pad=0.06,rounding_size=0.08"
-    low = y - ring.height / 2
-    edge = series[gpu % len(series)]
+    low, edge = y - ring.height / 2, series[gpu % len(series)]
     axes.add_patch(FancyBboxPatch((x - width / 2, low), width, ring.height, boxstyle=box, fc="white", ec=edge, lw=2.2))
-    _name(axes, ring, gpu)
-    for k, held in enumerate(pieces):
-        _piece(axes, ring, (x - ring.wide, low + ring.height - (k + 1.12) * ring.high), held)
-
-
-def _name(axes: Axes, ring: _Ring, gpu: int) -> None:
-    """Above GPUs of the upper half, below those of the lower; beside those at the sides, where pieces pass."""
-    x, y = ring.spots[gpu].tolist()
     style: dict[str, Any] = {"fontsize": 10, "color": INK}
     if abs(y) < 0.4:
         aside = math.copysign(1.2 * ring.wide + 0.1, -x)
-        axes.text(x + aside, y, f"GPU {gpu}", ha="left" if x < 0 else "right", va="center", **style)
+        axes.text(x + aside, y, name, ha="left" if x < 0 else "right", va="center", **style)
     else:
         up = math.copysign(ring.height / 2 + 0.1, y)
-        axes.text(x, y + up, f"GPU {gpu}", ha="center", va="bottom" if up > 0 else "top", **style)
+        axes.text(x, y + up, name, ha="center", va="bottom" if up > 0 else "top", **style)
 
 
-def _piece(axes: Axes, ring: _Ring, at: tuple[float, float], held: Bools, on_the_way: bool = False) -> None:
-    """A piece with its lower left corner: a stripe in each GPU's colour whose values are in the sum."""
+def _piece(
+    axes: Axes, ring: _Ring, at: tuple[float, float], faces: Sequence[str], done: bool = False, flies: bool = False,
+    number: int | None = None,
+) -> None:  # fmt: skip
+    """A piece with its lower left corner, striped in these colours."""
     from matplotlib.patches import Rectangle
 
-    n, (x, y) = len(held), at
-    width, height = 2 * ring.wide, 0.84 * ring.high
-    for k, inside in enumerate(held.tolist()):
-        face = series[k % len(series)] if inside else "#F1F3F5"
-        axes.add_patch(Rectangle((x + k * width / n, y), width / n, height, fc=face, lw=0, zorder=4 + on_the_way))
-    complete = bool(held.all())
-    edge: dict[str, Any] = {"ec": INK, "lw": 1.3} if complete or on_the_way else {"ec": QUIET, "lw": 0.5}
+    (x, y), width, height = at, 2 * ring.wide, 0.84 * ring.high
+    for k, face in enumerate(faces):
+        part = width / len(faces)
+        axes.add_patch(Rectangle((x + k * part, y), part, height, fc=face, lw=0, zorder=4 + flies))
+    edge: dict[str, Any] = {"ec": INK, "lw": 1.3} if done or flies else {"ec": QUIET, "lw": 0.5}
     axes.add_patch(Rectangle((x, y), width, height, fill=False, zorder=6, **edge))
+    if number is not None:
+        axes.text(x + width / 2, y + height / 2, f"{number}", ha="center", va="center_baseline", fontsize=9,
+                  color="white", zorder=7)  # fmt: skip
 
 
 def _arrow(axes: Axes, ring: _Ring, a: int, b: int) -> None:
@@ -222,16 +280,19 @@ def _between(ring: _Ring, a: int, b: int, share: float) -> tuple[float, float]:
     return float(x), float(y)
 
 
-def _caption(axes: Axes, shown: Film, time: float, state: Bools) -> None:
-    """What is going on, in the middle of the ring."""
+def _ring_words(shown: Film, time: float, state: Bools) -> str:
+    """What is going on."""
     begun = np.flatnonzero(shown.start <= time)
     if state.all():
-        words = "every GPU has\nevery sum"
-    elif not len(begun):
-        words = "start: each GPU has\nits own gradients"
-    elif shown.schedule.reduce[begun[np.argmax(shown.start[begun])]]:
-        words = "reduce-scatter\nadd what arrives"
-    else:
-        words = "all-gather\npass complete sums on"
-    axes.text(0, 0.14, words, ha="center", va="center", fontsize=11, color=INK, linespacing=1.5)
-    axes.text(0, -0.28, format_time(max(time, 0.0)), ha="center", va="center", fontsize=10, color=QUIET)
+        return "every GPU has\nevery sum"
+    if not len(begun):
+        return "start: each GPU has\nits own gradients"
+    adds = shown.schedule.reduce[begun[np.argmax(shown.start[begun])]]
+    return "reduce-scatter\nadd what arrives" if adds else "all-gather\npass complete sums on"
+
+
+def _caption(axes: Axes, words: str, time: float, y: float = 0.14) -> None:
+    """Words and the clock, in the middle of a ring."""
+    below = 0.42 if "\n" in words else 0.2
+    axes.text(0, y, words, ha="center", va="center", fontsize=11, color=INK, linespacing=1.5)
+    axes.text(0, y - below, format_time(max(time, 0.0)), ha="center", va="center", fontsize=10, color=QUIET)

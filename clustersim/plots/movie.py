@@ -86,13 +86,21 @@ def _palette(frames: Sequence[Pixels]) -> Pixels:
 
 def ring_movie(film: Film, title: str | None = None) -> Movie:
     """The film of :func:`clustersim.plots.animation.ring_run`, shown where it is a notebook cell's last value."""
+    words = "pieces travel from each GPU to the next, first to be added up, then to be passed on"
+    return _flights(film, title, f"a ring all-reduce of {film.n} GPUs", words, 2 * (film.n - 1) * FRAMES_A_STEP + 1)
+
+
+def swap_movie(film: Film, title: str | None = None) -> Movie:
+    """The film of :func:`clustersim.plots.animation.swap_run`: everybody has a piece for everybody."""
+    words = "every GPU has a piece for every other one, and all travel at once"
+    return _flights(film, title, f"an all-to-all of {film.n} GPUs", words, FRAMES)
+
+
+def _flights(film: Film, title: str | None, what: str, words: str, frames: int) -> Movie:
     last = float(film.end.max())
-    alt = (
-        f"A film of a ring all-reduce of {film.n} GPUs, {format_time(last)} long: pieces travel from "
-        "each GPU to the next, first to be added up, then to be passed on."
-    )
-    moments = np.linspace(0.0, last, 2 * (film.n - 1) * FRAMES_A_STEP + 1)
-    return movie(lambda time: film_frame(film, time, title), moments.tolist(), alt)
+    moments = np.linspace(0.0, last, frames).tolist()
+    alt = f"A film of {what}, {format_time(last)} long: {words}."
+    return movie(lambda time: film_frame(film, time, title), moments, alt)
 
 
 def pipeline_movie(timeline: Timeline, window: tuple[float, float] | None = None, title: str | None = None) -> Movie:
