@@ -220,6 +220,21 @@ def test_the_published_straggler_is_named(shared: Path):
     assert "stage 3 is the slowest: its forward and backward take 2.08 and 1.42 times the others'" in said
 
 
+@pytest.mark.shared
+def test_the_published_slowdown_of_stragglers_is_met_within_two_hundredths(shared: Path):
+    """1.1787 (ByteDance-Seed/StragglerAnalysis data/result-ST.json), with communication evened out besides."""
+    found = replay(traces.read(shared / "measurements" / "traces" / PUBLISHED[1]))
+    assert found.slowdown == pytest.approx(1.1787, abs=0.02)
+
+
+def test_a_slow_stage_slows_the_step_down_by_what_its_passes_have_above_the_mean(tmp_path):
+    """Two stages, m micro-batches: (m + 1) passes of the slow one, against (m + 1) of the mean."""
+    assert replay(traces.read(record(tmp_path / "a", [1.0, 1.0], [2.0, 2.0], 6))).slowdown == pytest.approx(1.0)
+    m, slow = 6, replay(traces.read(record(tmp_path / "b", [1.0, 1.4], [2.0, 2.8], 6))).slowdown
+    longest = 3.0 + 4.2 * m  # a forward and a backward of the first stage around all of the second's
+    assert slow == pytest.approx(longest / (3.6 * (m + 1)))
+
+
 # ---- draw ------------------------------------------------------------------------------------------------------------
 
 

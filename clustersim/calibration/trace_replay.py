@@ -26,9 +26,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,7 +40,7 @@ from clustersim.collectives.base import Group, Plan, Request, bus_factor
 from clustersim.engine import simulate
 from clustersim.errors import TraceError
 from clustersim.mesh import Mesh
-from clustersim.program import Program
+from clustersim.program import Compute, Program
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NodeType, Topology
 
@@ -81,6 +82,8 @@ class Replayed:
         ``measured_s`` and ``simulated_s``, transfer only; ``measured_s`` holds waiting where ``waiting_included``.
     notes : what was assumed. totals : per key of :data:`TOTALS`, (measured, simulated) [s].
     where, machines : the topology's name, and how many of its nodes. free : communication was.
+    slowdown : of a pipeline's steps, by how much they are longer than with every forward and every backward at the mean
+        of all ranks' (the S of arXiv:2505.05713, whose replay also evens out communication); None of other runs.
     """
 
     measured: Timeline
@@ -95,6 +98,7 @@ class Replayed:
     where: str = ""
     machines: int = 1
     free: bool = False
+    slowdown: float | None = None
 
 
 def replay(
@@ -128,16 +132,42 @@ def replay(
         )
     writer = Writer(measured, times)
     program = writer.program()
-    simulated = writer.as_measured(simulate(program, topology, mesh, **options), f"replay on {topology.name}")
+    where = f"replay on {topology.name}"
+    simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
     seen, played = _totals(measured, writer.ranks), _totals(simulated, writer.ranks)
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
     steps = _steps(measured, simulated)
     idle = _idle(measured, simulated, steps.steps)
     notes = (*((FREE,) if free else ()), *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
+    slowdown = None
+    if idle:
+        alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
+        slowdown = steps.medians()[1] / alike.medians()[1]
     return Replayed(
-        measured, simulated, program, times, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free
-    )
+        measured, simulated, program, times, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
+        slowdown,
+    )  # fmt: skip
+
+
+def evened(program: Program) -> Program:
+    """The same Program without stragglers: every forward takes the mean of all ranks' forwards, and backwards alike."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for op in (op for role in program.roles for op in role.ops):
+        if isinstance(op, Compute) and op.phase in PASSES:
+            found[op.phase].append(float(np.mean(op.duration)))
+    mean = {phase: float(np.mean(times)) for phase, times in found.items()}
+    roles = tuple(
+        replace(role, ops=tuple(
+            msgspec.structs.replace(op, duration=mean[op.phase])
+            if isinstance(op, Compute) and op.phase in PASSES else op for op in role.ops
+        ))
+        for role in program.roles
+    )  # fmt: skip
+    return replace(program, roles=roles)
+
+
+PASSES = ("forward", "backward")
 
 
 FREE = "the machine is not known, so communication is free: it takes no time beyond waiting for others"

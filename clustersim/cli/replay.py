@@ -100,6 +100,7 @@ def _json(result: Replayed) -> dict[str, Any]:
         "free_communication": result.free, "measured_step_s": measured, "predicted_step_s": predicted,
         "steps": [{"step": s, "measured_s": a, "predicted_s": b} for s, a, b in steps],
         "steps_left_out": result.steps.left_out,
+        "slowdown": result.slowdown,
         "stages": [{"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
                    for s in result.stages],
         "totals": result.totals, "collectives": result.collectives, "notes": result.notes,
@@ -141,6 +142,8 @@ def _print(result: Replayed) -> None:
         table.add_row(f"stage {stage.stage} idle, share of a step", f"{stage.measured:.1%}", f"{stage.simulated:.1%}",
                       f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip
     console.print(table)
+    if result.slowdown is not None:
+        click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all forwards alike, and backwards")
     if result.collectives:
         console.print(_collectives(result))
     if any(row["waiting_included"] for row in result.collectives):
