@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from scipy.stats import ks_2samp
 
 from clustersim.campaign import lives, pools, renewal, whatif
 from clustersim.campaign.axis import Save, axis
+from clustersim.campaign.batches import BATCH, played
 from clustersim.campaign.job import Campaign, Job, campaign
 from clustersim.campaign.ledger import GOODPUTS, PARTS, joined
 from clustersim.campaign.many import play
@@ -250,6 +252,16 @@ def test_one_seed_is_one_campaign():
     assert (again.elapsed != other.elapsed).any()
     assert (play(one, 50, seed=1, batch=1).elapsed != again.elapsed).any()
     assert replica(one, 3).spans == replica(one, 3).spans
+
+
+def test_memory_is_that_of_a_batch_and_of_the_rows_whatever_the_number_of_replicas():
+    peaks = []
+    for replicas in (BATCH, 6 * BATCH):
+        tracemalloc.start()
+        found = played(made(**RICH["few spares"]), replicas, seed=1)
+        peaks.append(tracemalloc.get_traced_memory()[1] - 2 * found.ledger.nbytes)
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_definitions_of_goodput_are_in_their_order():
