@@ -143,7 +143,7 @@ def _print(result: Replayed) -> None:
                       f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip
     console.print(table)
     if result.slowdown is not None:
-        click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all forwards alike, and backwards")
+        click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all passes of a kind alike")
     if result.collectives:
         console.print(_collectives(result))
     if any(row["waiting_included"] for row in result.collectives):

@@ -86,13 +86,22 @@ def figures(said: Said) -> list[tuple[str, str]]:
     if said["mfu"] is not None:
         found.append(("MFU over all of it", f"{said['mfu']['p50']:.1%} (of a step: {said['job']['mfu']:.1%})"))
     if cost and cost["usd"]:
-        found.append(("cost", f"{cost['usd']['p50']:,.0f} USD ({cost['usd']['p50'] / cost['ideal_usd'] - 1:+.1%})"))
+        found.append(("cost", f"{_money(cost['usd']['p50'])} ({cost['usd']['p50'] / cost['ideal_usd'] - 1:+.1%})"))
     if cost:
         power = cost["usd_of_power"]
         found.append(
-            ("energy", f"{cost['kwh']['p50'] / 1e3:,.0f} MWh" + (f", {power['p50']:,.0f} USD" if power else ""))
+            ("energy", f"{cost['kwh']['p50'] / 1e3:,.0f} MWh" + (f", {_money(power['p50'])}" if power else ""))
         )
     return [(what, text) for what, text in found if text]
+
+
+def _money(usd: float) -> str:
+    """As wide as a tile is: millions from ten on.
+
+    >>> _money(320_144_155.0), _money(9_876_543.0)
+    ('320.1 M USD', '9,876,543 USD')
+    """
+    return f"{usd / 1e6:,.1f} M USD" if usd >= 1e7 else f"{usd:,.0f} USD"
 
 
 def _ledger(said: Said) -> Grid | None:
