@@ -13,11 +13,12 @@ from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.parallel import ModelShape
 from clustersim.planner.candidates import candidates, scenario_of
+from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.rules import rule
 from clustersim.planner.searching import search
 from clustersim.planner.seen import machines_of
-from clustersim.planner.sieve import Refused, Sieve
+from clustersim.planner.sieve import Sieve
 from clustersim.planner.spec import from_table
 from clustersim.planner.traffic import first_group
 from clustersim.planner.verdict import left_over

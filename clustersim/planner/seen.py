@@ -18,11 +18,13 @@ from clustersim.economics import DAY, HOUR, Rates, costs, rates
 from clustersim.errors import ClusterSimError
 from clustersim.mesh import Mesh
 from clustersim.planner.candidates import Candidate, base, candidates, combined, scenario_of
+from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
+from clustersim.planner.known import Place
 from clustersim.planner.limits import SLACK, Bound, least_joules, memory_verdict, step_bound, too_much
 from clustersim.planner.options import Option, Searched, at_worst, title
 from clustersim.planner.rules import rule
-from clustersim.planner.sieve import Place, Refused, Sieve
+from clustersim.planner.sieve import Sieve
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.scenario.parts import machine, model_of, shape_of
 from clustersim.topology import Topology

@@ -1,0 +1,268 @@
+"""A way to run a step, looked at once for all machines, micro-batches and passes: what it holds and takes at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from clustersim.builder.stage_memory import StateBytes
+from clustersim.compute.local import LocalCost
+from clustersim.errors import ClusterSimError
+from clustersim.memory_use import CONTEXT_BYTES
+from clustersim.mesh import Mesh
+from clustersim.model import Model
+from clustersim.parallel import ModelShape, ParallelConfig
+from clustersim.partition.base import Exchange, LocalLayer, Partition
+from clustersim.planner.candidates import Candidate
+from clustersim.planner.known import Floats, Known, Place
+from clustersim.planner.limits import SLACK, Bound
+from clustersim.planner.stages import Least, Times, activations, counts, least_of, times_of
+from clustersim.planner.traffic import Traffic, first_group
+from clustersim.program import DTYPE_BYTES
+from clustersim.scenario import Scenario
+from clustersim.scenario.folded import PERIODIC
+from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero
+from clustersim.scenario.split_memory import activations as activation_dtype
+from clustersim.scenario.split_memory import stage_memory, state_bytes
+from clustersim.scenario.split_step import local_cost, orders_of, parts_of
+from clustersim.scenario.splitting import split
+from clustersim.schedules import Orders, Schedule
+from clustersim.strategies.fsdp_config import FSDPConfig
+from clustersim.units import format_bytes
+
+UNIT = float(1 << 30)
+OF_REPLICAS = (
+    "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce", "overlap_param_gather",
+    "align_grad_reduce", "ddp_bucket_size", "ddp_num_buckets", "grad_reduce_in_fp32", "optimizer_post_validation",
+    "gradient_accumulation_fusion", "dp_replicate", "dp_shard", "order", "overlap_p2p_communication",
+)  # fmt: skip
+"""Fields of ``[parallel]`` that stages do not depend on."""
+OF_PIPELINE = (
+    "pp", "vpp", "layers_per_virtual_stage", "schedule", "schedule_csv", "layout", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "first_stage_less_layers", "last_stage_less_layers", "partition_method",
+    "microbatch_group_size_per_vp_stage",
+)  # fmt: skip
+"""Those that say which stage a layer is on, and nothing of the layer."""
+PLAIN = ParallelConfig()
+
+
+def without(parallel: ParallelConfig, names: Sequence[str]) -> ParallelConfig:
+    """The same with these fields as they are when nothing is said."""
+    return msgspec.structs.replace(parallel, **{name: getattr(PLAIN, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why an option is none. ``state`` : ``"error"``, ``"limits"`` or ``"memory"``. ``reason`` : in words."""
+
+    state: str
+    reason: str
+
+
+@dataclass(eq=False)
+class Form:
+    """Options that differ in machine, micro-batch and passes alone."""
+
+    known: Known
+    scenario: Scenario
+    model: Model
+    shape: ModelShape
+    _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
+    _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
+    _traffic: dict[Place, Traffic] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parallel = self.scenario.file.parallel
+        self.parallel = parallel if parallel is not None else ParallelConfig()
+        check_replicas(self.scenario, self.parallel)
+        self.element = DTYPE_BYTES[activation_dtype(self.scenario)]
+        self._stagewise = without(self.parallel, OF_REPLICAS)
+        self._layerwise = without(self._stagewise, OF_PIPELINE)
+        self._kept = self.scenario.file.model.activation_checkpointing
+
+    def look(self, option: Candidate) -> Bound | Refused:
+        """Its bound. Raises :class:`ClusterSimError` where its knobs contradict each other."""
+        place = self.known.place(option)
+        mesh = self._mesh(place)
+        if self.parallel.tp > mesh.nproc_per_node and not self.known.plan.limits.tp_across_nodes:
+            return Refused("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
+        micro, passes = option.played
+        parts, row = self._stages(mesh)
+        scenario = replace(
+            self.scenario, config=msgspec.structs.replace(self.scenario.config, gradient_accumulation_steps=passes)
+        )
+        states = [state_bytes(scenario, self.parallel, mesh, stage, row) for stage in parts.stages]
+        orders = self._order(scenario, parts, row, passes, place)
+        key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
+        if key not in self.known.held and not self.parallel.deferral(passes):
+            self.known.held[key] = activations(
+                parts, orders, self.element, keeps_sent=not self.parallel.deallocate_pipeline_outputs
+            )
+        versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
+        always, ending = (_always(parts, states, versions, updating=updating) for updating in (False, True))
+        if self.parallel.deferral(passes):  # a head that waits for the end of the step is walked as a run walks it
+            scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=micro))
+            uses = stage_memory(scenario, self.parallel, mesh, parts, row, orders)
+            held = np.array([use.total for use in uses])
+        else:
+            held = np.maximum(always + micro * self.known.held[key], ending) + CONTEXT_BYTES
+        reason = self._too_much(place, held, always)
+        if reason:
+            return Refused("memory", reason)
+        return self._bound(place, parts, row, orders, scenario, micro, passes, held)
+
+    def _mesh(self, place: Place) -> Mesh:
+        if place not in self._meshes:
+            mesh = self.known.machines[place][1]
+            try:
+                self._meshes[place] = split(self.scenario, self.parallel, mesh, self.shape)
+            except ClusterSimError as error:
+                self._meshes[place] = error
+        found = self._meshes[place]
+        if isinstance(found, ClusterSimError):
+            raise found
+        return found
+
+    def _stages(self, mesh: Mesh) -> tuple[Partition, Schedule]:
+        key = self._stagewise, self._kept, mesh.nproc_per_node
+        return self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
+
+    def _order(self, scenario: Scenario, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
+        """What ranks run; of a schedule that repeats itself, of as many micro-batches as show all of it."""
+        p, v, plain = self.parallel, len(parts.stages[0].chunks), True
+        if row.name in PERIODIC and p.microbatch_group_size_per_vp_stage is None and not p.deferral(passes):
+            passes = passes if passes <= 2 * p.pp else 2 * p.pp + passes % p.pp
+        elif any(option.name == "costs" for option in row.options):
+            plain = False
+        key: tuple[object, ...] = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
+        key += () if plain else (self._stagewise, self._kept, scenario.config.micro_batch_size, place[0])
+        if key not in self.known.orders:
+            gpu = self.known.device(place[0], scenario, self.model)
+            config = msgspec.structs.replace(scenario.config, gradient_accumulation_steps=passes)
+            self.known.orders[key] = orders_of(replace(scenario, config=config), p, parts, row, gpu)
+        return self.known.orders[key]
+
+    def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
+        room = self.known.room(place)
+        margin, worst = self.known.plan.limits.memory_margin, int(np.argmax(held))
+        if held[worst] <= (1.0 - margin) * room:
+            return ""
+        where = f"stage {worst} " if len(held) > 1 else ""
+        return (
+            f"{where}needs {format_bytes(float(held[worst]))} of {format_bytes(room)}, {margin:.0%} kept free (model "
+            f"states {format_bytes(float(always[worst]))}, activations "
+            f"{format_bytes(float(held[worst] - always[worst] - CONTEXT_BYTES))})"
+        )
+
+    def _bound(
+        self, place: Place, parts: Partition, row: Schedule, orders: Orders, scenario: Scenario, micro: int,
+        passes: int, held: Floats,
+    ) -> Bound:  # fmt: skip
+        times, traffic = self._time(place, parts, row, orders, micro)
+        first, zero = times.first, np.zeros(1)
+        head = np.concatenate([zero, np.cumsum(times.forward)])[first]
+        tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
+        # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
+        full = row.placement == "loop" and not row.splits_backward and not self.parallel.deferral(passes)
+        # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
+        each = passes / 2 if row.placement == "both" else float(passes)
+        ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
+        serial, beside, shard = self._data(scenario, traffic, parts, row, passes)
+        local = self._local(place, micro)
+        dense, expert = counts(parts)
+        update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
+        whole = ramp + each * times.whole + serial
+        r = int(np.argmax(whole))
+        compute = SLACK * (each * float(times.compute.min()) + update)
+        step = SLACK * max(float(whole[r]) + update, beside)
+        return Bound(
+            compute, max(step, compute), each * float(times.whole[r] - times.compute[r]), float(ramp[r]),
+            max(float(serial[r]), step / SLACK - float(whole[r]) - update), tuple(held.tolist()),
+        )  # fmt: skip
+
+    def _time(self, place: Place, parts: Partition, row: Schedule, orders: Orders, micro: int) -> tuple[Times, Traffic]:
+        """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
+        topology, mesh = self.known.machines[place]
+        if place not in self._traffic:
+            self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
+        traffic = self._traffic[place]
+        near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
+        key = self._stagewise, self._kept, *near
+        if key not in self.known.times:
+            local = self._local(place, micro)
+            paired = any(len(slot) > 1 for slot in orders[0])
+            kinds = ("F", "I", "W") if row.splits_backward else ("F", "B")
+
+            def least(layer: LocalLayer, kind: str) -> Least:
+                same = (*near, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
+                        layer.parameters, layer.kept, layer.kept_for_weights, layer.repeated)  # fmt: skip
+                return self.known.least(same, lambda: least_of(layer, kind, local, traffic, self.element))
+
+            self.known.times[key] = times_of(parts, kinds, paired, least)
+        return self.known.times[key], traffic
+
+    def _groups(self, place: Place, parts: Partition, traffic: Traffic) -> tuple[bytes, ...]:
+        """The groups that exchanges inside the model are over."""
+        if place not in self._reach:
+            layers = {id(one.backward): one for stage in parts.stages for one in stage.layers}.values()
+            items = (item for one in layers for item in (*one.forward, *one.backward))
+            dims = sorted({item.dims for item in items if isinstance(item, Exchange)})
+            self._reach[place] = tuple(first_group(traffic.dims, *one).tobytes() for one in dims)
+        return self._reach[place]
+
+    def _local(self, place: Place, micro: int) -> LocalCost:
+        config = msgspec.structs.replace(self.scenario.config, micro_batch_size=micro)
+        gpu = self.known.device(place[0], self.scenario, self.model)
+        return local_cost(replace(self.scenario, config=config), gpu)
+
+    def _data(
+        self, scenario: Scenario, traffic: Traffic, parts: Partition, row: Schedule, passes: int
+    ) -> tuple[Floats, float, tuple[float, float]]:
+        """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
+        of experts' parameters a rank updates."""
+        dense, expert = counts(parts)
+        dims, config = traffic.dims, scenario.config
+
+        def slope(kind: str, *names: str) -> float:
+            return traffic.seconds(kind, UNIT, names) / UNIT
+
+        if isinstance(config, FSDPConfig):
+            shard = ("dp_shard", "cp")
+            blocks = [one.parameters for one in parts.stages[0].layers if one.kind == "block"]
+            again = 0.0 if dims.pp > 1 or config.keeps else float(sum(blocks) - max(blocks, default=0))
+            often = 1 if dims.pp > 1 or config.keeps else passes
+            moved = float(dense.max() + again) * DTYPE_BYTES[config.param_dtype] * often
+            return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
+        if sharding_zero(scenario) is not None:
+            return np.zeros(len(dense)), 0.0, (0.0, 0.0)
+        knobs = replica_config(scenario, self.parallel, row)
+        if self.parallel.num_distributed_optimizer_instances > 1:
+            return np.zeros(len(dense)), 0.0, (0.0, 0.0)
+        kind = "reduce_scatter" if knobs.distributed else "all_reduce"
+        per = slope(kind, "dp", "cp"), slope(kind, "edp") if expert.any() else 0.0
+        reduced = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.grad_dtype]
+        per = slope("all_gather", "dp", "cp"), slope("all_gather", "edp") if expert.any() else 0.0
+        gathered = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.param_dtype] * knobs.distributed
+        serial = reduced * (not knobs.overlap_grad_reduce) + gathered * (not knobs.overlap_param_gather)
+        share = (1 / dims.size("dp", "cp"), 1 / dims.size("edp")) if knobs.distributed else (1.0, 1.0)
+        return serial, float((reduced + gathered).max()), share
+
+
+def _always(
+    parts: Partition, states: Sequence[StateBytes], versions: Sequence[int], *, updating: bool = False
+) -> Floats:
+    """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``."""
+    dense, expert = counts(parts)
+    rows = []
+    for each, copies in zip(states, versions, strict=True):
+        gradients = (each.reduced or each.gradients) if updating else each.gradients
+        pairs = [each.parameters, each.gathered, each.masters, gradients, each.states]
+        pairs += [each.workspace] if updating else []
+        rows.append([sum(pair[i] for pair in pairs) + (copies - 1) * each.parameters[i] for i in (0, 1)])
+    weights = np.array(rows)
+    buckets = 0.0 if updating else np.array([each.buckets for each in states])
+    return np.asarray(weights[:, 0] * dense + weights[:, 1] * expert + buckets, dtype=np.float64)

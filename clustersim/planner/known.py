@@ -1,0 +1,92 @@
+"""What options of a search share: machines, stages, orders, and the least that layers take, each worked out once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.device import AS_IS, Device, device
+from clustersim.mesh import Mesh
+from clustersim.model import Model
+from clustersim.partition.base import Partition
+from clustersim.planner.candidates import Candidate
+from clustersim.planner.spec import PlanFile
+from clustersim.planner.stages import Least, Times
+from clustersim.planner.traffic import way_out
+from clustersim.scenario import Scenario
+from clustersim.scenario.parts import cost_of
+from clustersim.schedules import Orders, Schedule
+from clustersim.topology import Topology
+
+Floats = npt.NDArray[np.float64]
+Place = tuple[int, int]
+"""Index of a machine, and nodes."""
+MOST_PARTS = 64
+"""Partitions that are kept."""
+
+
+@dataclass(eq=False)
+class Known:
+    """What is known of the machines, and of forms that options share.
+
+    Parameters
+    ----------
+    machines : (index of a machine, nodes) -> its topology and ranks.
+    """
+
+    plan: PlanFile
+    path: str | Path
+    machines: Mapping[Place, tuple[Topology, Mesh]]
+    orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
+    _devices: dict[int, Device] = field(default_factory=dict)
+    _parts: OrderedDict[object, tuple[Partition, Schedule]] = field(default_factory=OrderedDict)
+    _least: dict[object, Least] = field(default_factory=dict)
+    _rooms: dict[Place, float] = field(default_factory=dict)
+    _ways: dict[Place, float] = field(default_factory=dict)
+    held: dict[object, Floats] = field(default_factory=dict)
+    times: dict[object, Times] = field(default_factory=dict)
+
+    def parts(self, key: object, make: Callable[[], tuple[Partition, Schedule]]) -> tuple[Partition, Schedule]:
+        """Stages and schedule, which forms of other data parallelism share."""
+        if key not in self._parts:
+            self._parts[key] = make()
+            if len(self._parts) > MOST_PARTS:
+                self._parts.popitem(last=False)
+        return self._parts[key]
+
+    def least(self, key: object, make: Callable[[], Least]) -> Least:
+        """What a layer takes at least, which forms of other pipelines share."""
+        if key not in self._least:
+            self._least[key] = make()
+        return self._least[key]
+
+    def room(self, place: Place) -> float:
+        """Bytes of the GPU with least memory."""
+        if place not in self._rooms:
+            topology, mesh = self.machines[place]
+            nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
+            names = {topology.node_types[n].device for n in nodes}
+            self._rooms[place] = min(device(name).memory_bytes for name in names)
+        return self._rooms[place]
+
+    def way_out(self, place: Place) -> float:
+        """What leads out of a node [bytes/s]."""
+        if place not in self._ways:
+            self._ways[place] = way_out(*self.machines[place])
+        return self._ways[place]
+
+    def place(self, option: Candidate) -> Place:
+        """Where it runs."""
+        return self.plan.machines.index(option.machine), option.nodes
+
+    def device(self, machine: int, scenario: Scenario, model: Model) -> Device:
+        """The GPU of a machine, as it is fitted there."""
+        if machine not in self._devices:
+            topology, mesh = next(pair for (m, _), pair in self.machines.items() if m == machine)
+            self._devices[machine] = cost_of(scenario, topology, mesh, model, AS_IS)[0]
+        return self._devices[machine]
