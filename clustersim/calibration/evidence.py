@@ -51,7 +51,7 @@ def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[
 
     Raises :class:`ClusterSimError` where there is none.
     """
-    tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := _table(Path(folder), name))}
+    tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := table_of(Path(folder), name))}
     if not tables:
         raise ClusterSimError(f"{folder}: holds none of {COLLECTIVES}.csv, {STEPS}.csv and {SPLIT}.csv (or .csv.gz)")
     found: list[Line] = []
@@ -73,7 +73,8 @@ PARTS: dict[str, Callable[[Row], str]] = {
 """What the rows of a table of training steps are told apart by."""
 
 
-def _table(folder: Path, name: str) -> Path | None:
+def table_of(folder: Path, name: str) -> Path | None:
+    """The table of this name in a folder, packed or not; None where there is none."""
     return next((path for end in (".csv", ".csv.gz") if (path := folder / f"{name}{end}").exists()), None)
 
 

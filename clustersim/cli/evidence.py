@@ -27,8 +27,9 @@ HEAD = (
 def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
     """Every table of FOLDER: errors as shipped, of machines left out, with three numbers known, and ranges.
 
-    Tables are named nccl_tests, training_steps and training_steps_hybrid (.csv or .csv.gz). Errors are the median and
-    the 90th percentile over cases; ranges are made without the machine or publisher that they are tried on.
+    Tables are named nccl_tests, training_steps, training_steps_hybrid and run_reliability (.csv or .csv.gz). Errors
+    are the median and the 90th percentile over cases, of goodput in points the median and the worst; ranges are made
+    without the machine or publisher that they are tried on.
     """
     from dataclasses import asdict
 
@@ -36,14 +37,32 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
 
     with working(f"predicting {folder}") as told:
         lines = kind.evidence(folder, told)
+        points = _goodput(folder)
+    rows = [*map(_cells, lines), *([_row_of(points)] if points else [])]
     if as_json:
-        print_json([asdict(line) for line in lines])
+        print_json([*map(asdict, lines), *([{"what": GOODPUT, **points}] if points else [])])
     elif markdown:
-        click.echo("\n".join(markdown_table(HEAD, map(_cells, lines))))
+        click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        stdout().print(
-            rich_table(f"evidence: {folder}", ((name, i > 0) for i, name in enumerate(HEAD)), map(_cells, lines))
-        )
+        stdout().print(rich_table(f"evidence: {folder}", ((name, i > 0) for i, name in enumerate(HEAD)), rows))
+
+
+GOODPUT = "goodput of whole trainings"
+
+
+def _goodput(folder: Path) -> dict[str, float] | None:
+    """How far published goodputs are off, as ``clustersim validate campaign`` has it."""
+    from clustersim.calibration.evidence import table_of
+    from clustersim.campaign import cases
+
+    table = table_of(folder, "run_reliability")
+    return cases.in_points(cases.validate(table)) if table else None
+
+
+def _row_of(points: dict[str, float]) -> list[str]:
+    count = f"{points['n_cases']:.0f}"
+    off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
+    return [GOODPUT, count, count, off, *["-"] * 4]
 
 
 def _cells(line: Line) -> list[str]:
