@@ -120,7 +120,7 @@ def _moments(
     at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
-            made = _Made.of(stage.of(action.microbatch, action.chunk), batch, element, keeps_sent)
+            made = Made.of(stage.of(action.microbatch, action.chunk), batch, element, keeps_sent)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
             if action.kind == "F":
                 held, heads = held + made.kept + made.for_weights, heads + made.fp32
@@ -139,7 +139,7 @@ def _moments(
 
 
 @dataclass(frozen=True)
-class _Made:
+class Made:
     """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
     forward brings back; and the output gradients that I leaves for a later W."""
 
@@ -150,7 +150,8 @@ class _Made:
     stashed: float
 
     @classmethod
-    def of(cls, chunk: Chunk, batch: int, element: int, keeps_sent: bool) -> _Made:
+    def of(cls, chunk: Chunk, batch: int, element: int, keeps_sent: bool) -> Made:
+        """Of so many samples; ``keeps_sent`` : what the chunk sends on is kept, too."""
         layers = chunk.layers
         return cls(
             batch * element * (sum(layer.kept for layer in layers) + chunk.message * keeps_sent),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.builder.laying import EXPERTS, PARTS
+from clustersim.builder.stage_memory import Made
 from clustersim.compute.local import LocalCost
 from clustersim.partition.base import Chunk, Exchange, Item, LocalLayer, Partition, Stage, Work
 from clustersim.planner.traffic import Traffic
@@ -61,15 +62,8 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
 def _bytes(stage: Stage, element: int, keeps_sent: bool) -> Floats:
     """(4 x chunks,) of one sample: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    rows = []
-    for chunk in stage.chunks:
-        kept, weights, stashed = (
-            element * sum(getattr(layer, name) for layer in chunk.layers)
-            for name in ("kept", "kept_for_weights", "stashed")
-        )
-        more = element * chunk.message * keeps_sent + 4.0 * sum(layer.fp32_kept for layer in chunk.layers)
-        again = element * max((layer.repeated for layer in chunk.layers), default=0.0)
-        rows.append((kept + more, weights, stashed, again))
+    made = [Made.of(chunk, 1, element, keeps_sent) for chunk in stage.chunks]
+    rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated) for one in made]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 
