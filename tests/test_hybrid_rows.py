@@ -90,6 +90,23 @@ def test_a_row_that_says_too_little_is_refused_with_the_reason(columns: dict[str
         scenario_table(row(**columns))
 
 
+def test_a_gpt_named_by_its_size_alone_is_played_and_splits() -> None:
+    sizes = {
+        "model": "GPT-2 style 24B",
+        "params": "24B",
+        "layers": "",
+        "d_model": "",
+        "heads": "",
+        "ffn": "",
+        "kv_heads": "",
+        "head_dim": "",
+        "tp": "4",
+    }
+    table = scenario_table(row(**sizes))
+    assert table["model"]["options"]["d_model"] % (8 * 128) == 0
+    assert scenario.from_table(table).prepare().model.parameters == pytest.approx(24e9, rel=0.02)
+
+
 def test_a_row_without_a_step_time_is_refused() -> None:
     with pytest.raises(ValueError, match="no step time"):
         measured(row(step_time_s=""), scenario_table(row()))

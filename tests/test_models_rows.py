@@ -126,7 +126,7 @@ BAD = [
     ({"model": ""}, "names no model"),
     ({"model": "FastPitch"}, "speech network"),
     ({"model": "T5-11B"}, "gives no seq_len"),
-    ({"model": "GPT-2 8B", "params": "8e9"}, "gives no layers and d_model"),
+    ({"model": "GPT-2 8B", "layers": "7"}, "gives no layers and d_model"),
     ({"model": "Llama-99B", "layers": "7", "d_model": "512", "heads": "8"}, "gated MLP"),
     ({"model": "BERT-large"}, "gives no seq_len"),
     ({"model": "frobnicator"}, "not a known name"),

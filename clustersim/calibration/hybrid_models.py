@@ -10,6 +10,8 @@ from clustersim.calibration.hybrid_stacks import Stack
 from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
 from clustersim.device import Device
+from clustersim.models.generic import read_columns
+from clustersim.models.sized import HEAD, named_shape, of_size
 from clustersim.parallel import padded_vocab
 from clustersim.paths import shipped
 
@@ -76,6 +78,14 @@ def _experts(row: Row) -> tuple[str, Options]:
     if name is None:
         raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name")
     return name, {"layers": _whole(row, "layers"), "vocab": _whole(row, "vocab")}
+
+
+def completed(row: Row) -> Row:
+    """The row with sizes: a GPT named by its parameters alone has GPT-3's width for them, and heads GPT-3's size."""
+    if not row.get("layers") and not row.get("d_model") and _family(row) is _gpt and row.get("params"):
+        gpt = of_size(named_shape("gpt2-xl"), read_columns(row).params)
+        row = {**row, "layers": str(gpt.layers), "d_model": str(gpt.d_model)}
+    return row if row.get("heads") else {**row, "heads": str(_whole(row, "d_model") // HEAD)}
 
 
 def _sizes(row: Row) -> Options:

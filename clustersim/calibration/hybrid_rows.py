@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from clustersim import scenario
-from clustersim.calibration.hybrid_models import model_table
+from clustersim.calibration.hybrid_models import completed, model_table
 from clustersim.calibration.hybrid_recipes import Recipe, recipe_of
 from clustersim.calibration.hybrid_stacks import Stack, stack_of
 from clustersim.calibration.score import number
@@ -49,6 +49,7 @@ def scenario_table(row: Row) -> dict[str, Any]:
 
     Raises ValueError or a clustersim error that says what keeps it from being played.
     """
+    row = completed(row)
     stack, recipe = stack_of(row), recipe_of(row) or Recipe("", "")
     degrees = {name: _whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)

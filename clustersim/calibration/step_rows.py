@@ -132,16 +132,24 @@ def read(row: Row) -> StepRun:
     )
 
 
+FULL_RECOMPUTATION = 4 / 3
+"""Operations a GPU executes over those of the model where every block's forward runs twice."""
+
+
 def measured_step(row: Row, model: Model) -> float:
-    """Seconds of one optimizer step, from whatever the row measured. Raises ValueError where that is no step time."""
+    """Seconds of one optimizer step, from whatever the row measured. Raises ValueError where that is no step time.
+
+    ``hw_tflops_per_gpu`` counts what is executed, recomputation included, ``tflops_per_gpu`` the model's own.
+    """
     metric, unit, value = row["metric"], row.get("unit", ""), number(row, "value")
     if metric.startswith(("iteration_time", "fwd+bwd time", "step_time")):
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
         return value / int(found.group(1))
     local = _micro_batch(row, model) * _count(row, "grad_accum")
-    if metric == "tflops_per_gpu":
-        return local * model.flops_per_sample() / (value * 1e12)
+    if metric in {"tflops_per_gpu", "hw_tflops_per_gpu"}:
+        again = FULL_RECOMPUTATION if metric.startswith("hw") and row.get("act_ckpt", "") == "full" else 1.0
+        return local * model.flops_per_sample() * again / (value * 1e12)
     if metric.startswith("tokens_per_s_per_gpu"):
         return local * model.seq_len / value
     if metric.startswith("throughput_per_gpu"):

@@ -16,13 +16,13 @@ from clustersim.model import Model
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.electra import electra
-from clustersim.models.hf import shape_from_hf
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
 from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
+from clustersim.models.sized import named_shape, of_size, size_in
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
-from clustersim.paths import data_path, shipped
+from clustersim.paths import shipped
 
 Row = Mapping[str, str]
 
@@ -181,8 +181,9 @@ def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, .
     family = _family(plain)
     if not family:
         raise ModelError(f"model {name!r}: not a known name, and its architecture is not stated")
-    shapes = {_plain(config): _load(config) for config in shipped("data/models", ".json") if config.startswith(family)}
-    size = c.params or _size_in(name)
+    configs = [config for config in shipped("data/models", ".json") if config.startswith(family)]
+    shapes = {_plain(config): named_shape(config) for config in configs}
+    size = c.params or size_in(name)
     for spelling, said in ((_letters(name), c.params), (plain, size)):
         spelling = _alias(spelling)
         if spelling in shapes and _agrees(shapes[spelling], replace(c, params=said)):
@@ -193,9 +194,12 @@ def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, .
         if fits:
             best = min(fits, key=lambda s: abs(build(s).parameters - size))
             return replace(best, vocab=c.vocab or best.vocab), (f"taken for {best.name} by its parameter count",)
+    first = min(shapes.values(), key=lambda s: s.layers * s.d_model)
+    if size and not (c.layers or c.d_model or first.experts):
+        sized = of_size(replace(first, vocab=c.vocab or first.vocab), size)
+        return sized, (f"taken for {sized.layers} layers of {sized.d_model} by its parameter count alone",)
     if not (c.layers and c.d_model):
         raise ModelError(f"model {name!r}: not a known size, and the row gives no layers and d_model")
-    first = min(shapes.values(), key=lambda s: s.layers * s.d_model)
     if first.gated:
         raise ModelError(f"model {name!r}: not a known size, and the row does not give the width of its gated MLP")
     return _resized(first, c, name), (f"{first.family} blocks with the row's dimensions",)
@@ -220,16 +224,6 @@ def _alias(plain: str) -> str:
 def _letters(name: str) -> str:
     name = re.sub(r"\([^)]*\)", "", name.rsplit("/", 1)[-1])
     return "".join(c for c in name.lower() if c.isalnum() or c == ".").rstrip(".")
-
-
-def _size_in(name: str) -> float:
-    """Parameters a name ends in, such as ``7B``; 0 for none."""
-    found = re.search(r"([\d.]+)\s*([mb])\b", name.lower())
-    return float(found.group(1)) * {"m": 1e6, "b": 1e9}[found.group(2)] if found else 0.0
-
-
-def _load(config: str) -> Shape:
-    return shape_from_hf(data_path("data") / "models" / f"{config}.json", name=config)[0]
 
 
 def _agrees(shape: Shape, c: Columns, tolerance: float = 0.15) -> bool:
