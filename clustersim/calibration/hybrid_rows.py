@@ -68,6 +68,8 @@ def scenario_table(row: Row) -> dict[str, Any]:
     checkpointing, recomputed = _recompute(row)
     cluster = _cluster(row)
     model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
+    if "rowwise" in row["precision_recipe"]:
+        model["float8_recipe"] = "rowwise"
     if recipe.mtp:
         model["options"]["mtp"] = recipe.mtp
     return {

@@ -38,6 +38,7 @@ from clustersim.calibration.step_play import machine as machine_of
 from clustersim.calibration.step_play import merged
 from clustersim.calibration.step_rows import Row, measured_step, topology_of
 from clustersim.compute import step_cost
+from clustersim.compute.base import FLOAT8_RECIPES
 from clustersim.device import Device, device_from_text
 from clustersim.engine import simulate
 from clustersim.memory import memory
@@ -109,6 +110,7 @@ class ShardedRun:
     checkpointing: str
     optimizer: str | None
     compiled: bool
+    float8_recipe: str
     recipe: Recipe
     knobs: Mapping[str, Any]
 
@@ -146,6 +148,7 @@ def read_sharded(row: Row, *, timed: bool = True) -> ShardedRun:
         checkpointing=_checkpointing(row["act_ckpt"].lower(), recipe),
         optimizer="sgd" if "sgd" in precision else "adamw",
         compiled="torch.compile" in text and "no compile" not in text,
+        float8_recipe=next((word for word in FLOAT8_RECIPES[::-1] if dtype == "fp8" and word in text), "tensorwise"),
         recipe=recipe,
         knobs=_knobs(row, text, recipe, dtype),
     )
@@ -225,6 +228,7 @@ def costs_of(run: ShardedRun) -> StepCost:
             optimizer=run.optimizer,
             optimizer_impl=run.recipe.optimizer_impl,
             implementation="compiled" if run.compiled else "eager",
+            float8_recipe=run.float8_recipe,
         )
 
     if run.checkpointing != "alternate":

@@ -12,6 +12,8 @@ HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
 IMPLEMENTATIONS = ("eager", "compiled")
+FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+"""torchao's names. Transformer Engine's delayed and current scaling are ``tensorwise``."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Setting:
     images : the model is a convolutional network.
     summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
         ``gradient_accumulation_fusion``); 0 where the product is written.
+    float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor or one a row.
     constants : the fitted numbers.
     """
 
@@ -109,12 +112,18 @@ class Setting:
     compiled: bool = False
     images: bool = False
     summed_bytes: int = 0
+    float8_recipe: str = "tensorwise"
     constants: Constants = CONSTANTS
 
     @property
     def half(self) -> bool:
         """Whether GEMMs run in 16 bits or fewer."""
         return self.dtype in HALF
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether products run in 8 bits with one scale a row."""
+        return self.dtype == "fp8" == self.device.runs_as("fp8") and self.float8_recipe != "tensorwise"
 
     @property
     def element_bytes(self) -> int:
@@ -131,7 +140,9 @@ class Setting:
         rate = self.device.matmul_rate(self.dtype)
         if runs_as == "fp32":
             return rate
-        return rate * self.constants.sustained * (self.constants.fp8_linear if runs_as == "fp8" else 1.0)
+        # What casts cost is in this share, or counted apart (:mod:`clustersim.compute.float8`).
+        casts = self.constants.fp8_linear if runs_as == "fp8" and not self.rowwise else 1.0
+        return rate * self.constants.sustained * casts
 
 
 def setting(
@@ -141,6 +152,7 @@ def setting(
     autocast: bool = False,
     attention_kernel: str | None = None,
     implementation: str = "eager",
+    float8_recipe: str = "tensorwise",
     constants: Constants = CONSTANTS,
 ) -> Setting:
     """A checked :class:`Setting`; ``attention_kernel`` None picks what PyTorch's scaled_dot_product_attention would.
@@ -151,6 +163,8 @@ def setting(
     """
     if dtype not in MODES:
         raise ScenarioError(f"unknown dtype {dtype!r} (at $.model.dtype); {nearest(dtype, MODES)}")
+    if float8_recipe not in FLOAT8_RECIPES:
+        raise ScenarioError(f"unknown float8_recipe {float8_recipe!r}; {nearest(float8_recipe, FLOAT8_RECIPES)}")
     if implementation not in IMPLEMENTATIONS:
         raise ScenarioError(f"unknown implementation {implementation!r}; {nearest(implementation, IMPLEMENTATIONS)}")
     # Flash attention is written for 16-bit operands; fp32 falls to the memory-efficient kernel.
@@ -161,4 +175,5 @@ def setting(
         raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
-    return Setting(device, dtype, autocast, kernel, implementation == "compiled", constants=constants)
+    compiled = implementation == "compiled"
+    return Setting(device, dtype, autocast, kernel, compiled, float8_recipe=float8_recipe, constants=constants)

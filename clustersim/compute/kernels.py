@@ -7,6 +7,7 @@ from dataclasses import replace
 from clustersim.compute import attention, gemm
 from clustersim.compute.base import Setting, setting
 from clustersim.compute.conv import conv_parts
+from clustersim.compute.float8 import cast_seconds, forward_share, gradient_setting
 from clustersim.compute.memory_bound import memory_time
 from clustersim.device import Device
 from clustersim.errors import ModelError, nearest
@@ -60,7 +61,7 @@ def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     # The device stands still while the host does something it waits for.
     each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
     floor = launches(kernel, part) * each.value
-    busy = max(compute, memory)
+    busy = max(compute, memory) + cast_seconds(where, kernel, kernel.m * kernel.repeat * batch, part)
     if floor > busy:
         return busy + floor, "launch"
     return busy + floor, "compute" if compute >= memory else "memory"
@@ -134,12 +135,11 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     share = _aligned(where, kernel)
     if part in {"F", "R"}:
         compute, memory = gemm.linear_parts(where, m, n, k, count)
-        return compute / share, memory
+        return compute / (share * forward_share(where)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
-    shapes = [(k, n, m), (m, k, n)] if kernel.backward_flops >= 1.5 * kernel.flops else [(k, n, m)]
-    if weighted(kernel):
-        shapes = {"W": shapes[:1], "I": shapes[1:]}.get(part, shapes)
-    both = [gemm.linear_parts(where, *shape, count) for shape in shapes]
+    both = [gemm.linear_parts(gradient_setting(where), k, n, m, count)] if part != "I" or not weighted(kernel) else []
+    if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
+        both.append(gemm.linear_parts(where, m, k, n, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
     if where.summed_bytes and weighted(kernel) and part != "I":
         seconds[0] = _summed(where, seconds[0], count * k * n)

@@ -30,6 +30,7 @@ def step_cost(
     optimizer_impl: str = "foreach",
     implementation: str = "eager",
     state_dtype: str | None = None,
+    float8_recipe: str = "tensorwise",
     constants: Constants = CONSTANTS,
 ) -> StepCost:
     """What one rank's step costs on a device.
@@ -48,6 +49,7 @@ def step_cost(
     optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
     state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
         16 bits and update fp32 shards.
+    float8_recipe : one of :data:`clustersim.compute.base.FLOAT8_RECIPES`, of dtype fp8.
     implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
 
     Returns
@@ -70,7 +72,7 @@ def step_cost(
     autocast = dtype in {"fp16", "bf16", "fp8"} and param_dtype == "fp32"
     where = setting(
         device, dtype, autocast=autocast, attention_kernel=attention_kernel, implementation=implementation,
-        constants=constants,
+        float8_recipe=float8_recipe, constants=constants,
     )  # fmt: skip
     where = replace(where, images=model.sample == "image" and not model.seq_len)
     forward, backward = _passes(where, model, micro_batch_size, activation_checkpointing)

@@ -153,6 +153,7 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
             optimizer_impl=run.optimizer_impl,
             state_dtype=config.state_dtype,
             implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
+            float8_recipe=spec.float8_recipe,
         )
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))

@@ -83,6 +83,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU) or ``fused`` (torch.compile).
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
+    float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
+        current scaling) or a row (torchao's ``rowwise``; ``rowwise_with_gw_hp`` leaves weight gradients in bf16).
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
     """
 
@@ -93,11 +95,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"] | None = None
     implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
     options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         if (self.hf_config is None) == (self.name is None):
             raise ValueError("write one of hf_config and name")
+        if self.float8_recipe != "tensorwise" and self.dtype != "fp8":
+            raise ValueError(f'float8_recipe = "{self.float8_recipe}" needs dtype = "fp8"')
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

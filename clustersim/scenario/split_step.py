@@ -190,6 +190,7 @@ def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
             autocast=spec.dtype in {*HALF, "fp8"} and config.param_dtype == "fp32",
             attention_kernel=None if spec.attention == "flash" else spec.attention,
             implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
+            float8_recipe=spec.float8_recipe,
         )
     optimizer = None if run.optimizer == "none" else run.optimizer
     if (parallel := scenario.file.parallel) is not None:

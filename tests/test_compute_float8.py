@@ -1,0 +1,70 @@
+"""8-bit linears with one scale a row: their casts, and what torchao measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustersim.compute.base import setting
+from clustersim.compute.float8 import CAST, RESCALE, cast_seconds
+from clustersim.compute.kernels import time_in
+from clustersim.compute.memory_bound import traffic_rate
+from clustersim.device import device
+from clustersim.errors import ScenarioError
+from clustersim.model import Kernel
+from clustersim.models.kernels import linear, sharing_input
+
+H100 = device("H100-SXM5-80GB")
+
+
+def where(recipe: str, dtype: str = "fp8", name: str = "") -> object:
+    gpu = device(name) if name else H100
+    return setting(gpu, dtype, implementation="compiled", float8_recipe=recipe)
+
+
+def step(layer: Kernel, recipe: str, dtype: str = "fp8") -> float:
+    return sum(time_in(where(recipe, dtype), layer, 1, part)[0] for part in ("F", "I", "W"))
+
+
+def test_each_operand_is_cast_along_both_dimensions_and_gradients_are_rescaled() -> None:
+    rows, k, n = 1000, 512, 2048
+    layer, rowwise = linear("up", rows, k, n), where("rowwise")
+    rate = traffic_rate(rowwise, 2)
+    forward, inputs, weights = (cast_seconds(rowwise, layer, rows, part) * rate for part in ("F", "I", "W"))
+    assert forward == pytest.approx(CAST * (rows * k + n * k))
+    assert inputs == pytest.approx(CAST * (rows * n + n * k) + RESCALE * rows * k)
+    assert weights == pytest.approx(CAST * (rows * k + rows * n) + RESCALE * n * k)
+    assert cast_seconds(rowwise, layer, rows, "B") * rate == pytest.approx(inputs + weights)
+
+
+def test_linears_of_one_input_cast_it_once() -> None:
+    layer = linear("k", 1000, 512, 2048)
+    alone, shared = (cast_seconds(where("rowwise"), one, 1000, "F") for one in (layer, sharing_input(layer)))
+    assert alone - shared == pytest.approx(CAST * 1000 * 512 / traffic_rate(where("rowwise"), 2))
+
+
+@pytest.mark.parametrize(("recipe", "dtype", "name"), [
+    ("tensorwise", "fp8", ""), ("rowwise", "bf16", ""), ("rowwise", "fp8", "A100-SXM4-80GB"),
+])  # fmt: skip
+def test_nothing_else_is_cast_apart(recipe: str, dtype: str, name: str) -> None:
+    assert cast_seconds(where(recipe, dtype, name), linear("up", 1000, 512, 2048), 1000, "F") == 0
+
+
+def test_a_weight_gradient_in_high_precision_takes_what_bf16_takes() -> None:
+    layer = linear("up", 16384, 8192, 7168)
+    kept, plain = (
+        time_in(where(*args), layer, 1, "W")[0] for args in (("rowwise_with_gw_hp",), ("tensorwise", "bf16"))
+    )
+    assert kept == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "published"), [(8192, 1280, 1.757), (1024, 8192, 1.193), (8192, 7168, 5.707), (3584, 8192, 3.034)]
+)
+def test_single_linears_take_what_torchao_measured(k: int, n: int, published: float) -> None:
+    """Milliseconds on H100, 16,384 rows, forward and backward compiled (pytorch/ao #2185, rescaled products)."""
+    assert step(linear("up", 16384, k, n), "rowwise") * 1e3 == pytest.approx(published, rel=0.2)
+
+
+def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ScenarioError, match="rowwise"):
+        where("rowise")
