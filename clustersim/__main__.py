@@ -37,6 +37,8 @@ def main() -> None:
     """The command line."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise, as nohup does
         signal.signal(signal.SIGINT, interrupted)
+    # No product of matrices here is worth a thread, and starting them is a third of what importing numpy takes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from clustersim.cli import main as command
 
     command()

@@ -27,6 +27,10 @@ def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     return sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix))
 
 
+def _finite(value: Any) -> bool:
+    return bool(abs(value).max(initial=0.0) < math.inf)  # comparing with NaN is false
+
+
 def plain(value: Any) -> Any:
     """Numpy, dataclasses' leaves and infinities as what JSON can hold: not-a-number and infinity become null."""
     if isinstance(value, Mapping):
@@ -34,7 +38,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        listed = value.tolist()  # of numbers that JSON can hold as they are: most, and a run has a hundred thousand
+        return listed if value.dtype.kind in "biu" or (value.dtype.kind == "f" and _finite(value)) else plain(listed)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -14,6 +14,8 @@ from nccl_systems import ALGORITHMS, DGX1, VIEWS, pair_matrix, system, table
 from clustersim import fabrics
 from clustersim.collectives.base import Group
 from clustersim.collectives.nccl import Graph, NodeView, Slot, System, exec_channels, search, system_of
+from clustersim.collectives.nccl.search import _search_view
+from clustersim.collectives.nccl.walk import Walk
 from clustersim.collectives.nccl.wiring import wiring
 from clustersim.errors import TopologyError
 
@@ -36,6 +38,17 @@ def test_search_finds_what_nccl_finds(row: dict[str, str]) -> None:
         "sameChannels": int(found.same_channels),
         "comm_channels": exec_channels(described, graphs),
     } == {key: type_of(row[key]) for key in list(row)[6:]} | {"pattern": int(row["pattern"])}
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_what_found_nothing_is_not_walked_again_and_the_answer_is_the_same(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = system(name, nodes)
+    found = _search_view.__wrapped__(described.views[0], described.sharp)
+    monkeypatch.setattr(Walk, "_state", lambda self: (object(),))  # no state is known
+    assert _search_view.__wrapped__(described.views[0], described.sharp) == found
 
 
 def type_of(text: str) -> float | str:

@@ -65,6 +65,7 @@ class Walk:
         self.costs: dict[tuple[Vertex, Vertex, float], Costs | None] = {}
         self.ranks: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
         self.hops = 0
+        self.vain: dict[tuple[object, ...], int] = {}
         self.orders: list[list[int]] = []
         self.nets: list[list[int]] = []
         self.stopped = False
@@ -139,7 +140,12 @@ class Walk:
     # ------------------------------------------------------------------------------------------ moves
 
     def _channel(self) -> _Moves:
-        """Where the next channel may start."""
+        """Where the next channel may start. What found nothing finds nothing again, and takes as much of the budget:
+        behind NVSwitches channels of other orders leave the same links with the same room."""
+        state, before, best = self._state(), self.budget, self.best
+        if state in self.vain:
+            self.budget = max(before - self.vain[state], 0)
+            return
         self.orders.append([])
         self.nets.append([])
         if self.n and self.wiring.n_nets:
@@ -148,6 +154,15 @@ class Walk:
             yield from self._from_gpus()
         self.orders.pop()
         self.nets.pop()
+        if self.budget > 0 and self.best is best:
+            self.vain[state] = before - self.budget
+
+    def _state(self) -> tuple[object, ...]:
+        """All that channels to come depend on."""
+        order = self.orders if self.ask.pattern in (NVLS, COLLNET_DIRECT) else self.orders[-1:]
+        told = () if self.wiring.n_nets and not self.ask.same_channels and order is not self.orders else order
+        nets = self.nets[-1:] if self._alternating() else ()
+        return len(self.orders), self.hops, *self.free, *self.net_free, *map(tuple, told), *map(tuple, nets)
 
     def _from_gpus(self) -> _Moves:
         home = self.n - 1 if self.ask.pattern == RING else -1
