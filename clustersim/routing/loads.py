@@ -171,13 +171,13 @@ def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: 
     out, into = leave.place(row, way), enter.place(row, way)
     much: Floats = (amount / ways)[row]
     # A row's legs one after another: those that leave, then those that enter, from the port to the vertex.
-    leg, tails, heads = leave.legs(out)
-    back, to, fro = enter.legs(into)
+    leg, tails, heads = leave.legs(row, out)
+    back, to, fro = enter.legs(row, into)
     order = np.argsort(np.concatenate([leg, back]), kind="stable")
     leg = np.concatenate([leg, back])[order]
     total.inside(np.concatenate([tails, fro])[order], np.concatenate([heads, to])[order], much[leg], of[row[leg]])
     try:
-        crossed, links = router.network.paths(leave.ports[out], enter.ports[into], flows[row])
+        crossed, links = router.network.paths(leave.ports(row, out), enter.ports(row, into), flows[row])
     except LookupError as error:
         k = row[error.args[0]]
         raise router._unreachable(int(a[k]), int(b[k])) from None
@@ -188,29 +188,42 @@ def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: 
 
 
 class _Ends:
-    """The ports that vertices may use with a rail, and the legs to each: of row ``r``, ``count[r]`` ports."""
+    """The ports that vertices may use with a rail, and the legs to each: of row ``r``, ``count[r]`` ports.
+
+    Islands built alike are asked about once; ports and legs are kept as places in an island.
+    """
 
     def __init__(self, router: Router, vertices: Ints, rails: Ints) -> None:
+        cut = router.islands
+        island = cut.of[vertices]
         low = int(rails.min(initial=0))
         span = int(rails.max(initial=0)) - low + 1
-        codes, self._of = np.unique(vertices * span + rails - low, return_inverse=True)
-        ends = [router.ends(code // span, code % span + low) for code in codes.tolist()]
-        count = np.array([len(one) for one in ends], dtype=np.int64)
-        self.count, self._n, self._first = count[self._of], count, np.cumsum(count) - count
-        flat = [end for one in ends for end in one]
-        self.ports = np.array([port for port, _ in flat], dtype=np.int64)
+        codes = (router.builds[island] * (1 + int(cut.local.max())) + cut.local[vertices]) * span + rails - low
+        _, one, self._of = np.unique(codes, return_index=True, return_inverse=True)
+        ends = [router.ends(v, r) for v, r in zip(vertices[one].tolist(), rails[one].tolist(), strict=True)]
+        self._n = np.array([len(some) for some in ends], dtype=np.int64)
+        self.count, self._first = self._n[self._of], np.cumsum(self._n) - self._n
+        self._base, self._vertices = cut.vertex_start[island], cut.vertices
+        flat = [end for some in ends for end in some]
+        self._ports = cut.local[np.array([port for port, _ in flat], dtype=np.int64)]
         self._n_legs = np.array([len(legs) for _, legs in flat], dtype=np.int64)
-        self._legs = np.array([leg for _, legs in flat for leg in legs], dtype=np.int64).reshape(-1, 2)
+        self._legs = cut.local[np.array([leg for _, legs in flat for leg in legs], dtype=np.int64).reshape(-1, 2)]
 
     def place(self, row: Ints, way: Ints) -> Ints:
-        """In :attr:`ports`, the port of each row's way, counted round."""
+        """Which port is each row's way, counted round."""
         found: Ints = self._first[self._of[row]] + way % self._n[self._of[row]]
         return found
 
-    def legs(self, place: Ints) -> tuple[Ints, Ints, Ints]:
+    def ports(self, row: Ints, place: Ints) -> Ints:
+        """The ports at these places."""
+        found: Ints = self._vertices[self._base[row] + self._ports[place]]
+        return found
+
+    def legs(self, row: Ints, place: Ints) -> tuple[Ints, Ints, Ints]:
         """Legs of the ports at these places: which of them each is of, and its two ends."""
         count = self._n_legs[place]
         which = np.repeat(np.arange(len(place)), count)
         first = np.cumsum(self._n_legs) - self._n_legs
         at = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + first[place][which]
-        return which, self._legs[at, 0], self._legs[at, 1]
+        tail, head = self._vertices[self._base[row[which]] + self._legs[at].T]
+        return which, tail, head

@@ -52,6 +52,7 @@ class Network:
     def __init__(self, topology: Topology) -> None:
         self.hashed = topology.routing == "hash"
         net = [i for i, kind in enumerate(topology.link_kinds) if kind == "net"]
+        self.links = np.array(net, dtype=np.int64)
         self.tail, self.head = topology.link_src, topology.link_dst
         self.out: dict[int, list[int]] = {}
         self.into: dict[int, list[int]] = {}

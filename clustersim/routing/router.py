@@ -48,6 +48,21 @@ class Router:
             zip(nodes.tolist(), first.tolist(), strict=True)
         )  # any vertex of a node leads to its island
 
+    @cached_property
+    def builds(self) -> Ints:
+        """(islands,) a number, equal for islands of which all is alike but where they are: the inside, the types of
+        their nodes, and names and speeds of the NICs that reach the network."""
+        top, cut = self.topology, self.islands
+        speed = np.bincount(top.link_src[self.network.links], top.link_bandwidth[self.network.links], len(cut.of))
+        live = np.array([self.network.joins(nic) for nic in top.nics.tolist()], dtype=np.int64)
+        named = _numbered(top.vertex_names[nic].rpartition("/")[2] for nic in top.nics.tolist())
+        nics = _by_island(cut.of[top.nics], len(cut.template), cut.local[top.nics], live, named,
+                          speed[top.nics].view(np.int64))  # fmt: skip
+        typed = _numbered(kind.name for kind in top.node_types)
+        home = np.array([cut.of[self._anchor[node]] if node in self._anchor else -1 for node in range(top.n_nodes)])
+        types = _by_island(home, len(cut.template), typed)
+        return _numbered(zip(cut.template.tolist(), types, nics, strict=True))
+
     # ---- questions about a node -------------------------------------------------------------------------------------
 
     def path_class(self, a: int, b: int) -> str:
@@ -296,7 +311,26 @@ class Router:
         return TopologyError(f"{self.topology.name}: no route from {names[a]!r} to {names[b]!r}")
 
 
-@kept_with_first(maxsize=2)
+def _numbered(keys: Iterable[object]) -> Ints:
+    """Equal keys as equal numbers, from 0 in order of appearance."""
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
+def _by_island(island: Ints, n: int, *columns: Ints) -> list[bytes]:
+    """Rows of columns, those of each of ``n`` islands as bytes."""
+    order = np.argsort(island, kind="stable")
+    table = np.stack(columns, axis=1)[order]
+    told, width = table.tobytes(), table.shape[1] * table.itemsize
+    at = (np.searchsorted(island[order], np.arange(n + 1)) * width).tolist()
+    return [told[a:b] for a, b in zip(at[:-1], at[1:], strict=True)]
+
+
 def router(topology: Topology, relay: bool = False) -> Router:
     """The Router of a topology, kept with it (its tables are worth reusing)."""
+    return _router(topology, relay)  # by place: asked for with and without a default it would be two
+
+
+@kept_with_first(maxsize=2)
+def _router(topology: Topology, relay: bool) -> Router:
     return Router(topology, relay)

@@ -48,7 +48,8 @@ def system_of(group: Group) -> System:
     views: dict[NodeView, None] = {}
     known = _known_views(group.topology)
     for members in np.split(group.gpus[order], cuts):
-        key = version, several, _key(routes, members, several)
+        island = routes.islands.of[members[0]]  # its build, and the places of the GPUs in it
+        key = version, several, int(routes.builds[island]), routes.islands.local[members].tobytes()
         if key not in known:
             known[key] = _Reader(routes, members, version).view(several)
         views[known[key]] = None
@@ -81,15 +82,6 @@ def _net_latency(routes: Router, group: Group) -> float:
             fastest = max((routes.nic_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
             latency = max(latency, way.reported_fast if fastest >= 24e9 else way.reported)
     return latency
-
-
-def _key(routes: Router, members: Ints, several: bool) -> tuple[object, ...]:
-    """Equal for nodes of one build with the same GPUs in use and their NICs at the same speed."""
-    topology, islands = routes.topology, routes.islands
-    nodes = np.unique(topology.vertex_node[members]).tolist()
-    speeds = tuple(routes.nic_speeds(node) for node in nodes if several)
-    types = tuple(topology.node_types[node].name for node in nodes)
-    return int(islands.template[islands.of[members[0]]]), islands.local[members].tobytes(), speeds, types
 
 
 class _Reader:
