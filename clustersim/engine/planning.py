@@ -2,22 +2,25 @@
 
 A planner is asked once per distinct request and group. Groups that live inside one node each, at the same places of
 nodes wired alike, are congruent: one plan serves them all, its links replaced by the same links of the other node. Two
-thousand nodes sharding eight ways cost one call, not two thousand.
+thousand nodes sharding eight ways cost one call, not two thousand. And what it says of a send (latency, ceiling, share
+of the line rate) depends on the places of its ends in islands built alike and on the links between them, so that the
+thirty thousand pairs of a pipeline of 16,384 ranks cost a call for each kind and a routing of all of them at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim import routing
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.engine.loads import Loads
-from clustersim.engine.sends import Routes, factors
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.topology import Topology
@@ -126,25 +129,28 @@ class PlanBook:
 
     def _sends(self, request: Request, pairs: Ints) -> list[tuple[Plan, int]]:
         """Plan and load id of each of many pairs."""
-        kinds = self._kinds.setdefault(request, {})
+        kinds, ways = self._kinds.setdefault(request, {}), self._ways(pairs)
         found = []
-        for pair, (src, dst) in zip(pairs, self.mesh.gpus[pairs].tolist(), strict=True):
-            way = self._routes.way(src, dst)
-            if way is None:
-                found.append(self._plan(request, pair))
-                continue
-            sign, links, share = way
+        for pair, (sign, links, share) in zip(pairs, ways, strict=True):
             if sign not in kinds:
                 plan, _ = self._plan(request, pair)
-                factor = factors(plan, links, share)
-                kinds[sign] = None if factor is None else (plan, factor)
+                # The planner names the same links, each with a factor on its share; or else every pair is asked for.
+                alike = np.array_equal(plan.links, links)
+                kinds[sign] = (plan, plan.weights / share) if alike else None
             kind = kinds[sign]
-            if kind is None:
-                found.append(self._plan(request, pair))
-                continue
-            order = np.argsort(links)
-            found.append((kind[0], self.loads.add(links[order], (share * kind[1])[order])))
+            found.append((kind[0], self.loads.add(links, share * kind[1])) if kind else self._plan(request, pair))
         return found
+
+    def _ways(self, pairs: Ints) -> Iterator[tuple[bytes, Ints, Floats]]:
+        """Of each pair: what is alike for all of its kind; links in order, and bytes on each per byte sent."""
+        top, routes = self.topology, routing.router(self.topology)
+        ends, cut = self.mesh.gpus[pairs], routes.islands
+        ptr, links, share = routes.loads_of_each(ends[:, 0], ends[:, 1])
+        near = cut.of[ends[:, :1]] == cut.of[ends[:, 1:]]
+        signs = np.concatenate([routes.builds[cut.of[ends]], cut.local[ends], near], axis=1)
+        table, numbers = signs.tobytes(), np.stack([top.link_bandwidth[links], top.link_latency[links]], axis=1)
+        for k, (a, b) in enumerate(pairwise(ptr.tolist())):
+            yield table[40 * k : 40 * (k + 1)] + numbers[a:b].tobytes(), links[a:b], share[a:b]
 
     def _plan(self, request: Request, ranks: Ints, name: str = "") -> tuple[Plan, int]:
         """Plan and load id of one group."""
@@ -165,10 +171,6 @@ class PlanBook:
     @cached_property
     def _nodes(self) -> _Nodes:
         return _Nodes(self.topology)
-
-    @cached_property
-    def _routes(self) -> Routes:
-        return Routes(self.topology, self._nodes.sign)
 
 
 def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:
@@ -194,9 +196,6 @@ class _Nodes:
         self._position = np.empty(topology.n_links, dtype=np.int64)
         self._position[order] = np.arange(topology.n_links)
         self._shape: dict[int, bytes] = {}
-        self._lowest: dict[int, int] = {}
-        self._number: dict[int, int] = {}
-        self._numbers: dict[bytes, int] = {}
 
     def place(self, group: Group) -> bytes | None:
         """Where a one-node group sits, the same for congruent groups."""
@@ -205,17 +204,6 @@ class _Nodes:
         if lowest < 0:
             return None
         return self._wiring(node, lowest) + (group.gpus - lowest).tobytes()
-
-    def sign(self, vertex: int) -> bytes | None:
-        """A vertex's place in its node and the node's wiring, the same for congruent ones."""
-        node = int(self.topology.vertex_node[vertex])
-        if node < 0 or not self._sorted:
-            return None
-        if node not in self._lowest:
-            self._lowest[node] = int(np.searchsorted(self.topology.vertex_node, node))
-            wiring = self._wiring(node, self._lowest[node])
-            self._number[node] = self._numbers.setdefault(wiring, len(self._numbers))
-        return f"{self._number[node]}:{vertex - self._lowest[node]}".encode()
 
     def moved(self, links: Ints, node: int) -> Ints:
         """The same links, in another node of the same wiring."""
