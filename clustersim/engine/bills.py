@@ -142,6 +142,8 @@ class Bills:
         """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is
         over by ``late``."""
         paid, first = at(stream.paid, who), ones[0].ordinal
+        if isinstance(paid, float) and ones[-1].high <= lowest(late) and not any(one.left for one in ones):
+            return self._due_of_all(stream, kernel, who, ones)
         end = _stacked([at(one.end, who) for one in ones])
         pays = np.asarray(end <= late)
         if isinstance(paid, np.ndarray):
@@ -161,6 +163,17 @@ class Bills:
         if first == stream.least:
             stream.least = int(lowest(stream.paid))
         return due.item() if alike else due
+
+    def _due_of_all(self, stream: _Stream, kernel: Task, who: Piece, ones: list[Task]) -> Column:
+        """The same where all of these ranks pay for all of it, as they mostly do: nobody is told apart."""
+        start, end = (_stacked([at(c, who) for c in columns]) for columns in zip(*((o.start, o.end) for o in ones)))
+        due = self._beside(kernel, who, start, end, ones[0].above)
+        stream.paid = _set(stream.paid, who, ones[-1].ordinal + 1.0, kernel.n)
+        if not isinstance(stream.paid, np.ndarray):
+            stream.least = ones[-1].ordinal + 1
+        if len(ones) > 1:
+            due = np.add.reduce(due, 0)
+        return due if isinstance(due, float) else one_number(due) if due.size == 1 else due
 
     def _beside(self, kernel: Task, who: Piece, start: Column, end: Column, above: int) -> Column:
         """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: columns, or a row each.
@@ -228,10 +241,19 @@ class Bills:
         if not one.lone:
             return quiet
         site, side = one.meets[0]
+        ranks = side.meeting_of[slice(None) if who is None else who]
+        if ranks[0] == ranks[-1] and (len(site.ranks) == 1 or (ranks == ranks[0]).all()):
+            return self._ends_after(one, ranks[:1], wanted, quiet)
+        some = np.zeros(len(site.ranks), dtype=np.bool_)  # a meeting is looked at once, whoever comes to it
+        some[ranks] = True
+        found = np.zeros(len(some))
+        found[some] = self._ends_after(one, np.flatnonzero(some), wanted, quiet)
+        return found[ranks]
+
+    def _ends_after(self, one: Task, of: Ints, wanted: float, quiet: float) -> Floats:
+        """These meetings of a collective do not end before."""
+        site = one.meets[0][0]
         standing = self.standing[site.first]
-        of = side.meeting_of[slice(None) if who is None else who]
-        if of[0] == of[-1] and (len(site.ranks) == 1 or (of == of[0]).all()):
-            of = of[:1]
         begins = _begins(standing, of, quiet)
         least = at(standing.latency, of) + at(standing.moving, of)
         found: Floats = np.maximum(begins + least, quiet)
