@@ -5,7 +5,7 @@ Distances are searched among switches only, from the leaf of a destination, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,23 +61,21 @@ class Network:
             self.into.setdefault(b, []).append(link)
         self.switch = np.array([kind == SWITCH for kind in topology.vertex_kinds], dtype=bool)
         self._heads, self._tails = self.head.tolist(), self.tail.tolist()
-        self._place: dict[int, int] = {}
-        self._leaf_place: dict[int, int] = {}
-        self._searches: dict[tuple[int, ...], tuple[dict[int, int], list[int]]] = {}
+        self._places = np.zeros((2, len(self.switch)), dtype=np.int64)
+        self._levels: dict[tuple[int, ...], _Level] = {}
         self._firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-        self._befores: dict[tuple[int, ...], list[int]] = {}
-        self._hops: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._number_ports()
 
     def _number_ports(self) -> None:
         """A port's place under its first leaf, and a leaf's place among leaves: the digits of destination routing."""
         count: dict[int, int] = {}
+        leaves: dict[int, int] = {}
+        switch = self.switch.tolist()
         for port, links in self.into.items():
-            if self.switch[port]:
-                continue
-            leaf = self._tails[links[0]]
-            self._leaf_place.setdefault(leaf, len(self._leaf_place))
-            self._place[port] = count[leaf] = count.get(leaf, -1) + 1
+            if not switch[port]:
+                leaf = self._tails[links[0]]
+                count[leaf] = count.get(leaf, -1) + 1
+                self._places[:, port] = count[leaf], leaves.setdefault(leaf, len(leaves))
 
     def joins(self, port: int) -> bool:
         """Whether the network can be entered and left at a vertex."""
@@ -89,17 +87,14 @@ class Network:
         out = self.out.get(src, [])
         if src in leaves:
             return [next(e for e in out if self._heads[e] == dst)]
-        distance = self._distances(leaves, [self._heads[e] for e in out])
-        best = min((distance.get(self._heads[e], 1 << 30) for e in out), default=1 << 30)
-        if best == 1 << 30:
+        first = [out[k] for k in self._nearest(tuple(self._heads[e] for e in out), leaves)]
+        if not first:
             return None
-        first = [e for e in out if distance.get(self._heads[e], 1 << 30) == best]
         route = [first[flow % len(first)]]
-        at, step = self._heads[route[0]], 0
-        while distance[at]:
-            choices = self._choices(at, leaves, distance)
-            route.append(choices[self._pick(src, dst, flow, at, step) % len(choices)])
-            at, step = self._heads[route[-1]], step + 1
+        at = self._heads[route[0]]
+        while choices := self._nearer(at, leaves):
+            route.append(choices[self._pick(src, dst, flow, at, len(route) - 1) % len(choices)])
+            at = self._heads[route[-1]]
         last = [e for e in self.into[dst] if self._tails[e] == at]
         return [*route, last[flow % len(last)]]
 
@@ -125,8 +120,7 @@ class Network:
             return found
 
         def nearer(at: int, into: int) -> Sequence[int]:
-            distance = self._searches[leaves[into]][0]
-            return self._choices(at, leaves[into], distance) if distance[at] else ()
+            return self._nearer(at, leaves[into])
 
         def last(at: int, into: int) -> Sequence[int]:
             return [k for k, v in enumerate(entering.ends[into]) if v == at]
@@ -160,58 +154,65 @@ class Network:
         """:meth:`_pick` of many."""
         if self.hashed:
             return mixed(src, dst, flow, at)
-        ports, of = np.unique(dst, return_inverse=True)
-        if step == 0:
-            digits = [self._place[port] for port in ports.tolist()]
-        else:
-            digits = [self._leaf_place[self._tails[self.into[port][0]]] for port in ports.tolist()]
-        return np.array(digits, dtype=np.int64)[of] + flow
+        digits: Ints = self._places[min(step, 1), dst]
+        return digits + flow
 
     def _pick(self, src: int, dst: int, flow: int, at: int, step: int) -> int:
         """Which equal-cost hop. By destination: the port's place at the first switch, its leaf's further up, so that
         shifts of neighbours do not collide (d-mod-k, as InfiniBand's fat-tree routing). Or a hash, as Ethernet's."""
         if self.hashed:
             return mix(src, dst, flow, at)
-        if step == 0:
-            return self._place[dst] + flow
-        return self._leaf_place[self._tails[self.into[dst][0]]] + flow
+        return int(self._places[min(step, 1), dst]) + flow
 
-    def _choices(self, at: int, leaves: tuple[int, ...], distance: dict[int, int]) -> list[int]:
-        found = self._hops.get((at, leaves))
+    def _nearer(self, at: int, leaves: tuple[int, ...]) -> Sequence[int]:
+        """Links from a switch to those a hop nearer to the leaves; none from a leaf."""
+        nearer: _Level | None = None
+        for level in self._away(leaves):
+            if at in level.members:
+                return self._to(nearer, at) if nearer else ()
+            nearer = level
+        return ()
+
+    def _to(self, level: _Level, at: int) -> list[int]:
+        found = level.links.get(at)
         if found is None:
-            nearer = distance[at] - 1
-            found = [e for e in self.out[at] if distance.get(self._heads[e]) == nearer]
-            self._hops[at, leaves] = found
+            found = level.links[at] = [e for e in self.out[at] if self._heads[e] in level.members]
         return found
 
     def _nearest(self, heads: tuple[int, ...], leaves: tuple[int, ...]) -> list[int]:
         """Places of those heads of up-links from which the leaves are nearest."""
-        distance = self._distances(leaves, list(heads))
-        best = min((distance[v] for v in heads if v in distance), default=-1)
-        return [k for k, v in enumerate(heads) if distance.get(v) == best]
+        for level in self._away(leaves):
+            if found := [k for k, v in enumerate(heads) if v in level.members]:
+                return found
+        return []
 
-    def _distances(self, leaves: tuple[int, ...], wanted: list[int]) -> dict[int, int]:
-        """Hops to the nearest of the leaves, from switches as far out as the first of ``wanted``; resumed when asked
-        again, because a search over all of a large network is rarely needed."""
-        search = self._searches.get(leaves)
-        if search is None:
-            start = [v for v in leaves if self.switch[v]]
-            search = self._searches[leaves] = (dict.fromkeys(start, 0), start)
-        found, level = search
-        while level and not any(v in found for v in wanted):
-            hops = found[level[0]] + 1
-            level = [v for v in self._before(tuple(level)) if v not in found]
-            found.update(dict.fromkeys(level, hops))
-        self._searches[leaves] = (found, level)
-        return found
+    def _away(self, leaves: tuple[int, ...]) -> Iterator[_Level]:
+        """The leaves, the switches a hop away from one of them, those two hops away, and so on, until they repeat: a
+        switch is as many hops away as the first level that has it. Leaves under the same spines share all but one."""
+        level = self._level(v for v in leaves if self.switch[v])
+        seen: set[_Level] = set()
+        while level not in seen:
+            yield level
+            seen.add(level)
+            if level.farther is None:
+                tails = {self._tails[e] for v in level.members for e in self.into.get(v, ())}
+                level.farther = self._level(v for v in tails if self.switch[v])
+            level = level.farther
 
-    def _before(self, switches: tuple[int, ...]) -> list[int]:
-        """Switches from which one of these is a hop away; leaves under the same spines share the answer."""
-        known = self._befores.get(switches)
-        if known is None:
-            tails = dict.fromkeys(self._tails[e] for v in switches for e in self.into.get(v, ()))
-            known = self._befores[switches] = [v for v in tails if self.switch[v]]
-        return known
+    def _level(self, switches: Iterable[int]) -> _Level:
+        key = tuple(sorted(switches))
+        if key not in self._levels:
+            self._levels[key] = _Level(key)
+        return self._levels[key]
+
+
+class _Level:
+    """Some switches, ``members``; those a hop ``farther`` away; and the ``links`` to them by where these begin."""
+
+    def __init__(self, switches: tuple[int, ...]) -> None:
+        self.members = frozenset(switches)
+        self.farther: _Level | None = None
+        self.links: dict[int, list[int]] = {}
 
 
 class _Ports:
@@ -239,9 +240,11 @@ def _chosen(choices: Callable[[int, int], Sequence[int]], a: Ints, b: Ints, pick
     size = int(b.max(initial=0)) + 1
     codes, of = np.unique(a * size + b, return_inverse=True)
     found = [choices(*divmod(code, size)) for code in codes.tolist()]
-    count = np.array([len(some) for some in found], dtype=np.int64)
-    first = np.cumsum(count) - count
-    flat = np.array([*(one for some in found for one in some), -1], dtype=np.int64)
+    distinct = list({id(some): some for some in found}.values())  # most share theirs with others
+    sizes = [len(some) for some in distinct]
+    known = {id(some): at for some, at in zip(distinct, zip(sizes, np.cumsum(sizes) - sizes, strict=True), strict=True)}
+    count, first = np.array([known[id(some)] for some in found], dtype=np.int64).reshape(-1, 2).T
+    flat = np.array([*(one for some in distinct for one in some), -1], dtype=np.int64)
     turn = np.asarray(pick) % np.maximum(count, 1)[of].astype(np.asarray(pick).dtype)
     return np.where(count[of] > 0, flat[np.minimum(first[of] + turn.astype(np.int64), len(flat) - 1)], -1)
 
