@@ -183,6 +183,21 @@ def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArra
     ----------
     slot : (E,) int. begin, end : (E,) [s], when a flow is there. asked : (E,) float, the part of the slot it asks for.
     """
+    # Mostly the uses of a slot follow one another: then none is there with the next, and nothing is added up.
+    order = np.lexsort((begin, slot))
+    where = slot[order]
+    meets = (where[1:] == where[:-1]) & (end[order[:-1]] * (1 - INSTANT) > begin[order[1:]])
+    shared = np.zeros(int(slot.max(initial=-1)) + 1, dtype=np.bool_)
+    shared[where[1:][meets]] = True
+    some = shared[slot]
+    found = np.zeros(len(slot), dtype=np.bool_)
+    if some.any():
+        found[some] = _too_much(slot[some], begin[some], end[some], asked[some])
+    return found
+
+
+def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArray[np.bool_]:
+    """:func:`crowded`, of uses that meet."""
     n = len(slot)
     time, more = np.concatenate([begin, end * (1 - INSTANT)]), np.concatenate([asked, -asked])
     where = np.concatenate([slot, slot])
