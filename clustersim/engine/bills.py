@@ -23,7 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import INSTANT
-from clustersim.engine.order import Column, Piece, Task, at, highest, item, lowest, one_number, positions, size, watch
+from clustersim.engine.order import (
+    Column,
+    Piece,
+    Task,
+    at,
+    highest,
+    item,
+    lowest,
+    one_number,
+    positions,
+    replaced,
+    size,
+    stacked,
+    watch,
+)
 from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -79,7 +93,7 @@ class Bills:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
         r = task.key[0]
         stream = self._streams[r][task.op.stream]
-        stream.through = _set(stream.through, who, task.ordinal + 1.0, task.n)
+        stream.through = replaced(stream.through, who, task.ordinal + 1.0, task.n)
         stream.most = max(stream.most, task.ordinal + 1)
         if task.left:
             return []
@@ -101,7 +115,7 @@ class Bills:
                 return
             insort(gaps, place)
         k = bisect_left(gaps, place)
-        idle = _idle(kernels[gaps[k - 1]]) if k else 0.0
+        idle = kernels[gaps[k - 1]].stood if k else 0.0
         if who is None:
             kernel.idle = idle + gap
             return
@@ -144,13 +158,13 @@ class Bills:
         paid, first = at(stream.paid, who), ones[0].ordinal
         if isinstance(paid, float) and ones[-1].high <= lowest(late) and not any(one.left for one in ones):
             return self._due_of_all(stream, kernel, who, ones)
-        end = _stacked([at(one.end, who) for one in ones])
+        end = stacked([at(one.end, who) for one in ones])
         pays = np.asarray(end <= late)
         if isinstance(paid, np.ndarray):
             pays = pays & (paid <= (first if len(ones) == 1 else np.arange(first, first + len(ones))[:, None]))
         if not np.logical_or.reduce(pays, axis=None):
             return 0.0
-        start = _stacked([at(one.start, who) for one in ones])
+        start = stacked([at(one.start, who) for one in ones])
         if any(one.left for one in ones) and not np.logical_and.reduce(pays, axis=None):
             payer = int(np.argmax(pays))  # of the others nothing is known but that they do not pay now
             start, end = (np.where(pays, column, item(column, payer)) for column in (start, end))
@@ -159,21 +173,20 @@ class Bills:
         if len(ones) > 1:
             due, count = np.add.reduce(due, 0), np.add.reduce(count, 0)
         alike = due.size == 1 and isinstance(late, float)
-        stream.paid = _set(stream.paid, who, one_number(paid + (count.item() if alike else count)), kernel.n)
+        stream.paid = replaced(stream.paid, who, one_number(paid + (count.item() if alike else count)), kernel.n)
         if first == stream.least:
             stream.least = int(lowest(stream.paid))
         return due.item() if alike else due
 
     def _due_of_all(self, stream: _Stream, kernel: Task, who: Piece, ones: list[Task]) -> Column:
         """The same where all of these ranks pay for all of it, as they mostly do: nobody is told apart."""
-        start, end = (_stacked([at(c, who) for c in columns]) for columns in zip(*((o.start, o.end) for o in ones)))
+        start, end = (stacked([at(c, who) for c in cs]) for cs in ([o.start for o in ones], [o.end for o in ones]))
         due = self._beside(kernel, who, start, end, ones[0].above)
-        stream.paid = _set(stream.paid, who, ones[-1].ordinal + 1.0, kernel.n)
-        if not isinstance(stream.paid, np.ndarray):
+        stream.paid = replaced(stream.paid, who, ones[-1].ordinal + 1.0, kernel.n)
+        if who is None:
             stream.least = ones[-1].ordinal + 1
-        if len(ones) > 1:
-            due = np.add.reduce(due, 0)
-        return due if isinstance(due, float) else one_number(due) if due.size == 1 else due
+        due = due if len(ones) == 1 else np.add.reduce(due, 0)
+        return due.item() if isinstance(due, np.ndarray) and due.size == 1 else due
 
     def _beside(self, kernel: Task, who: Piece, start: Column, end: Column, above: int) -> Column:
         """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: columns, or a row each.
@@ -188,7 +201,7 @@ class Bills:
         k = bisect_left(gaps, kernel.place) - 1
         if k < 0 or gaps[k] <= above or highest(at(kernels[gaps[k]].start, who)) <= lowest(start):
             return found
-        return found - (at(_idle(kernels[gaps[k]]), who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
+        return found - (at(kernels[gaps[k]].stood, who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
 
     def _idle_until(self, time: Column, kernels: list[Task], gaps: list[int], who: Piece, above: int) -> Column:
         """Seconds these ranks' compute streams stood still until a time, at which kernel ``above`` is over."""
@@ -198,13 +211,13 @@ class Bills:
         k = bisect_right(gaps, item(time, 0), first, key=lambda place: item(kernels[place].start, rank))
         while k > first and highest(at(kernels[gaps[k - 1]].start, who)) > low:
             k -= 1
-        before = at(_idle(kernels[gaps[k - 1]]), who) if k else 0.0
+        before = at(kernels[gaps[k - 1]].stood, who) if k else 0.0
         found = before
         for place in gaps[k:]:
             began = at(kernels[place - 1].end, who) if place else 0.0
             if lowest(began) >= high:
                 break
-            idle = at(_idle(kernels[place]), who)
+            idle = at(kernels[place].stood, who)
             now = np.minimum(before + (time - began), idle)
             found = np.maximum(found, now)
             before = idle
@@ -254,7 +267,7 @@ class Bills:
         """These meetings of a collective do not end before."""
         site = one.meets[0][0]
         standing = self.standing[site.first]
-        begins = _begins(standing, of, quiet)
+        begins = standing.begins(of, quiet)
         least = at(standing.latency, of) + at(standing.moving, of)
         found: Floats = np.maximum(begins + least, quiet)
         if np.minimum.reduce(found) > wanted:
@@ -279,40 +292,8 @@ class Bills:
             its_site, its_side = need.meets[0]
             standing = self.standing[its_site.first]
             everyone = np.arange(len(its_site.ranks))
-            ends = _begins(standing, everyone, quiet) + standing.latency + standing.moving
+            ends = standing.begins(everyone, quiet) + standing.latency + standing.moving
             if standing.missing is not None:
                 ends = np.where(standing.end < np.inf, 0.0, ends)
             np.maximum(held, np.where(away, ends[its_side.meeting_of[members]], 0.0).max(axis=1), out=held)
         return held
-
-
-def _begins(standing: Standing, meetings: Ints, quiet: float) -> Floats:
-    """These meetings do not begin before, where nobody arrives before ``quiet`` [s]."""
-    if standing.missing is None:
-        return np.full(len(meetings), quiet)
-    start = standing.start[meetings]  # type: ignore[index]
-    found: Floats = np.where(standing.missing[meetings] > 0, np.maximum(start, quiet), start)
-    return found
-
-
-def _idle(kernel: Task) -> Column:
-    return 0.0 if kernel.idle is None else kernel.idle
-
-
-def _stacked(columns: list[Column]) -> Column:
-    """Columns as rows; one alone as it is."""
-    if len(columns) == 1:
-        return columns[0]
-    if not any(isinstance(column, np.ndarray) for column in columns):
-        return np.array(columns)[:, None]
-    return np.stack(np.broadcast_arrays(*columns))
-
-
-def _set(counts: Column, who: Piece, count: Column, n: int) -> Column:
-    """The numbers with those of these ranks replaced."""
-    if who is None:
-        return count
-    if not isinstance(counts, np.ndarray):
-        counts = np.full(n, counts)
-    counts[who] = count
-    return counts

@@ -1,5 +1,10 @@
-"""Chunk fidelity by columns: one collective that has the network to itself, millions of transfers in a second.
+"""Chunk fidelity: a schedule's transfers on their links, one by one; and whole columns of them where that is the same.
 
+Every transfer is a flow of its own over the route between two GPUs, at line rate; it may start when the transfers it
+names have *arrived* (drained, plus the route's latency) and the one before it on its lane has *drained*. Launch and
+protocol costs, which a plan lumps into its latency and weights, are no part of a schedule and are not played.
+
+By columns one collective that has the network to itself plays millions of transfers in a second.
 Where no two lanes can hold each other up (:func:`apart`), every transfer runs at its lane's full rate, so its times
 follow from those before it: it starts when what it sends on has arrived and the transfer before it on its lane has
 drained. A schedule told as waves (:mod:`clustersim.collectives.waves`) is then a recurrence over whole columns of
@@ -17,16 +22,39 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
-from clustersim.collectives.base import Group
+from clustersim.collectives.base import Group, Plan, Request, Schedule
+from clustersim.collectives.channels import channels
+from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.engine import need
 from clustersim.engine.fairshare import TIE
 from clustersim.engine.loads import Loads
+from clustersim.errors import ProgramError
 from clustersim.timeline import LinkUse, Timeline
 from clustersim.topology import route_latency
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A schedule on its links, ready to play.
+
+    Parameters
+    ----------
+    nbytes, latency : (T,) float [bytes], [s]. load : (T,) int, id in :class:`Loads`.
+    n_needs : (T,) int, transfers each waits for, its lane's predecessor included.
+    next_ptr, next : CSR, who waits for a transfer's arrival. lane_next : (T,) who waits for it to drain; -1 for none.
+    """
+
+    nbytes: Floats
+    latency: Floats
+    load: Ints
+    n_needs: Ints
+    next_ptr: Ints
+    next: Ints
+    lane_next: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +125,71 @@ def apart(lanes: Ints, loads: Loads) -> bool:
     rate = np.repeat(np.array(loads.alone)[lanes], np.diff(ptr))
     used = np.bincount(links, weights=weights * rate, minlength=loads.topology.n_links)
     return bool(np.all(np.isfinite(rate))) and bool(np.all(used <= loads.topology.link_bandwidth * (1 + TIE)))
+
+
+def schedule_of(request: Request, group: Group, plan: Plan) -> Schedule:
+    """The schedule a plan's algorithm follows. Raises :class:`ProgramError` where it would not fit in memory."""
+    if group.size == 1 or request.kind == "send":
+        return _one_send(group.size - 1)
+    chosen = ALGORITHMS.get(plan.algorithm)
+    if chosen is None or chosen.schedule is None:
+        known = ", ".join(sorted(a.name for a in ALGORITHMS.values() if a.schedule and request.kind in a.kinds))
+        raise ProgramError(
+            f"algorithm {plan.algorithm!r} has no schedule to replay transfer by transfer; use fidelity 'flow', "
+            f"or for {request.kind} one of: {known}"
+        )
+    laid = plan.channels or channels(group, plan.n_channels, chosen.layout)
+    traffic = chosen.traffic(request, group, laid)
+    # Every edge of the traffic sends about once per step: near enough to refuse before building a billion of them.
+    must_fit(len(traffic.src) * traffic.steps)
+    return chosen.schedule(request, group, laid)
+
+
+def must_fit(transfers: int) -> None:
+    """Raise :class:`ProgramError` where so many would not fit in memory."""
+    what = f"at chunk fidelity, for {transfers:,} transfers one by one"
+    need.check(need.replay(transfers), what, "use fidelity 'flow', fewer ranks or fewer channels")
+
+
+def _one_send(n: int) -> Schedule:
+    """``n`` transfers, 0 or 1, of everything from member 0 to member 1."""
+    here, there = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
+    none, ptr = np.zeros(0, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    return Schedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
+
+
+def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Steps:
+    """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
+    n = len(schedule.src)
+    ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
+    _, first, of = np.unique(schedule.lane, return_index=True, return_inverse=True)
+    lanes = len(schedule.lane) > 0 and bool(np.all(ends[first][of] == ends))  # each between two ends, by one rail
+    if not lanes:
+        _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+        of = of.reshape(-1)
+    load, latency = routes(ends[first], group, loads, relay=schedule.relay)
+    waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
+    order = np.argsort(schedule.after, kind="stable")
+    lane_next = _lane_next(schedule.lane, n)
+    return Steps(
+        nbytes=nbytes * schedule.chunk_fraction[schedule.chunk],
+        latency=latency[of],
+        load=load[of],
+        n_needs=np.diff(schedule.after_ptr) + np.bincount(lane_next[lane_next >= 0], minlength=n),
+        next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
+        next=waiting[order],
+        lane_next=lane_next,
+    )
+
+
+def _lane_next(lane: Ints, n: int) -> Ints:
+    """For every transfer the next one on its lane; -1 for the last, and where there are no lanes."""
+    follows = np.full(n, -1, dtype=np.int64)
+    if len(lane):
+        order = np.argsort(lane, kind="stable")
+        same = lane[order[:-1]] == lane[order[1:]]
+        follows[order[:-1][same]] = order[1:][same]
+    return follows
 
 
 _MADE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")

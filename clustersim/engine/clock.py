@@ -5,6 +5,13 @@ instant must *be* at one instant here, or a network would be solved once per rou
 
 A :class:`~clustersim.program.Serve` op that is ready is parked until the clock has reached its ready time: only then is
 it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
+
+Pieces wait, too. One that nobody can notice yet waits for more ranks of its op (``Task.look``). A kernel that is ready
+before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its turn when nothing
+unknown can happen before it: when the clock comes to the moment at which others could notice what it does. That is
+later than it is ready, by the least time to the next meeting, and a meeting begins with its last member: so pieces stay
+whole, and mostly all of their bills are known by then. Other pieces of the kernel that wait are tried with it once:
+those whose bills are known to be complete sooner go with it.
 """
 
 from __future__ import annotations
@@ -18,7 +25,10 @@ import numpy.typing as npt
 import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
-from clustersim.engine.order import Task
+from clustersim.engine.bills import Bills
+from clustersim.engine.order import Piece, Task, at, highest, lowest, one_number, positions
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 SOLVE = EventPriority(2)
 """Rates are solved once everything else that happens at an instant has happened."""
@@ -91,3 +101,134 @@ class Queues:
             self._free[queue] = start + float(seconds if isinstance(seconds, float) else seconds[position])
             served.append((task, position, start, self._free[queue]))
         self.on_served(served)
+
+
+EARLY = 1 - 1e-9
+"""A piece is played this much, relatively, before it could matter: columns add in another order than the clock."""
+
+_NEVER = 1e300
+"""Later than anything the clock knows of: pieces that nobody will ever notice are played at the end."""
+
+
+class Agenda:
+    """Pieces by the earliest moment at which they could matter to others."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, bool, int, Task, Piece]] = []
+        self._n = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> float:
+        """When the first one could matter [s]."""
+        return min(self._heap[0][0], _NEVER)
+
+    def add(self, key: float, kernel: bool, task: Task, who: Piece) -> None:
+        """A piece that matters at ``key`` [s]; of one moment, kernels come last."""
+        self._n += 1
+        heappush(self._heap, (key, kernel, self._n, task, who))
+
+    def pop(self) -> tuple[float, bool, Task, Piece]:
+        """The first one: key, whether it is a kernel, task and ranks."""
+        key, kernel, _, task, who = heappop(self._heap)
+        return key, kernel, task, who
+
+    def wait(self, task: Task, who: Ints | slice | int) -> None:
+        """These ranks are ready, and nobody notices before the task's lookahead has passed."""
+        ready = at(task.ready, who)
+        due = (float(ready if isinstance(ready, float) else np.minimum.reduce(ready)) + task.look) * EARLY
+        if task.waiting is None or due < task.due:
+            task.due = due
+            self.add(due, False, task, None)
+        if task.waiting is None:
+            task.waiting = []
+        task.waiting.append(who)
+
+    def together(self, task: Task) -> Piece:
+        """All ranks of a task that have come while it waited."""
+        waiting, task.waiting = task.waiting or [], None
+        if len(waiting) == 1:
+            return waiting[0]
+        who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))
+        if len(who) < task.n:
+            return who
+        task.ready = one_number(task.ready)
+        return None
+
+
+class Turns:
+    """Kernels that are ready, and wait until what they owe is known.
+
+    Parameters
+    ----------
+    agenda : what else may happen, and when. bills : what they owe. compute : runs ranks that are through.
+    """
+
+    def __init__(self, agenda: Agenda, bills: Bills, compute: Callable[[Task, Piece], None]) -> None:
+        self.bills = bills
+        self._agenda, self._compute = agenda, compute
+
+    def hold(self, task: Task, who: Piece, *, tried: bool = False) -> None:
+        """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
+        if who is None:
+            self.bills.held[task.key[0]][task] = None
+        else:
+            self.bills.waiting.setdefault(task, {})[id(who)] = who, tried
+        noticed = _noticed(task, who)
+        self._agenda.add(max(noticed, (noticed + task.look) * EARLY), True, task, who)
+
+    def come(self, task: Task, who: Piece, key: float) -> None:
+        """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
+        pieces = self._taken(task, who)
+        if not pieces:
+            return  # it has run meanwhile
+        gone = []
+        for k, one in enumerate(pieces):
+            ready = at(task.ready, one)
+            if self.bills.settled(task) or highest(ready) <= key:
+                gone.append(one)
+                continue
+            free = (ready <= key) | (ready < self.bills.safe(task, one, ready, key))
+            if np.logical_and.reduce(free, axis=None):
+                gone.append(one)
+            elif k:  # it comes with nobody: a piece stays whole until its own turn
+                self.bills.waiting[task][id(one)] = one, True
+            else:
+                those = positions(one, task.n)
+                gone.append(those[free])
+                self.hold(task, those[~free], tried=True)
+        self._compute(
+            task, gone[0] if len(gone) == 1 else np.sort(np.concatenate([positions(one, task.n) for one in gone]))
+        )
+
+    def _taken(self, task: Task, who: Piece) -> list[Piece]:
+        """A piece of a kernel that waits, and others that may go with it: each is tried with others once."""
+        if who is None:
+            return [None] if self.bills.held[task.key[0]].pop(task, self) is None else []
+        waiting = self.bills.waiting[task]
+        if id(who) not in waiting:
+            return []
+        if self.bills.settled(task):
+            taken = [one for one, _ in waiting.values()]
+            waiting.clear()
+            return taken
+        del waiting[id(who)]
+        fresh = [one for one, tried in waiting.values() if not tried]
+        for one in fresh:
+            del waiting[id(one)]
+        return [who, *fresh]
+
+
+def _noticed(task: Task, who: Piece) -> float:
+    """When the first of these ranks are ready for a task; of those who meet before others can notice, the last [s]."""
+    ready = at(task.ready, who)
+    if task.gate is None or not isinstance(ready, np.ndarray):
+        return float(lowest(ready))
+    of = task.gate.meeting_of if who is None else task.gate.meeting_of[who]
+    if of[0] == of[-1] and (of == of[0]).all():
+        return float(highest(ready))
+    last = np.zeros(len(task.gate.ptr))
+    np.maximum.at(last, of, ready)
+    return float(last[of].min())

@@ -101,6 +101,11 @@ class Task(msgspec.Struct, eq=False, gc=False):
         return self.spent
 
     @property
+    def stood(self) -> Column:
+        """``idle``, where it is known [s]."""
+        return 0.0 if self.idle is None else self.idle
+
+    @property
     def least(self) -> float:
         """No rank ends it sooner after it is ready [s]."""
         if isinstance(self.op, Compute):
@@ -269,3 +274,22 @@ def one_number(column: Column) -> Column:
     if not isinstance(column, np.ndarray):
         return column
     return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
+
+
+def stacked(columns: list[Column]) -> Column:
+    """Columns as rows; one alone as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    if not any(isinstance(column, np.ndarray) for column in columns):
+        return np.array(columns)[:, None]
+    return np.stack(np.broadcast_arrays(*columns))
+
+
+def replaced(counts: Column, who: Piece, count: Column, n: int) -> Column:
+    """The numbers with those of these ranks replaced."""
+    if who is None:
+        return count
+    if not isinstance(counts, np.ndarray):
+        counts = np.full(n, counts)
+    counts[who] = count
+    return counts

@@ -24,9 +24,8 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.agenda import Agenda, Turns
 from clustersim.engine.bills import Bills
-from clustersim.engine.clock import Clock, Queues, Served
+from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
 from clustersim.engine.order import Column, Piece, Task, at, later, one_number, positions, size
 from clustersim.engine.sites import Site, Standing, spread
 from clustersim.program import Compute, Serve

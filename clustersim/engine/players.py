@@ -1,20 +1,27 @@
 """How a transfer takes time once all its members are there: as one fluid flow, or transfer by transfer.
 
 A player is told that meetings are complete and calls ``on_end`` when they end. :class:`Flows` is ``fidelity="flow"``;
-:class:`clustersim.engine.replay.Replay` is ``fidelity="chunk"``.
+:class:`Replay` is ``fidelity="chunk"``, exact and slow (:mod:`clustersim.engine.chunk`), for teaching and as the oracle
+of the fluid macro-flow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.collectives.base import Plan, Request
+from clustersim.collectives.channels import channels
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.engine import chunk
 from clustersim.engine.clock import Clock
 from clustersim.engine.loads import Loads
 from clustersim.engine.network import Network
+from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -101,3 +108,131 @@ def meetings(sites: tuple[Site, ...]) -> tuple[Ints, Ints]:
 
 def nobody(transfers: Ints, now: float) -> None:
     """Nobody listens yet."""
+
+
+@dataclass(eq=False)
+class _Playing:
+    """One meeting on the air: ``first`` is the id of its first transfer; ``unmet`` and ``left`` count down."""
+
+    meeting: int
+    first: int
+    steps: chunk.Steps
+    unmet: Ints
+    left: int
+
+
+class Replay:
+    """The player of ``fidelity="chunk"``.
+
+    Raises :class:`ProgramError` when made, where the transfers of all sites would not fit in memory.
+    """
+
+    def __init__(self, clock: Clock, loads: Loads, book: PlanBook, sites: tuple[Site, ...]) -> None:
+        self.clock, self.loads, self.book = clock, loads, book
+        self.network = Network(clock, loads, self._drained)
+        self.on_end: OnEnd = nobody
+        self._steps: dict[tuple[Request, bytes], chunk.Steps] = {}
+        self._playing: dict[int, _Playing] = {}
+        self._meetings: list[Ints] = []
+        self._loads: list[Ints] = []
+        self._n = 0
+        only_one = sum(len(site.ranks) for site in sites) == 1
+        self.columns = self._by_columns(sites[0]) if only_one else None
+        if not self.columns:
+            self._prepare(sites)
+
+    def _by_columns(self, site: Site) -> chunk.Played | None:
+        """The only meeting of a run, where its schedule is told as waves and its lanes never meet."""
+        request, group, plan = site.plans.request, self.book.group(site.ranks[0]), site.plans.each[0]
+        algorithm = ALGORITHMS.get(plan.algorithm)
+        if group.size == 1 or request.kind == "send" or not algorithm or not algorithm.waves:
+            return None
+        waves = algorithm.waves(request, group, plan.channels or channels(group, plan.n_channels, algorithm.layout))
+        return chunk.lay(waves, request.nbytes, group, self.loads) if waves else None
+
+    def _prepare(self, sites: tuple[Site, ...]) -> None:
+        total = 0
+        for site in sites:
+            for plan, ranks in zip(site.plans.each, site.ranks, strict=True):
+                total += len(self._steps_of(site, plan, ranks).nbytes)
+                chunk.must_fit(total)
+
+    def _steps_of(self, site: Site, plan: Plan, ranks: Ints) -> chunk.Steps:
+        key = site.plans.request, ranks.tobytes()
+        if key not in self._steps:
+            group = self.book.group(ranks)
+            schedule = chunk.schedule_of(site.plans.request, group, plan)
+            self._steps[key] = chunk.steps(schedule, site.plans.request.nbytes, group, self.loads)
+        return self._steps[key]
+
+    def play(self, site: Site, meetings: Ints, start: Floats) -> None:
+        """Begin each meeting's first transfers at the meeting's start."""
+        for time, mask in at_each(start):
+            self.clock.call(time, self._begin, site, meetings[mask])
+
+    def _begin(self, site: Site, meetings: Ints) -> None:
+        if self.columns:
+            self.columns = replace(self.columns, begin=self.clock.now)
+            self.clock.call(chunk.last(self.columns), self._landed, site.first)
+            return
+        for m in meetings.tolist():
+            steps = self._steps_of(site, site.plans.each[m], site.ranks[m])
+            playing = _Playing(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
+            self._n += playing.left
+            self._meetings.append(np.full(playing.left, playing.meeting, dtype=np.int64))
+            self._loads.append(steps.load)
+            if playing.left:
+                self._playing[playing.first] = playing
+                self._start(playing, np.flatnonzero(playing.unmet == 0))
+            else:
+                self.on_end(np.array([playing.meeting]), self.clock.now)
+
+    def _landed(self, meeting: int) -> None:
+        self.on_end(np.array([meeting]), self.clock.now)
+
+    def _start(self, playing: _Playing, which: Ints) -> None:
+        moves = playing.steps.nbytes[which] > 0
+        some, steps = which[moves], playing.steps
+        if len(some):
+            ceilings = np.full(len(some), np.inf)
+            self.network.begin(playing.first + some, steps.load[some], steps.nbytes[some], ceilings)
+        if not moves.all():
+            self.clock.call(self.clock.now, self._left_the_sender, playing, which[~moves])
+
+    def _drained(self, transfers: Ints, now: float) -> None:
+        """The network's call: these transfers (sorted ids) have left their senders."""
+        first = np.array(list(self._playing), dtype=np.int64)  # ascending, as they began
+        owner = np.searchsorted(first, transfers, side="right") - 1
+        for p in np.unique(owner).tolist():
+            self._left_the_sender(self._playing[int(first[p])], transfers[owner == p] - first[p])
+
+    def _left_the_sender(self, playing: _Playing, which: Ints) -> None:
+        steps, now = playing.steps, self.clock.now
+        for time, mask in at_each(now + steps.latency[which]):
+            self.clock.call(time, self._arrived, playing, which[mask])
+        follow = steps.lane_next[which]
+        self._count_down(playing, follow[follow >= 0])
+
+    def _arrived(self, playing: _Playing, which: Ints) -> None:
+        steps = playing.steps
+        playing.left -= len(which)
+        if playing.left == 0:
+            del self._playing[playing.first]
+            self.on_end(np.array([playing.meeting]), self.clock.now)
+        waiting = [steps.next[steps.next_ptr[t] : steps.next_ptr[t + 1]] for t in which.tolist()]
+        self._count_down(playing, np.concatenate(waiting))
+
+    def _count_down(self, playing: _Playing, waiting: Ints) -> None:
+        np.subtract.at(playing.unmet, waiting, 1)
+        ready = np.unique(waiting[playing.unmet[waiting] == 0])
+        if len(ready):
+            self._start(playing, ready)
+
+    def not_before(self, site: Site, meeting: int) -> float:
+        """A meeting under way does not end before [s]: it may end now."""
+        return 0.0
+
+    def transfers(self) -> tuple[Ints, Ints]:
+        """For every transfer id: the id of its meeting, and its load."""
+        none = np.zeros(0, dtype=np.int64)
+        return np.concatenate([*self._meetings, none]), np.concatenate([*self._loads, none])

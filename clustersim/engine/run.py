@@ -17,8 +17,7 @@ from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import Ints, PlanBook, Planner
 from clustersim.engine.play import Play
-from clustersim.engine.players import Flows, Player
-from clustersim.engine.replay import Replay
+from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, timeline
 from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError, nearest

@@ -191,6 +191,14 @@ class Standing:
         np.maximum.at(latest, meetings, times)
         return np.flatnonzero((missing == 0) & (came > 0))
 
+    def begins(self, meetings: Ints, quiet: float) -> Floats:
+        """These meetings do not begin before [s], where nobody arrives before ``quiet`` [s]."""
+        if self.missing is None:
+            return np.full(len(meetings), quiet)
+        start = cast(Floats, self.start)[meetings]
+        found: Floats = np.where(self.missing[meetings] > 0, np.maximum(start, quiet), start)
+        return found
+
 
 def spread(side: Side, column: Column) -> Column:
     """What a site's meetings did, for each rank of a role whose ranks all come to it."""

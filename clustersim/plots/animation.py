@@ -123,7 +123,7 @@ def swap_run(nbytes: float = 64 * 2**20, topology: str = "hgx-h100", nodes: int 
 def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int, gpus: int) -> Film:
     from clustersim import collectives, engine, fabrics
     from clustersim.collectives.base import Group, Request
-    from clustersim.engine.replay import schedule_of
+    from clustersim.engine.chunk import schedule_of
     from clustersim.program import Collective, Program, Role
 
     machine = fabrics.load(topology, nodes=nodes)

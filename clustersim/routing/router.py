@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import pairwise
 from string import digits
 
 import numpy as np
@@ -323,7 +324,7 @@ def _by_island(island: Ints, n: int, *columns: Ints) -> list[bytes]:
     table = np.stack(columns, axis=1)[order]
     told, width = table.tobytes(), table.shape[1] * table.itemsize
     at = (np.searchsorted(island[order], np.arange(n + 1)) * width).tolist()
-    return [told[a:b] for a, b in zip(at[:-1], at[1:], strict=True)]
+    return [told[a:b] for a, b in pairwise(at)]
 
 
 def router(topology: Topology, relay: bool = False) -> Router:
