@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import ROOM, Loads, crowded, reduced
+from clustersim.engine.order import Column
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site, Standing
 from clustersim.program import Collective, Program, Recv
@@ -173,19 +174,17 @@ class Guess:
 
     def _crowded(self, standing: dict[int, Standing], sites: list[Site], part: int, parts: int) -> set[int]:
         """Sites among these that share, on every slot of a part of them."""
-        of, columns = [], []
-        known: dict[int, Entries] = {}
+        alike: dict[int, list[Standing]] = {}
         for site in sites:
-            key = id(site.plans)
-            if key not in known:
-                some = self._open[key][1] % parts == part
-                known[key] = tuple(column[some] for column in self._open[key])
-            which, slot, asked = known[key]
-            one = standing[site.first]
-            begin, end = one.start + one.latency, one.end
-            times = (np.full(len(slot), c) if isinstance(c, float) else _of(c, which) for c in (begin, end))
-            of.append(np.full(len(slot), site.first))
-            columns.append((slot, *times, asked))
+            alike.setdefault(id(site.plans), []).append(standing[site.first])
+        of, columns = [], []
+        for key, each in alike.items():
+            which, slot, asked = self._open[key]
+            some = slot % parts == part
+            which, slot, asked = which[some], slot[some], asked[some]
+            times = (_of([one.start + one.latency for one in each], which), _of([one.end for one in each], which))
+            of.append(np.repeat([one.site.first for one in each], len(slot)))
+            columns.append((np.tile(slot, len(each)), *times, np.tile(asked, len(each))))
         if not of:
             return set()
         slot, begin, end, asked = (np.concatenate(column) for column in zip(*columns, strict=True))
@@ -194,8 +193,12 @@ class Guess:
         return set(np.unique(owner[crowded(slot[some], begin[some], end[some], asked[some])]).tolist())
 
 
-def _of(column: Floats, which: Ints) -> Floats:
-    return column[which] if len(column) > 1 else np.full(len(which), column[0])
+def _of(columns: list[Column], which: Ints) -> Floats:
+    """Of sites of the same plans, one after another, the times of these meetings."""
+    if all(isinstance(column, float) for column in columns):
+        return np.repeat(np.array(columns), len(which))
+    parts = [column[which] if np.size(column) > 1 else np.full(len(which), column) for column in columns]  # type: ignore[index]
+    return np.concatenate(parts)
 
 
 def _lane(program: Program, site: Site) -> object:

@@ -57,6 +57,11 @@ class Plans:
     least: Floats
 
     @cached_property
+    def lower_bound(self) -> float:
+        """[s] of the group that could be fastest: pairs of one op may be near or far."""
+        return min(one.lower_bound for one in self.each)
+
+    @cached_property
     def latency_column(self) -> Floats | float:
         """``latency``, or the one number all groups have."""
         return _one_number(self.latency)

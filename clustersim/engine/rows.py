@@ -243,8 +243,7 @@ def _detail(site: Site, islands: int) -> dict[str, Any]:
         "group_size": site.ranks.shape[1],
         "dtype": request.dtype,
         "n_groups": 0,
-        # Pairs of one op may be near or far.
-        "lower_bound": min(one.lower_bound for one in site.plans.each),
+        "lower_bound": site.plans.lower_bound,
         "nbytes": request.nbytes,
         "latency": plan.latency - plan.host,
         "ceiling": plan.ceiling,
