@@ -98,6 +98,7 @@ class Guess:
                 self._open[plans] = which[some], slot[some], asked[some]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
+        self._slots = {plans: frozenset(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
         for role in range(len(self._program.roles)):
             self.clocked.update(self._unordered(role))
 
@@ -109,7 +110,6 @@ class Guess:
             return set()  # a server's ops are thousands, and all of them share its port
         role = self._program.roles[r]
         found: set[int] = set()
-        slots = {plans: set(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
         share: dict[tuple[int, int], bool] = {}
         before: list[dict[str, int]] = []  # of each op, the last of each stream that is over when it begins
         last: dict[str, int] = {}
@@ -127,7 +127,7 @@ class Guess:
                 for k in others[bisect_right(others, known.get(stream, -1)) :] if stream != op.stream else ():
                     pair = id(mine[i].plans), id(mine[k].plans)
                     if pair not in share:
-                        share[pair] = not slots[pair[0]].isdisjoint(slots[pair[1]])
+                        share[pair] = not self._slots[pair[0]].isdisjoint(self._slots[pair[1]])
                     if share[pair]:
                         found.update((mine[i].first, mine[k].first))
             seen.setdefault(op.stream, []).append(i)

@@ -49,7 +49,7 @@ class Loads:
         ProgramError : for a link twice in one load. TopologyError : for a link without bandwidth.
         """
         links, weights = np.asarray(links, dtype=np.int64), np.asarray(weights, dtype=np.float64)
-        if not np.all(weights > 0):
+        if not (weights > 0).all():
             links, weights = links[weights > 0], weights[weights > 0]
         key = links.tobytes(), weights.tobytes()
         if key not in self._known:
@@ -58,12 +58,12 @@ class Loads:
                 name = self.topology.link_name(int(links[np.argmin(capacity)]))
                 raise TopologyError(f"{self.topology.name}: traffic is routed over {name}, which has no bandwidth")
             # Links in order are told apart by their neighbours; sorting them would cost as much as routing them.
-            if not np.all(links[1:] > links[:-1]) and len(np.unique(links)) != len(links):
+            if not (links[1:] > links[:-1]).all() and len(np.unique(links)) != len(links):
                 raise ProgramError("a plan names a link twice; its weights must be summed per link")
             self._known[key] = len(self.pairs)
             self.pairs.append((links, weights))
             with np.errstate(over="ignore"):  # of next to no bytes: as fast as anything
-                self.alone.append(float(np.min(capacity / weights)) if len(links) else np.inf)
+                self.alone.append(float((capacity / weights).min()) if len(links) else np.inf)
         return self._known[key]
 
     def csr(self, loads: Ints) -> tuple[Ints, Ints, Floats]:
