@@ -381,3 +381,23 @@ def test_ways_found_together_are_those_found_one_by_one(name: str, hashed: bool)
     rows, links = network.paths(src, dst, flow)
     for k, ends in enumerate(zip(src.tolist(), dst.tolist(), flow.tolist(), strict=True)):
         assert links[rows == k].tolist() == network.path(*ends)
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "dgx-1v", "polaris-a100", "aws-p5"])
+def test_islands_that_lost_a_nic_are_not_answered_for_by_whole_ones(name: str) -> None:
+    topology = fabrics.change(fabrics.load(name, nodes=4), fabrics.Change("node2/nic1", remove=True))
+    routes = routing.Router(topology)
+    of = routes.islands.of[topology.gpus]
+    assert len(np.unique(routes.builds[of])) > len(np.unique(routing.Router(fabrics.load(name, nodes=4)).builds))
+    src, dst = (column.ravel() for column in np.meshgrid(topology.gpus, topology.gpus))
+    ptr, links, weights = routes.loads_of_each(src, dst, rail=-1)
+    for k in range(0, len(src), 7):  # one by one each island answers for itself
+        alone = routing.Router(topology).loads(src[k : k + 1], dst[k : k + 1], 1.0)
+        assert links[ptr[k] : ptr[k + 1]].tolist() == alone[0].tolist()
+        assert weights[ptr[k] : ptr[k + 1]] == pytest.approx(alone[1])
+
+
+def test_a_router_is_one_however_it_is_asked_for() -> None:
+    topology = fabrics.load("hgx-h100", nodes=2)
+    assert routing.router(topology) is routing.router(topology, False)
+    assert routing.router(topology) is not routing.router(topology, True)

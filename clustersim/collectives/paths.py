@@ -76,7 +76,7 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
     if key not in where.loads:
         row = ALGORITHMS[algorithm]
         laid = _channels(group, algorithm, count, row.layout)
-        traffic = row.traffic(request, group, _distinct(laid) if algorithm == "ring" else laid)
+        traffic = row.traffic(request, group, laid)
         # Gathering and reducing round a ring move the same bytes over the same edges.
         columns = (column.tobytes() for column in (traffic.src, traffic.dst, traffic.fraction, traffic.rail))
         moved = (algorithm, traffic.steps, traffic.net_steps, traffic.relay, *columns)
@@ -96,15 +96,6 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
         return channels(group, count, layout)
     position = np.argsort(group.gpus, kind="stable")
     return tuple(Channel(i, position[list(order)], 1.0 / count) for i, order in enumerate(graph.orders))
-
-
-def _distinct(laid: tuple[Channel, ...]) -> tuple[Channel, ...]:
-    """One channel for all that have its order and rails, with their shares: NCCL lays most rings twice."""
-    found: dict[tuple[bytes, bytes], Channel] = {}
-    for channel in laid:
-        key = channel.order.tobytes(), channel.edge_rails.tobytes()
-        found[key] = replace(channel, share=channel.share + found[key].share) if key in found else channel
-    return tuple(found.values())
 
 
 def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoads:
