@@ -6,6 +6,7 @@ Distances are searched among switches only, from the leaf of a destination, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,11 @@ class Network:
         self._firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         self._number_ports()
 
+    @cached_property
+    def _sides(self) -> tuple[_Ports, _Ports]:
+        """Where vertices are left by and entered from."""
+        return _Ports(self.out, self._heads, self.switch), _Ports(self.into, self._tails, self.switch)
+
     def _number_ports(self) -> None:
         """A port's place under its first leaf, and a leaf's place among leaves: the digits of destination routing."""
         count: dict[int, int] = {}
@@ -107,36 +113,36 @@ class Network:
         ------
         LookupError : for pairs without a way; its argument is the first one's row.
         """
-        leaving, entering = _Ports(src, self.out, self._heads), _Ports(dst, self.into, self._tails)
-        leaves = [tuple(sorted(set(ends))) for ends in entering.ends]
-        if not all(self.switch[v] for there in leaves for v in there):  # ports wired to ports
+        leaving, entering = self._sides
+        out, into = leaving.kind[src], entering.kind[dst]
+        if entering.direct[into].any():  # ports wired to ports
             return self._one_by_one(src, dst, flow)
 
         def first(out: int, into: int) -> Sequence[int]:
-            key = leaving.ends[out], leaves[into]
+            key = leaving.ends[out], entering.leaves[into]
             found = self._firsts.get(key)
             if found is None:
                 found = self._firsts[key] = self._nearest(*key)
             return found
 
         def nearer(at: int, into: int) -> Sequence[int]:
-            return self._nearer(at, leaves[into])
+            return self._nearer(at, entering.leaves[into])
 
         def last(at: int, into: int) -> Sequence[int]:
             return [k for k, v in enumerate(entering.ends[into]) if v == at]
 
         row = np.arange(len(src))
-        rows, links = [row], [leaving.links(_chosen(first, leaving.kind, entering.kind, flow))]
+        rows, links = [row], [leaving.links(src, _chosen(first, out, into, flow))]
         at = self.head[links[0]]
         while len(row):
             pick = self._picks(src[row], dst[row], flow[row], at[row], len(rows) - 1)
-            link = _chosen(nearer, at[row], entering.kind[row], pick)
+            link = _chosen(nearer, at[row], into[row], pick)
             row, link = row[link >= 0], link[link >= 0]
             rows.append(row)
             links.append(link)
             at[row] = self.head[link]
         rows.append(np.arange(len(src)))
-        links.append(entering.links(_chosen(last, at, entering.kind, flow)))
+        links.append(entering.links(dst, _chosen(last, at, into, flow)))
         order = np.argsort(np.concatenate(rows), kind="stable")
         return np.concatenate(rows)[order], np.concatenate(links)[order]
 
@@ -216,22 +222,25 @@ class _Level:
 
 
 class _Ports:
-    """The links of many ports on one side, and ``kind``, by number, of each port's far ``ends``."""
+    """The links of all vertices on one side. ``kind``, by number, of each one's far ``ends``; and of a kind the
+    ``leaves`` among them, each once, and whether some are no switches (``direct``)."""
 
-    def __init__(self, ports: Ints, links: dict[int, list[int]], far: list[int]) -> None:
-        distinct, self._of = np.unique(ports, return_inverse=True)
-        mine = [links.get(port, []) for port in distinct.tolist()]
-        known: dict[tuple[int, ...], int] = {}
-        kind = [known.setdefault(tuple(far[link] for link in some), len(known)) for some in mine]
-        self.kind, self.ends = np.array(kind, dtype=np.int64)[self._of], list(known)
-        self._first = np.cumsum([0, *map(len, mine)])
-        self._links = np.array([link for some in mine for link in some], dtype=np.int64)
+    def __init__(self, links: dict[int, list[int]], far: list[int], switch: npt.NDArray[np.bool_]) -> None:
+        known: dict[tuple[int, ...], int] = {(): 0}
+        self.kind, self._first = np.zeros((2, len(switch)), dtype=np.int64)
+        vertices, each = list(links), list(links.values())
+        self.kind[vertices] = [known.setdefault(tuple([far[k] for k in some]), len(known)) for some in each]
+        self._first[vertices] = np.cumsum([0, *map(len, each)])[:-1]
+        self._links = np.array([link for some in each for link in some], dtype=np.int64)
+        self.ends = list(known)
+        self.leaves = [tuple(sorted(set(ends))) for ends in known]
+        self.direct = np.array([not switch[list(ends)].all() for ends in known])
 
-    def links(self, place: Ints) -> Ints:
-        """Each port's link at a place in its list. Raises :class:`LookupError` with the first row that has none."""
+    def links(self, vertices: Ints, place: Ints) -> Ints:
+        """Each vertex's link at a place in its list. Raises :class:`LookupError` with the first row that has none."""
         if len(missing := np.flatnonzero(place < 0)):
             raise LookupError(int(missing[0]))
-        found: Ints = self._links[self._first[self._of] + place]
+        found: Ints = self._links[self._first[vertices] + place]
         return found
 
 
