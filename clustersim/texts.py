@@ -23,6 +23,8 @@ from clustersim.units import format_bytes
 
 LARGEST = 64 * 2**20
 """Largest file that a person writes [bytes]: tables of a hundred thousand rows are below it."""
+LARGEST_YAML = 2**20
+"""Largest YAML text [bytes]: its parser takes a second for so much."""
 DEEPEST = 60
 """How deep tables and lists may lie inside each other."""
 SHOWN = 60
@@ -127,6 +129,44 @@ def json_table(text: str, where: str, error: Raised) -> dict[str, Any]:
         raise error(f"{where}: the key {shown(twice[0])} is there twice; say it once")
     if not isinstance(found, dict):
         raise error(f"{where}: holds {shown(found)}, not an object in braces")
+    check(found, where, error)
+    return found
+
+
+def yaml_table(text: str, where: str, error: Raised) -> dict[str, Any]:
+    """The mapping of a YAML text of plain values, every key once, without aliases or tags. Raises ``error``."""
+    try:
+        import yaml
+    except ImportError:
+        raise error(f"{where}: YAML needs the pyyaml package: pip install 'clustersim[exchange]'") from None
+    if len(text) > LARGEST_YAML:
+        raise error(f"{where}: {format_bytes(len(text))} are more than the {format_bytes(LARGEST_YAML)} of YAML read")
+
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # of an alias of aliases a few lines make gigabytes
+                line = self.peek_event().start_mark.line + 1
+                raise error(f"{where}: line {line} holds an alias; write its value")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [str(key.value) for key, _ in node.value]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise error(f"{where}: the key {shown(twice)} is there twice; say it once")
+            made: dict[Any, Any] = super().construct_mapping(node, deep)
+            return made
+
+    try:
+        found = yaml.load(text, Plain)
+    except yaml.YAMLError as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        what = getattr(wrong, "problem", None) or wrong
+        raise error(f"{where}: is not YAML of plain values: {what}{line}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not YAML: {_beyond(wrong)}") from None
+    if not isinstance(found, dict):
+        raise error(f"{where}: holds {shown(found)}, not keys with values")
     check(found, where, error)
     return found
 

@@ -25,6 +25,7 @@ from clustersim.cli.compare import compare_strategies
 from clustersim.cli.compare_runs import compare
 from clustersim.cli.describe import describe
 from clustersim.cli.evidence import evidence
+from clustersim.cli.exchange import export_config, import_
 from clustersim.cli.explain import explain
 from clustersim.cli.lessons import lessons
 from clustersim.cli.listing import list_, schema_
@@ -74,6 +75,8 @@ for _command in (
     export,
     list_,
     new,
+    import_,
+    export_config,
     describe,
     schema_,
     compare_strategies,

@@ -67,7 +67,7 @@ gradient_accumulation_steps = 1
 steps = 3
 seed = 0
 '''
-    _write(file, text, scenarios.load)
+    write_new(file, text, scenarios.load)
 
 
 @new.command()
@@ -94,7 +94,7 @@ def topology(
     ]
     if oversubscription:
         parts += ["", "[fabric]", 'kind = "fat_tree"', f"oversubscription = {oversubscription}", 'source = "..."']
-    _write(file, "\n".join(parts) + "\n", lambda path: fabrics.load(str(path)))
+    write_new(file, "\n".join(parts) + "\n", lambda path: fabrics.load(str(path)))
 
 
 def _nics(text: str, base: str) -> list[str]:
@@ -158,7 +158,7 @@ data_parallel_replicate_degree = [1, 2]
 kind = "zero"
 zero_optimization = {{ stage = [1, 2, 3] }}
 '''
-    _write(file, text, load)
+    write_new(file, text, load)
 
 
 @new.command()
@@ -186,7 +186,7 @@ key = "cluster.changes+"     # + makes a list longer
 "as built" = []
 "half the rate" = [{{match = "node*/nic*", factor = 0.5}}]
 '''
-    _write(file, text, load)
+    write_new(file, text, load)
 
 
 def _machine(gpu: str | None, topology: str | None) -> str:
@@ -246,7 +246,7 @@ def _fits(machine: str, name: str) -> bool:
     return 16 * model(name).parameters < 0.6 * smallest
 
 
-def _write(file: Path, text: str, load: Callable[[Path], object]) -> None:
+def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
     """The file, if it can be read back as what it is; an existing one is left alone."""
     if file.exists():
         raise ClusterSimError(f"{file}: is there already; choose another name")
@@ -258,4 +258,5 @@ def _write(file: Path, text: str, load: Callable[[Path], object]) -> None:
             load(path)
     except OSError as error:
         raise ClusterSimError(f"{file}: cannot be written: {error.strerror or error}") from None
-    click.echo(f"wrote {file}")
+    if said:
+        click.echo(f"wrote {file}")

@@ -90,7 +90,7 @@ def model_of(scenario: Scenario) -> Model:
 
 def shape_of(scenario: Scenario) -> ModelShape:
     """The model's sizes, which degrees of parallelism must divide."""
-    model, found = model_of(scenario), _transformer(scenario)
+    model, found = model_of(scenario), transformer_of(scenario)
     if found is None:
         layers = model.n_blocks or len(model.layers)
         return ModelShape(layers, model.seq_len, model.hidden, model.vocab, model.heads, model.heads)
@@ -112,7 +112,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
     )
 
 
-def _transformer(scenario: Scenario) -> Shape | None:
+def transformer_of(scenario: Scenario) -> Shape | None:
     """The shape that the model was built from; None for one that comes from no config.json."""
     spec = scenario.file.model
     name = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
