@@ -26,11 +26,13 @@ def said(fields: Any, world: int, split: bool) -> dict[str, Any]:
     Raises :class:`ScenarioError` where they contradict each other.
     """
     degrees = [int(fields.get(f"parallel.{name}") or 1) for name in ("tp", "cp", "pp")]
-    replicas = max(1, world // (degrees[0] * degrees[1] * degrees[2]))
+    replicas, beyond = divmod(world, degrees[0] * degrees[1] * degrees[2])
+    if beyond:  # which whoever checks degrees says better than a batch
+        return {}
     whole = fields.get("batch.global")
     whole = whole if whole is not None and whole > 0 else None
     local, count = fields.get("batch.local"), fields.get("batch.count")
-    micro = fields.get("batch.micro") or (local if degrees[2] == 1 else None)
+    micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
     if micro is None:
         micro = whole // (replicas * (count or 1)) if whole and whole % (replicas * (count or 1)) == 0 else 1
     for name, value in (("micro", micro), ("local", local), ("count", count)):

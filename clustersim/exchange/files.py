@@ -148,7 +148,7 @@ def _options(words: list[str], text: str, name: str, left: list[str] | None = No
         values: list[str] = [value] if equals else []
         while i < len(words) and not equals and not words[i].startswith("--"):
             values, i = [*values, words[i]], i + 1
-        if left is not None and len(values) > 1:  # an unset variable behind a value was one of more options
+        if left is not None:  # an unset variable behind a value was one of more options
             left += [word for word in values if word.startswith("$")]
             values = [word for word in values if not word.startswith("$")] or values[:1]
         line = text[: text.find(option)].count("\n") + 1 if option in text else 0

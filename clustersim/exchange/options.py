@@ -11,7 +11,7 @@ from clustersim.exchange.files import Document, Key, Said
 from clustersim.exchange.table import Row, Table, holds, load
 from clustersim.texts import shown
 
-SURE = 0.92
+SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
 FIRST = ("strategy.kind", "strategy.version")
 """Fields that other rows' conditions ask for."""

@@ -90,9 +90,7 @@ def _statement(line: str, found: Script, where: str) -> None:
     if assigned and (assigned[3].startswith("(") or len(_split(_VARIABLE.sub("x", assigned[3]), where)) <= 1):
         name, more, value = assigned.groups()
         value = value[1:].rstrip()[:-1] if value.startswith("(") else value
-        expanded = expand(value, found.variables)
-        if not assigned[3].startswith("("):
-            expanded = " ".join(_split(expanded, where))
+        expanded = " ".join(" ".join(_split(expand(value, found.variables), where)).split())
         found.variables[name] = f"{found.variables.get(name, '')} {expanded}" if more else expanded
         return
     expanded = expand(line, found.variables)

@@ -199,7 +199,8 @@ def _one(value: Any, kind: Kind) -> Any:
         return value
     if kind == "flag":
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        return value if isinstance(value, bool) else words.get(str(value).lower()) if value != [] else True
+        alone = value == [] or (isinstance(value, str) and value.startswith("$"))  # or options that nothing sets
+        return True if alone else value if isinstance(value, bool) else words.get(str(value).lower())
     if kind == "text":
         plain = isinstance(value, str | int | float) and not str(value).startswith("$")
         return (str(value) if not isinstance(value, bool) else str(value).lower()) if plain else None

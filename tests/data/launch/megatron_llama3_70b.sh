@@ -16,7 +16,7 @@ CHECKPOINT_PATH=${1:-"checkpoints/llama3_70b"}
 TP_SIZE=8
 PP_SIZE=4
 MICRO_BATCH_SIZE=1
-GLOBAL_BATCH_SIZE=$((WORLD_SIZE * 2))   # two samples a GPU
+GLOBAL_BATCH_SIZE=$((WORLD_SIZE / 2))   # sixteen micro-batches
 DTYPE="bf16"
 
 mkdir -p "$(dirname "$CHECKPOINT_PATH")"
