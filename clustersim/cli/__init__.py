@@ -27,6 +27,7 @@ from clustersim.cli.describe import describe
 from clustersim.cli.evidence import evidence
 from clustersim.cli.exchange import export_config, import_
 from clustersim.cli.explain import explain
+from clustersim.cli.explore import explore
 from clustersim.cli.lessons import lessons
 from clustersim.cli.listing import list_, schema_
 from clustersim.cli.memory import memory
@@ -69,6 +70,7 @@ def cli() -> None:
 for _command in (
     run,
     explain,
+    explore,
     compare,
     report,
     plot,

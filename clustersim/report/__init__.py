@@ -16,14 +16,14 @@ from clustersim.traces.saved import SavedRun
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""
 
-__all__ = ["holds_study", "html", "study_html", "write_report", "write_study"]
+__all__ = ["holds_study", "html", "rendered", "study_html", "write_report", "write_study"]
 
 
 def html(run: SavedRun, title: str | None = None) -> str:
     """The report of a run as one HTML document; ``title`` None takes the run's own name."""
     from clustersim.report.content import content
 
-    return _rendered("report.html.j2", content(run, title))
+    return rendered("report.html.j2", content(run, title))
 
 
 def study_html(folder: str | Path, title: str | None = None) -> str:
@@ -37,7 +37,7 @@ def study_html(folder: str | Path, title: str | None = None) -> str:
 
     page = page_of(Path(folder))
     page = page if title is None else replace(page, title=title)
-    return _rendered("study.html.j2", {name: getattr(page, name) for name in page.__dataclass_fields__})
+    return rendered("study.html.j2", {name: getattr(page, name) for name in page.__dataclass_fields__})
 
 
 def holds_study(folder: str | Path) -> bool:
@@ -47,7 +47,8 @@ def holds_study(folder: str | Path) -> bool:
     return holds_study(Path(folder))
 
 
-def _rendered(template: str, values: Mapping[str, Any]) -> str:
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """A template of ``data/`` with these values, every text of them escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from clustersim.paths import data_path

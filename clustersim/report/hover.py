@@ -33,15 +33,18 @@ class _Row:
     y: float
 
 
-def gantt_svg(timeline: Timeline, begin: float, end: float, label: str) -> str:
-    """Rows for the representative ranks over a window [s]; ``label`` says in words what it shows."""
+def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0) -> str:
+    """Rows for the representative ranks over a window [s]; ``label`` says in words what it shows.
+
+    ``origin`` : the moment [s] that the axis calls 0.
+    """
     ranks = representatives(timeline)
     spans = timeline.spans(list(ranks))
     touch = (spans["end"] > begin) & (spans["ready"] < end)
     spans = {name: column[touch] for name, column in spans.items()}
     rows = list(_rows(timeline, spans, ranks))
     height = (rows[-1].y if rows else 0.0) + ROW + 30
-    body = [_axis(begin, end, height)]
+    body = [_axis(begin, end, height, origin)]
     for row in rows:
         body.append(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK))
         body += _draw(timeline, spans, row, begin, end)
@@ -66,7 +69,7 @@ def _rows(timeline: Timeline, spans: Spans, ranks: dict[int, str]) -> Iterator[_
 
 
 def _draw(timeline: Timeline, spans: Spans, row: _Row, begin: float, end: float) -> Iterator[str]:
-    yield _bar("idle", begin, end, row.y, BAR, begin, end)
+    yield _bar("idle", begin, min(end, timeline.makespan), row.y, BAR, begin, end)  # nobody idles behind the end
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
     rest, stretches = packed(intervals, begin, end)
     for low, high, parts in stretches:
@@ -185,15 +188,16 @@ def _text(x: float, y: float, words: str, anchor: str, colour: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
 
 
-def _axis(begin: float, end: float, height: float) -> str:
+def _axis(begin: float, end: float, height: float, origin: float) -> str:
     """Ticks at round times, with thin lines down the rows."""
     scale, unit = time_unit(end - begin)
     span = (end - begin) * scale
     step = next(m * 10.0**p for p in range(-3, 9) for m in (1, 2, 5) if span / (m * 10.0**p) <= 8)
     parts = []
-    for k in range(int(np.ceil(begin * scale / step)), int(np.floor(end * scale / step)) + 1):
-        x = _x(k * step / scale, begin, end)
-        last = (k + 1) * step > end * scale
+    low, high = (begin - origin) * scale, (end - origin) * scale
+    for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1):
+        x = _x(origin + k * step / scale, begin, end)
+        last = (k + 1) * step > high
         parts.append(f'<path d="M{x:.1f} 0V{height - 22:.1f}" stroke="{FAINT}"/>')
         parts.append(_text(x, height - 8, f"{k * step:g}" + (f" {unit}" if last else ""), "middle", QUIET))
     return "".join(parts)

@@ -1,0 +1,192 @@
+"""A change played, and drawn beside what was there before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustersim import plots, report, scenario
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.stalls import causes, stalls
+from clustersim.analysis.step_words import losses
+from clustersim.errors import ClusterSimError
+from clustersim.explore import fence
+from clustersim.report.figures import markup, trusted
+from clustersim.report.hover import gantt_svg, legend
+from clustersim.report.verdict import verdict
+from clustersim.scenario import Scenario
+from clustersim.scenario.ran import FIGURES, ran, trust, trust_words, value_text
+from clustersim.scenario.running import Prepared
+from clustersim.timeline import Timeline
+from clustersim.units import format_change, format_time
+
+MANY = 30_000
+"""Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
+KEPT = 4
+"""Runs that are kept, to be drawn again beside others."""
+BETTER = {"step_time_s": -1, "samples_per_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 1, "exposed_transfer_s": -1,
+          "waiting_for_peer_s": -1, "bubble_s": -1, "peak_memory_bytes": -1}  # fmt: skip
+"""Whether more of a figure is better (1) or worse (-1); of the others neither."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to play, and what to set beside it: ``--set`` texts; ``before`` None for nothing."""
+
+    now: tuple[str, ...] = ()
+    before: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A fragment of the page, or an ``error`` in one line and the ``field`` it is of; ``figures`` as of ``run --json``,
+    those of :data:`clustersim.scenario.ran.FIGURES`."""
+
+    html: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    field: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One run; ``timeline`` None where only its step was asked for, by folding, of which ``note`` tells."""
+
+    prepared: Prepared
+    values: dict[str, Any]
+    verdict: str
+    notes: tuple[str, ...]
+    timeline: Timeline | None = None
+    note: str = ""
+
+
+@dataclass(eq=False)
+class Player:
+    """Plays one scenario's changes; the last few runs are kept."""
+
+    path: str
+    opened: Scenario = field(init=False)
+    kept: dict[tuple[str, ...], Played] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.opened = scenario.load(self.path)
+
+    def __call__(self, ask: Ask) -> Reply:
+        """What the browser is told. An error of the input is an answer."""
+        try:
+            now = self._played(ask.now)
+            before = None if ask.before is None else self._played(ask.before)
+            figures = {key: float(now.values[key]) for _, key, _ in FIGURES if now.values.get(key) is not None}
+            return Reply(report.rendered("explore_answer.html.j2", _shown(now, before)), figures)
+        except ClusterSimError as error:
+            return told(str(error))
+        except MemoryError:
+            return told("this needs more memory than there is; use fewer ranks or steps")
+
+    def _played(self, changes: tuple[str, ...]) -> Played:
+        found = self.kept.pop(changes, None) or _play(self.asked(changes))
+        self.kept[changes] = found  # the last asked for is the last to go
+        while len(self.kept) > KEPT:
+            del self.kept[next(iter(self.kept))]
+        return found
+
+    def asked(self, changes: tuple[str, ...]) -> Scenario:
+        """The scenario with these changes, inside the fence. Raises :class:`ClusterSimError`."""
+        found = scenario.load(self.path, scenario.parse_overrides(changes))
+        fence.check(found, self.opened)
+        return found
+
+
+def told(text: str) -> Reply:
+    """An error as one line, and the field it is of."""
+    said = re.search(r"\(at \$\.([\w.-]+)", text) or re.match(r"--set ([\w.-]+)", text)
+    return Reply(error=" ".join(text.split())[:1500], field=said.group(1) if said else "")
+
+
+def _play(asked: Scenario) -> Played:
+    prepared = asked.prepare()
+    large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
+    if large and not _varies(prepared):
+        return _folded(prepared)
+    result = prepared.run()
+    timeline, values = result.timeline, result.to_dict()
+    found = causes(timeline)
+    lost = losses(timeline, found.where) if found.where else ()
+    table = breakdown(timeline, cut=found.cut)
+    said = verdict(values, timeline.world_size, table, stalls(timeline, found=found), lost)
+    note = "A large run whose ranks vary, so that all of it was played; without (run.jitter = 0) its step is folded."
+    return Played(prepared, values, said, result.notes, timeline, note if large else "")
+
+
+def _varies(prepared: Prepared) -> bool:
+    """Whether ranks differ, so that nothing repeats that could be folded."""
+    file = prepared.scenario.file
+    return bool(prepared.cost.jitter or file.cluster.slow or file.run.variation)
+
+
+def _folded(prepared: Prepared) -> Played:
+    """The step and the memory alone."""
+    folded, mesh, config = prepared.scenario.folded(), prepared.mesh, prepared.scenario.config
+    step = folded.step_time_s
+    samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
+    fits = prepared.memory.fits(prepared.device)
+    values = {"step_time_s": step, "samples_per_s": samples / step, "peak_memory_bytes": prepared.memory.total,
+              "memory": {"by": prepared.memory.at_peak(), "message": str(fits)}, "fits": fits.ok}  # fmt: skip
+    said = f"{prepared.model.name} on {prepared.gpus:,} {prepared.device.name}: {format_time(step)} a step; {fits}"
+    exact = "to rounding" if folded.exact else "within some percent"
+    note = (
+        f"A large run: its step was folded, {folded.ranks[0]:,} of {folded.ranks[1]:,} ranks played, and is the whole "
+        f"run's {exact}. `clustersim run` plays all of it, and has the other figures and pictures."
+    )
+    return Played(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
+
+
+def _shown(now: Played, before: Played | None) -> dict[str, Any]:
+    """What the template prints."""
+    both = {"before": before, "now": now} if before is not None else {"now": now}
+    timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
+    rooms = {one.prepared.device.memory_bytes for one in both.values()}
+    memory = {name: one.values["memory"]["by"] for name, one in both.items()}
+    return {
+        "now": now,
+        "before": before,
+        "figures": list(_figures(now, before)),
+        "states": markup(plots.breakdowns(timelines), "states") if timelines else None,
+        "gantts": list(_gantts(timelines)),
+        "legend": legend(),
+        "memory": markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
+        "message": "" if now.values["fits"] else now.values["memory"]["message"],
+        "ran": list(ran(now.prepared)),
+        "trust": trust_words(trust(now.prepared)),
+    }
+
+
+def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str, str, str]]:
+    """(figure, before, now, difference, "better" or "worse" or neither)."""
+    for label, key, unit in FIGURES:
+        new, old = now.values.get(key), before.values.get(key) if before else None
+        if new is None and old is None:
+            continue
+        texts = ["" if value is None else value_text(value, unit) for value in (old, new)]
+        yield label, *texts, *_difference(key, unit, old, new)
+
+
+def _difference(key: str, unit: str, old: float | None, new: float | None) -> tuple[str, str]:
+    if old is None or new is None or old == new:
+        return "" if old is None or new is None else "same", ""
+    change = new - old if unit == "percent" else (new - old) / old if old else 1.0
+    text = f"{100 * change:+.1f} points" if unit == "percent" else format_change(change) if old else "new"
+    seen = abs(change) >= 5e-4
+    return text, ("better" if change * BETTER[key] > 0 else "worse") if seen and key in BETTER else ""
+
+
+def _gantts(timelines: dict[str, Timeline]) -> Iterator[dict[str, Any]]:
+    """The last step of each, from its own begin, on one scale."""
+    steps = {name: plots.last_step(timeline) for name, timeline in timelines.items()}
+    longest = max((end - begin for begin, end in steps.values()), default=0.0)
+    for name, (begin, end) in steps.items():
+        heading = f"{name}: {format_time(end - begin)}"
+        svg = gantt_svg(timelines[name], begin, begin + longest, f"Gantt chart, {heading}", origin=begin)
+        yield {"name": heading, "svg": trusted(svg)}

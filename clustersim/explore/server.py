@@ -1,0 +1,157 @@
+"""What answers the browser: one page, its changes, and a file to save. It listens on this machine alone.
+
+Whoever has the address has the page, and it is nowhere but in the terminal: behind ``127.0.0.1`` and the port it has a
+token that nobody can guess, the Host and Origin that a browser names must be that address (so that no other site's name
+leads here), and what it may read is fenced in (:mod:`clustersim.explore.fence`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from clustersim import report
+from clustersim.errors import ClusterSimError
+from clustersim.explore.fields import Form, form_of
+from clustersim.explore.files import command, saved
+from clustersim.explore.runs import Ask, Player, told
+from clustersim.explore.worker import Worker
+from clustersim.plots.style import palette
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+NEEDS = "explore needs starlette and uvicorn (6 MB): pip install 'clustersim[explore]'"
+LARGEST = 64 * 1024
+"""Bytes of a request."""
+
+
+def listening(port: int) -> socket.socket:
+    """A socket of this machine alone; ``port`` 0 takes a free one. Raises :class:`ClusterSimError`."""
+    found = socket.socket()
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
+    except OSError as error:
+        found.close()
+        raise ClusterSimError(f"port {port}: {error.strerror or error}; --port 0 takes a free one") from None
+    return found
+
+
+def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str], None]) -> None:
+    """Serve a scenario until Ctrl-C; ``ready`` is given the address. Raises :class:`ClusterSimError`."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise ClusterSimError(NEEDS) from None
+    with listening(port) as door:
+        token = secrets.token_urlsafe(24)
+        host = f"127.0.0.1:{door.getsockname()[1]}"
+        page = application(name, schema, token, host)
+        ready(f"http://{host}/{token}/")
+        uvicorn.Server(uvicorn.Config(page, log_level="warning", access_log=False, timeout_graceful_shutdown=1)).run([door])
+
+
+def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: Worker | None = None) -> Starlette:
+    """The application of the scenario called ``name``; ``host`` : what a browser must call it, with the port."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+    except ImportError:
+        raise ClusterSimError(NEEDS) from None
+    player = Player(name)
+    desk = _Desk(name, player, form_of(player.opened, schema), worker or Worker(name))
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> Any:
+        yield
+        desk.worker.close()
+
+    routes = [
+        Route(f"/{token}/", desk.page),
+        Route(f"/{token}/play", desk.play, methods=["POST"]),
+        Route(f"/{token}/scenario.toml", desk.file),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(_Guard, token=token, host=host)], lifespan=life)
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """Lets in who knows the token, by the right name; and nothing large."""
+
+    app: Any
+    token: str
+    host: str
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import PlainTextResponse
+
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        sent = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        known = secrets.compare_digest(scope["path"].split("/")[1].encode(), self.token.encode())
+        ours = sent.get("host") == self.host and sent.get("origin") in (None, f"http://{self.host}")
+        if not (known and ours):
+            return await PlainTextResponse("forbidden: the address is the one that the terminal shows", 403)(
+                scope, receive, send
+            )
+        if not sent.get("content-length", "0").isdecimal() or int(sent.get("content-length", "0")) > LARGEST:
+            return await PlainTextResponse("too large", 413)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """The three things that can be asked."""
+
+    name: str
+    player: Player
+    form: Form
+    worker: Worker
+
+    async def page(self, request: Request) -> Response:
+        """The page itself, which asks for the rest."""
+        from starlette.responses import HTMLResponse
+
+        nonce = secrets.token_urlsafe(16)
+        values = {"name": self.player.opened.name, "sections": self.form.sections, "nonce": nonce, "palette": palette}
+        policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; "
+        policy += "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+        return HTMLResponse(report.rendered("explore.html.j2", values), headers=headers)
+
+    async def play(self, request: Request) -> Response:
+        """A change and what is set beside it, ``{"now": {key: text}, "before": {key: text} or null}``, played."""
+        from starlette.responses import JSONResponse
+
+        try:
+            asked = await request.json()
+            now, before = asked["now"], asked["before"]
+            ask = Ask(self.form.settings(now), None if before is None else self.form.settings(before))
+            self.player.asked(ask.now)
+        except ClusterSimError as error:
+            return JSONResponse(asdict(told(str(error))))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return JSONResponse({"error": "this is no change of a scenario"}, 400)
+        reply = await self.worker(ask)
+        if reply is None:
+            return JSONResponse({"late": True})
+        return JSONResponse(asdict(reply) | {"command": command(self.name, ask.now), "set": ask.now})
+
+    async def file(self, request: Request) -> Response:
+        """The scenario with the changes of the address, ``?set=KEY=VALUE&set=...``, as a file to keep."""
+        from starlette.responses import PlainTextResponse
+
+        try:
+            text = saved(self.player.asked(tuple(request.query_params.getlist("set"))))
+        except ClusterSimError as error:
+            return PlainTextResponse(str(error), 400)
+        headers = {"Content-Disposition": f'attachment; filename="{self.player.opened.name}.toml"'}
+        return PlainTextResponse(text, media_type="application/toml", headers=headers)
