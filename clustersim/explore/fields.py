@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from clustersim.compute.optimizer import STATES
+from clustersim.device import devices
 from clustersim.errors import ScenarioError
 from clustersim.explore.fence import FILES
 from clustersim.explore.files import toml_text
+from clustersim.models.catalog import catalog
+from clustersim.paths import shipped
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import parse_overrides
+from clustersim.schedules import SCHEDULES
 
 Node = Mapping[str, Any]
 
@@ -80,8 +86,14 @@ class Form:
             if key not in self.known:
                 raise ScenarioError(f"{key}: is no field of this page (at $.{key})")
             if text.strip() != self.known[key].value:
-                found.append(self.known[key].setting(text))
-        return tuple(found)
+                table = ".".join(key.split(".")[:2])
+                gone = key != table and all(not values.get(one, "kept").strip() for one in self._own(table))
+                found.append(f"{table}=" if gone else self.known[key].setting(text))
+        return tuple(dict.fromkeys(found))
+
+    def _own(self, table: str) -> list[str]:
+        """What the file says in a table inside a table; without it the table itself is gone."""
+        return [key for key, one in self.known.items() if one.value and key.startswith(f"{table}.")] or [""]
 
 
 def form_of(scenario: Scenario, schema: Node) -> Form:
@@ -96,7 +108,9 @@ def form_of(scenario: Scenario, schema: Node) -> Form:
             sections.append(Section(heading, tuple(rest)))
             continue
         kinds = dict.fromkeys(kind for kind, _ in offered if kind)
-        sections += [Section(f"{heading}: {kind}", tuple(one for one in rest if kind in one.kinds), kind) for kind in kinds]
+        sections += [
+            Section(f"{heading}: {kind}", tuple(one for one in rest if kind in one.kinds), kind) for kind in kinds
+        ]
     kept = tuple(part for part in sections if part.fields)
     return Form(kept, {one.key: one for part in reversed(kept) for one in part.fields})
 
@@ -161,7 +175,8 @@ def _field(key: str, node: Node, inner: Node) -> Field:
     unit = re.match(r"\[(\w[\w/]*)\][,;]? ?", meaning)
     empty = default is None or (hasattr(default, "__len__") and not len(default))
     said = "" if empty else default if isinstance(default, str) else toml_text(default)
-    found = Field(
+    low, high = inner.get("minimum"), inner.get("maximum")
+    return Field(
         key,
         default=said,
         meaning=meaning[unit.end() :] if unit else meaning,
@@ -170,15 +185,10 @@ def _field(key: str, node: Node, inner: Node) -> Field:
         number=inner.get("type") in {"integer", "number"},
         whole=inner.get("type") == "integer",
         textual=inner.get("type") == "string" or any(isinstance(one, str) for one in inner.get("enum", ())),
+        low="" if low is None else f"{low:g}",
+        # One that nobody meets but by a slip of the hand is the error's to tell.
+        high="" if high is None or high >= 1e6 else f"{high:g}",
     )
-    return replace(found, **_bounds(inner)) if found.number else found
-
-
-def _bounds(inner: Node) -> dict[str, str]:
-    """Bounds that anybody could meet; those against slips of a hand are the error's to tell."""
-    low, high = inner.get("minimum"), inner.get("maximum")
-    found = {"low": low, "high": high if high is not None and high < 1e6 else None}
-    return {name: f"{value:g}" for name, value in found.items() if value is not None}
 
 
 def _choices(key: str, inner: Node) -> tuple[str, ...]:
@@ -202,41 +212,11 @@ def _bare(node: Node, definitions: Node) -> Node:
     return _named(kinds[0], definitions) if "$ref" in kinds[0] else kinds[0]
 
 
-def _topologies() -> list[str]:
-    from clustersim.paths import shipped
-
-    return shipped("topologies")
-
-
-def _models() -> list[str]:
-    from clustersim.models.catalog import catalog
-
-    return list(catalog())
-
-
-def _devices() -> list[str]:
-    from clustersim.device import devices
-
-    return list(devices())
-
-
-def _optimizers() -> list[str]:
-    from clustersim.compute.optimizer import STATES
-
-    return [*STATES, "none"]
-
-
-def _schedules() -> list[str]:
-    from clustersim.schedules import SCHEDULES
-
-    return list(SCHEDULES)
-
-
-CHOICES: Mapping[str, Callable[[], list[str]]] = {
-    "cluster.topology": _topologies,
-    "cluster.device": _devices,
-    "model.name": _models,
-    "parallel.schedule": _schedules,
-    "run.optimizer": _optimizers,
+CHOICES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "cluster.topology": partial(shipped, "topologies"),
+    "cluster.device": devices,
+    "model.name": catalog,
+    "parallel.schedule": SCHEDULES.keys,
+    "run.optimizer": lambda: (*STATES, "none"),
 }
-"""Fields that name what is shipped, of which the schema says only that they are text."""
+"""Fields that name what there is, of which the schema says only that they are text."""

@@ -19,7 +19,8 @@ def command(name: str, changes: Sequence[str]) -> str:
 
 def saved(scenario: Scenario) -> str:
     """The scenario with its changes as TOML."""
-    head = [f"# {scenario.name}, changed:", *(f"# {key} = {toml_text(v)}" for key, v in scenario.changes.items())]
+    told = (f"# {key}{' is gone' if one is None else f' = {toml_text(one)}'}" for key, one in scenario.changes.items())
+    head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *told]
     lines = [*head, *_tables(override(scenario.table, scenario.changes), "")]
     return "\n".join(lines) + "\n"
 

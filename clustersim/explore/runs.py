@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from clustersim import plots, report, scenario
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.stalls import causes, stalls
@@ -26,9 +28,10 @@ MANY = 30_000
 """Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
 KEPT = 4
 """Runs that are kept, to be drawn again beside others."""
-BETTER = {"step_time_s": -1, "samples_per_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 1, "exposed_transfer_s": -1,
-          "waiting_for_peer_s": -1, "bubble_s": -1, "peak_memory_bytes": -1}  # fmt: skip
+BETTER = {"samples_per_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 1, "peak_memory_bytes": -1}
 """Whether more of a figure is better (1) or worse (-1); of the others neither."""
+SHORTER = ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s")
+"""Better where they are less, as long as a step is of as many samples."""
 
 
 @dataclass(frozen=True)
@@ -165,21 +168,27 @@ def _shown(now: Played, before: Played | None) -> dict[str, Any]:
 
 def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str, str, str]]:
     """(figure, before, now, difference, "better" or "worse" or neither)."""
+    samples = [one.values["samples_per_s"] * one.values["step_time_s"] for one in (now, before or now)]
+    signs = BETTER | (dict.fromkeys(SHORTER, -1) if np.isclose(*samples) else {})
     for label, key, unit in FIGURES:
-        new, old = now.values.get(key), before.values.get(key) if before else None
+        old, new = before.values.get(key) if before else None, now.values.get(key)
         if new is None and old is None:
             continue
         texts = ["" if value is None else value_text(value, unit) for value in (old, new)]
-        yield label, *texts, *_difference(key, unit, old, new)
+        difference, sign = ("", 0) if old is None or new is None else _difference(unit, old, new)
+        yield label, texts[0], texts[1], difference, {1: "better", -1: "worse"}.get(sign * signs.get(key, 0), "")
 
 
-def _difference(key: str, unit: str, old: float | None, new: float | None) -> tuple[str, str]:
-    if old is None or new is None or old == new:
-        return "" if old is None or new is None else "same", ""
-    change = new - old if unit == "percent" else (new - old) / old if old else 1.0
-    text = f"{100 * change:+.1f} points" if unit == "percent" else format_change(change) if old else "new"
-    seen = abs(change) >= 5e-4
-    return text, ("better" if change * BETTER[key] > 0 else "worse") if seen and key in BETTER else ""
+def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
+    """In words, and whether it is more (1), less (-1) or too little to be either."""
+    if unit == "percent":
+        change, text = new - old, f"{100 * (new - old):+.1f} points"
+    elif not old:
+        change, text = new, "new" if new else "same"
+    else:
+        change = (new - old) / old
+        text = "same" if new == old else format_change(change) if change < 10 else f"{new / old:,.3g} times"
+    return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
 
 
 def _gantts(timelines: dict[str, Timeline]) -> Iterator[dict[str, Any]]:

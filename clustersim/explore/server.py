@@ -7,6 +7,7 @@ leads here), and what it may read is fenced in (:mod:`clustersim.explore.fence`)
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-NEEDS = "explore needs starlette and uvicorn (6 MB): pip install 'clustersim[explore]'"
+NEEDS = "explore needs starlette and uvicorn (5 MB): pip install 'clustersim[explore]'"
 LARGEST = 64 * 1024
-"""Bytes of a request."""
+"""Bytes of a form."""
 
 
 def listening(port: int) -> socket.socket:
@@ -55,7 +56,8 @@ def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str]
         host = f"127.0.0.1:{door.getsockname()[1]}"
         page = application(name, schema, token, host)
         ready(f"http://{host}/{token}/")
-        uvicorn.Server(uvicorn.Config(page, log_level="warning", access_log=False, timeout_graceful_shutdown=1)).run([door])
+        config = uvicorn.Config(page, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run([door])
 
 
 def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: Worker | None = None) -> Starlette:
@@ -77,14 +79,14 @@ def application(name: str, schema: Mapping[str, Any], token: str, host: str, wor
     routes = [
         Route(f"/{token}/", desk.page),
         Route(f"/{token}/play", desk.play, methods=["POST"]),
-        Route(f"/{token}/scenario.toml", desk.file),
+        Route(f"/{token}/scenario.toml", desk.save),
     ]
     return Starlette(routes=routes, middleware=[Middleware(_Guard, token=token, host=host)], lifespan=life)
 
 
 @dataclass(frozen=True)
 class _Guard:
-    """Lets in who knows the token, by the right name; and nothing large."""
+    """Lets in who knows the token, by the right name."""
 
     app: Any
     token: str
@@ -93,18 +95,15 @@ class _Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         from starlette.responses import PlainTextResponse
 
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        sent = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-        known = secrets.compare_digest(scope["path"].split("/")[1].encode(), self.token.encode())
-        ours = sent.get("host") == self.host and sent.get("origin") in (None, f"http://{self.host}")
-        if not (known and ours):
-            return await PlainTextResponse("forbidden: the address is the one that the terminal shows", 403)(
-                scope, receive, send
-            )
-        if not sent.get("content-length", "0").isdecimal() or int(sent.get("content-length", "0")) > LARGEST:
-            return await PlainTextResponse("too large", 413)(scope, receive, send)
-        return await self.app(scope, receive, send)
+        answer = self.app
+        if scope["type"] != "lifespan":
+            sent = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+            first = f"{scope['path']}/".split("/")[1]
+            known = secrets.compare_digest(first.encode(), self.token.encode())
+            ours = sent.get("host") == self.host and sent.get("origin", self.host).removeprefix("http://") == self.host
+            if not (known and ours):
+                answer = PlainTextResponse("forbidden: the address is the one that the terminal shows", 403)
+        await answer(scope, receive, send)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class _Desk:
         from starlette.responses import JSONResponse
 
         try:
-            asked = await request.json()
+            asked = json.loads(await _body(request))
             now, before = asked["now"], asked["before"]
             ask = Ask(self.form.settings(now), None if before is None else self.form.settings(before))
             self.player.asked(ask.now)
@@ -145,7 +144,7 @@ class _Desk:
             return JSONResponse({"late": True})
         return JSONResponse(asdict(reply) | {"command": command(self.name, ask.now), "set": ask.now})
 
-    async def file(self, request: Request) -> Response:
+    async def save(self, request: Request) -> Response:
         """The scenario with the changes of the address, ``?set=KEY=VALUE&set=...``, as a file to keep."""
         from starlette.responses import PlainTextResponse
 
@@ -155,3 +154,13 @@ class _Desk:
             return PlainTextResponse(str(error), 400)
         headers = {"Content-Disposition": f'attachment; filename="{self.player.opened.name}.toml"'}
         return PlainTextResponse(text, media_type="application/toml", headers=headers)
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent. Raises :class:`ValueError` for more than any form is."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST:
+            raise ValueError("too large")
+    return body

@@ -63,16 +63,16 @@ class Worker:
         finally:
             self.lock.release()
 
-    def _play(self, ask: Ask) -> Reply | None:
+    def _play(self, ask: Ask) -> Reply:
         if self.process is None or not self.process.is_alive():
             self._start()
         process, asks = self.process, self.asks
-        asks.send(ask)
-        ready = wait([asks, process.sentinel], self.longest)
-        if not ready:
-            self.close()
-            return told(f"this takes more than {self.longest:.0f} s and was stopped; `clustersim run` has no such limit")
         try:
+            asks.send(ask)
+            if not wait([asks, process.sentinel], self.longest):
+                self.close()
+                limit = f"more than {self.longest:.0f} s"
+                return told(f"this takes {limit} and was stopped; `clustersim run` has no such limit")
             reply: Reply = asks.recv()
         except (EOFError, OSError):  # killed for a later change, or by the system
             return told("the run was stopped")
