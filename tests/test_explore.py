@@ -151,6 +151,7 @@ def test_the_scenarios_own_file_may_be_read(tmp_path):
     path = tmp_path / "mine.toml"
     text = (ROOT / "scenarios/single_gpt2_1x1_a100.toml").read_text("utf-8")
     path.write_text(re.sub(r"(?m)^name = .*$", 'hf_config = "config.json"', text))
+    assert "explore reads no file" in Player(str(path))(Ask(("model.hf_config=config.json",))).error
     reply = Player(str(path))(Ask(("run.steps=2",)))
     assert reply.error == ""
     assert reply.figures["step_time_s"] > 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from clustersim.errors import ScenarioError
 from clustersim.models.catalog import catalog
 from clustersim.paths import shipped
@@ -20,11 +17,12 @@ def check(asked: Scenario, opened: Scenario) -> None:
 
     It looks at what was read, however it was said: by a dotted key, a whole table, or another framework's name.
     """
-    mine, own = asked.inputs(), opened.inputs()
+    own = files_of(opened)
     known = {"cluster.topology": shipped("topologies"), "model.name": catalog()}
-    for field in FILES:
-        name = _at(mine, field)
-        if name is not None and name != _at(own, field) and name not in known.get(field, ()):
+    for field, name in files_of(asked).items():
+        # The file's own name may be another file where it is said again: from the working folder, not beside the file.
+        said = any(field == key or field.startswith(f"{key}.") for key in asked.changes)
+        if name is not None and (said or name != own[field]) and name not in known.get(field, ()):
             what = "names nothing that is shipped" if field in known else "is a file"
             raise ScenarioError(
                 f"--set {field}: {shown(name)} {what}, and explore reads no file but its own scenario's; "
@@ -32,7 +30,8 @@ def check(asked: Scenario, opened: Scenario) -> None:
             )
 
 
-def _at(table: Any, field: str) -> object:
-    for part in field.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
-    return table
+def files_of(scenario: Scenario) -> dict[str, str | None]:
+    """What each of :data:`FILES` says; None where it says nothing."""
+    cluster, model, split = scenario.file.cluster, scenario.file.model, scenario.file.parallel
+    names = (split.schedule_csv, split.routing.file) if split else (None, None)
+    return dict(zip(FILES, (cluster.topology, model.hf_config, model.name, *names), strict=True))

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from clustersim.explore.fence import files_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import override
 
@@ -21,6 +22,8 @@ def saved(scenario: Scenario) -> str:
     """The scenario with its changes as TOML."""
     told = (f"# {key}{' is gone' if one is None else f' = {toml_text(one)}'}" for key, one in scenario.changes.items())
     head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *told]
+    if any(str(name).endswith((".toml", ".json", ".csv")) for name in files_of(scenario).values()):
+        head.append(f"# Its paths start in the folder of {scenario.path.name}.")
     lines = [*head, *_tables(override(scenario.table, scenario.changes), "")]
     return "\n".join(lines) + "\n"
 
