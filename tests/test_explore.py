@@ -20,6 +20,7 @@ from clustersim.explore.files import command, saved, toml_text
 from clustersim.explore.runs import Ask, Player
 
 SMALL = "ddp_resnet50_1x8_v100"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HOST, TOKEN = "127.0.0.1:8000", "correct-horse"
 
 
@@ -278,6 +279,14 @@ def test_without_the_extra_one_line_says_which_it_is_and_what_it_weighs(monkeypa
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ClusterSimError, match=r"5 MB\): pip install 'clustersim\[explore\]'"):
         serve(SMALL, made, 0, print)
+
+
+def test_the_teachers_table_opens_every_lesson_with_a_shipped_scenario_and_a_knob_of_its_page(made):
+    text = (ROOT / "notebooks" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\| `(\w+)`: `([\w.]+)` \|$", text, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == sorted(int(path.name[:2]) for path in NOTEBOOKS)
+    for _, name, knob in rows:
+        assert knob in form_of(scenario.load(name), made).known
 
 
 def test_the_command_is_one_that_a_shell_reads_back():
