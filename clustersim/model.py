@@ -176,6 +176,9 @@ class Model(Keeper):
     kv_heads: int = 0
     head_dim: int = 0
 
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
+
     @cached_property
     def parameters(self) -> int:
         """Elements of all parameters, tied ones once."""

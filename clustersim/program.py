@@ -205,6 +205,10 @@ class Program:
     overlap_slowdown: float = 0.0
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        roles = ", ".join(f"{role.name}: {len(role.ops):,} ops on {len(role.ranks):,} ranks" for role in self.roles[:4])
+        return f"<Program of {self.world_size:,} ranks: {roles}{', ...' if len(self.roles) > 4 else ''}>"
+
     def check(self) -> None:
         """Raise :class:`ProgramError` where the Program cannot be played, naming role and op."""
         return self._checked

@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, totals
+from clustersim.cards import card
 from clustersim.label import Label
 from clustersim.sheets import Rows, Sheet, Shelf, expanded
+from clustersim.units import format_time
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -190,6 +192,19 @@ class Timeline:
             narrow: Rows = vars(self)["_narrow"]
             return narrow
         return self.rank_sets, self.row_op, self.row_set, self.row_ready, self.row_start, self.row_end
+
+    def __repr__(self) -> str:
+        return f"<Timeline ({self.source}) of {', '.join(f'{n} {what}' for what, n in self._counts())}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return card(f"Timeline ({self.source})", self._counts())
+
+    def _counts(self) -> list[tuple[str, str]]:
+        """Of each what there is; nothing is expanded for it."""
+        spans, steps = int(self.per_op()["ranks"].sum()), len({op.step for op in self.ops})
+        counts = {"ranks": self.world_size, "steps": steps, "ops": len(self.ops), "spans": spans}
+        return [*((what, f"{n:,}") for what, n in counts.items()), ("from begin to end", format_time(self.makespan))]
 
     @property
     def makespan(self) -> float:

@@ -110,6 +110,9 @@ class Topology(Keeper):
     calibration: Calibration | None = None
     measured: tuple[MeasuredNumber, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.n_nodes:,} nodes, {self.n_links:,} links>"
+
     @property
     def n_nodes(self) -> int:
         """How many machines."""

@@ -62,6 +62,9 @@ class Explanation:
     tables: dict[str, Any] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.verdict}>"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks")

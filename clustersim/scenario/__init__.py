@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustersim.cards import card
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import shipped
 from clustersim.scenario.reading import EXCLUSIVE, Table, convert, file_of, override, parse_overrides, place, read_toml
@@ -49,6 +50,16 @@ class Scenario:
     config: StrategyConfig
     changes: Mapping[str, object] = field(default_factory=dict)
     table: Table = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        cluster, model = self.file.cluster, self.file.model
+        what = f"{self.file.strategy['kind']} of {model.name or model.hf_config} on {cluster.topology}"
+        return f"<Scenario {self.title}: {what}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the file's tables with their changes, a row each."""
+        tables = override(self.table, self.changes)
+        return card(self.title, ((name, str(value)) for name, value in tables.items()))
 
     @property
     def title(self) -> str:

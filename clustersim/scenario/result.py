@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clustersim.cards import card
 from clustersim.errors import ClusterSimError
 from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.scenario.ran import figures, ran, trust
@@ -120,8 +120,7 @@ class Result:
     def _repr_html_(self) -> str:
         """What a notebook shows: what was run, and its figures."""
         rows = [*ran(self.prepared), *figures({**self.summary, "peak_memory_bytes": self.memory.total})]
-        cells = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows)
-        return f"<table><caption>{escape(self.scenario.title)}</caption>{cells}</table>"
+        return card(self.scenario.title, rows)
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.analysis.explain.explain`."""

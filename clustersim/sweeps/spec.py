@@ -37,6 +37,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim import scenario
+from clustersim.cards import card
 from clustersim.errors import ScenarioError, nearest
 from clustersim.limits import MOST_CASES, counted
 from clustersim.scenario import Scenario
@@ -118,6 +119,14 @@ class Sweep:
 
     def __len__(self) -> int:
         return len(self.chosen)
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.name}: {len(self):,} scenarios over {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the base, and each axis."""
+        axes = ((", ".join(one.names), f"{len(one.points):,} values") for one in self.axes)
+        return card(f"{self.title}: {len(self):,} scenarios", [("base", self.base_path.stem), *axes])
 
     @property
     def total(self) -> int:

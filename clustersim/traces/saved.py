@@ -53,6 +53,9 @@ class SavedRun:
     topology: Topology | None
     facts: dict[str, Any]
 
+    def __repr__(self) -> str:
+        return f"<SavedRun {self.facts.get('title') or ''}: {self.timeline!r}>"
+
     @property
     def memory(self) -> dict[str, float]:
         """Bytes one GPU holds while an op of that name runs; empty where nobody said."""

@@ -1,0 +1,16 @@
+"""What a notebook shows of a value whose parts are too many to print: a title and a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+
+def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A table in HTML of (what, how much).
+
+    >>> card("a < b", [("ranks", "8")])
+    '<table><caption>a &lt; b</caption><tr><th>ranks</th><td>8</td></tr></table>'
+    """
+    cells = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows)
+    return f"<table><caption>{escape(title)}</caption>{cells}</table>"
