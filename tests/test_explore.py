@@ -8,7 +8,7 @@ import shlex
 import tomllib
 
 import pytest
-from browser import Page, needs_browser
+from browser import HOSTILE, Page, needs_browser
 from conftest import ROOT
 
 from clustersim import scenario
@@ -17,7 +17,9 @@ from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.explore import fence
 from clustersim.explore.fields import IDLE, TABLES, form_of
 from clustersim.explore.files import command, saved, toml_text
-from clustersim.explore.runs import Ask, Player
+from clustersim.explore.runs import Ask, Player, told
+from clustersim.plots.style import palette
+from clustersim.scenario.reading import override
 
 SMALL = "ddp_resnet50_1x8_v100"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -180,6 +182,22 @@ def test_what_a_page_shows_closes_its_elements_and_asks_nobody(client):
     for name, value in page.attributes + reply.attributes:
         if name in {"src", "href", "xlink:href", "action"}:
             assert value.startswith(("#", "data:", "scenario.toml")), value
+
+
+def test_a_form_holds_what_the_file_says_as_it_is_and_runs_none_of_it(made):
+    from clustersim import report
+
+    texts = (HOSTILE, "node0/gpu0 -> node0/nvswitch*", "+- 1")
+    loaded = scenario.load(SMALL, {"cluster.changes": [{"match": text, "remove": True} for text in texts]})
+    hostile = scenario.from_table(override(loaded.table, loaded.changes), f"{HOSTILE.replace('/', '')}.toml")
+    form = form_of(hostile, made)
+    values = {"name": hostile.name, "sections": form.sections, "nonce": "n", "palette": palette}
+    page = Page(report.rendered("explore.html.j2", values))
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 1
+    held = [value for name, value in page.attributes if name == "value" and value and "node0" in value]
+    assert held == [toml_text(hostile.table["cluster"]["changes"])]
+    assert "alert" not in told(f"$.cluster: {HOSTILE}").field
 
 
 def test_a_change_is_what_run_prints_for_it_to_the_digit(client, clustersim):
