@@ -18,6 +18,7 @@ from clustersim.explore import fence
 from clustersim.explore.fields import IDLE, TABLES, form_of
 from clustersim.explore.files import command, saved, toml_text
 from clustersim.explore.runs import Ask, Player, told
+from clustersim.explore.worker import Worker
 from clustersim.plots.style import palette
 from clustersim.scenario.reading import override
 
@@ -42,8 +43,9 @@ def client(made):
     TestClient = pytest.importorskip("starlette.testclient", reason="explore needs starlette").TestClient
     from clustersim.explore.server import application
 
-    with TestClient(application(SMALL, made, TOKEN, HOST), base_url=f"http://{HOST}") as found:
-        yield found
+    worker = Worker(SMALL)
+    yield TestClient(application(SMALL, made, TOKEN, HOST, worker), base_url=f"http://{HOST}")
+    worker.close()
 
 
 def play(client, now, before=None):
@@ -257,22 +259,22 @@ def test_a_scenario_can_be_taken_away(client):
 def test_a_run_that_takes_long_is_given_up_for_the_next_change_and_at_its_limit():
     import asyncio
 
-    from clustersim.explore.worker import Worker
-
     long = Ask(("run.steps=4000",))
 
-    async def both():
+    async def three():
         worker = Worker(SMALL, grace=0.2)
         await worker(Ask())
         first = asyncio.create_task(worker(long))
         await asyncio.sleep(0.1)
-        second = await worker(Ask(("run.steps=2",)))
+        later = [asyncio.create_task(worker(Ask((f"run.steps={steps}",)))) for steps in (2, 3)]
+        replies = await asyncio.gather(first, *later)
         worker.close()
-        return await first, second
+        return replies
 
-    first, second = asyncio.run(both())
+    first, second, third = asyncio.run(three())
     assert first.error == "the run was stopped"
-    assert second.figures["step_time_s"] > 0
+    assert second is None  # the third took its place before it began
+    assert third.figures["step_time_s"] > 0
     limited = Worker(SMALL, longest=0.01)
     assert "takes more than" in asyncio.run(limited(long)).error
     limited.close()

@@ -11,8 +11,8 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from clustersim import report
@@ -39,6 +39,7 @@ def listening(port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", port))
+        found.listen()  # a browser that comes before the server is up waits
     except OSError as error:
         found.close()
         raise ClusterSimError(f"port {port}: {error.strerror or error}; --port 0 takes a free one") from None
@@ -51,16 +52,23 @@ def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str]
         import uvicorn
     except ImportError:
         raise ClusterSimError(NEEDS) from None
+    worker = Worker(name)
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            worker.close()  # what is played now has nobody to wait for it
+            super().handle_exit(sig, frame)
+
     with listening(port) as door:
         token = secrets.token_urlsafe(24)
         host = f"127.0.0.1:{door.getsockname()[1]}"
-        page = application(name, schema, token, host)
+        page = application(name, schema, token, host, worker)
         ready(f"http://{host}/{token}/")
         config = uvicorn.Config(page, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run([door])
+        Server(config).run([door])
 
 
-def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: Worker | None = None) -> Starlette:
+def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: Worker) -> Starlette:
     """The application of the scenario called ``name``; ``host`` : what a browser must call it, with the port."""
     try:
         from starlette.applications import Starlette
@@ -69,19 +77,13 @@ def application(name: str, schema: Mapping[str, Any], token: str, host: str, wor
     except ImportError:
         raise ClusterSimError(NEEDS) from None
     player = Player(name)
-    desk = _Desk(name, player, form_of(player.opened, schema), worker or Worker(name))
-
-    @asynccontextmanager
-    async def life(app: Starlette) -> Any:
-        yield
-        desk.worker.close()
-
+    desk = _Desk(name, player, form_of(player.opened, schema), worker)
     routes = [
         Route(f"/{token}/", desk.page),
         Route(f"/{token}/play", desk.play, methods=["POST"]),
         Route(f"/{token}/scenario.toml", desk.save),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Guard, token=token, host=host)], lifespan=life)
+    return Starlette(routes=routes, middleware=[Middleware(_Guard, token=token, host=host)])
 
 
 @dataclass(frozen=True)
