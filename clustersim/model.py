@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.memo import Keeper
+from clustersim.mix import Mix
 
 Floats = npt.NDArray[np.float64]
 
@@ -214,6 +215,7 @@ class StepCost:
         contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
     jitter : float, relative standard deviation of a rank's step.
     forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
+    forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     """
@@ -234,5 +236,7 @@ class StepCost:
     notes: tuple[str, ...] = field(default=())
     forward_launch: Floats | None = None
     backward_launch: Floats | None = None
+    forward_mix: tuple[Mix, ...] = ()
+    backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0
     host_bandwidth: float = 100e9

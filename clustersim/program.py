@@ -20,6 +20,7 @@ import numpy.typing as npt
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.errors import ProgramError
 from clustersim.label import Label
+from clustersim.mix import Mix
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -65,7 +66,7 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
     after : indices, in the role's op list, of earlier ops that must have ended on the same rank.
     phase : one of :data:`PHASES`. bound : one of :data:`BOUNDS`.
     flops, nbytes : floating-point operations and HBM bytes of one rank, for MFU and roofline shares.
-    paced : whether the rank's pace (:attr:`Role.pace`) lengthens it.
+    paced : whether the rank's pace (:attr:`Role.pace`) lengthens it. mix : what its usual time is spent on.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
     step: int = 0
     label: Label | None = None
     paced: bool = True
+    mix: Mix | None = None
 
 
 class Serve(Compute, frozen=True, eq=False, gc=False):

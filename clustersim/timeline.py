@@ -20,6 +20,7 @@ import numpy.typing as npt
 from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, totals
 from clustersim.cards import card
 from clustersim.label import Label
+from clustersim.mix import Mix
 from clustersim.sheets import Rows, Sheet, Shelf, expanded
 from clustersim.units import format_time
 
@@ -37,6 +38,7 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute.
     flops : float, of one rank.
     step : int, the training step it belongs to.
+    mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
     label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
     detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
         alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
@@ -57,6 +59,7 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     detail: dict[str, Any] = {}
     label: Label | None = None
     stage: int = -1
+    mix: Mix | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,6 +74,7 @@ def test_run_writes_its_files_whole_and_nothing_else(resnet):
         "result.json",
         "run.npz",
         "trace.json.gz",
+        "waterfall.png",
     ]
     assert json.loads((folder / "result.json").read_text()) == values
     with gzip.open(folder / "trace.json.gz", "rt") as file:

@@ -33,6 +33,7 @@ STATES = (
     "compute-bound",
     "memory-bound",
     "launch-bound",
+    "recomputation",
     "optimizer",
     "exposed transfer",
     "waiting for a peer",
@@ -56,7 +57,7 @@ def widths(figure):
 
 
 def test_the_parts_of_a_bar_add_up_to_the_step():
-    one = [0.05, 0.01, 0.0, 0.02, 0.01, 0.005, 0.004, 0.001]
+    one = [0.05, 0.01, 0.0, 0.0, 0.02, 0.01, 0.005, 0.004, 0.001]
     figure = plots.breakdown(table([one, one]))
     assert widths(figure) == pytest.approx([100.0])
     assert "compute-bound 50.0%" in plots.alt_text(figure)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import BUBBLE, EXPOSED, STATES, Pieces, pieces
+from clustersim.analysis.pieces import BUBBLE, EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
 from clustersim.timeline import Timeline
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -52,9 +52,8 @@ def breakdown(
         cut, n_steps = steady_pieces(timeline, begin, end, warmup_steps)
     else:
         n_steps = steps_between(timeline, cut.begin, cut.end)
-    length, n, k = max(cut.end - cut.begin, 0.0), len(cut.ranks), len(STATES)
-    total = np.bincount(cut.owner * k + cut.state, weights=cut.seconds, minlength=n * k)
-    of_class: Floats = total.astype(np.float64).reshape(n, k)
+    length, n = max(cut.end - cut.begin, 0.0), len(cut.ranks)
+    of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
     share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)
@@ -74,6 +73,23 @@ def breakdown(
         "end": cut.end,
         "steps": n_steps,
     }
+
+
+def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut, states) seconds; of an op's kernels each in its own state."""
+    n, k = len(cut.ranks), len(STATES)
+    computes = cut.why <= SIDE_KERNEL
+    rest = ~computes
+    found = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
+    share = np.zeros((len(timeline.ops), k))
+    for i in np.unique(cut.op[computes]).tolist():
+        for state, part in by_class(timeline.ops[i]).items():
+            share[i, state] = part
+    columns = [
+        np.bincount(cut.owner[computes], weights=cut.seconds[computes] * share[cut.op[computes], state], minlength=n)
+        for state in range(k)
+    ]
+    return found.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
 
 
 def steady_pieces(

@@ -19,14 +19,14 @@ import numpy.typing as npt
 from clustersim.analysis.chase import Meetings
 from clustersim.analysis.columns import RankSpans
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import STATES, kernel_state
+from clustersim.analysis.pieces import KERNELS, STATES, by_class, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-PATH_KINDS = (*STATES[:4], "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
+PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
 """What a piece of the path can be: a kernel's bound, optimizer, a transfer's limit, the host, an empty queue of the
 device (measured runs), a queue at a server."""
 
@@ -53,7 +53,8 @@ def critical_path(
     by_kind: dict[str, float] = {}
     by_link: dict[str, float] = {}
     for piece in found:
-        by_kind[piece.kind] = by_kind.get(piece.kind, 0.0) + (piece.end - piece.begin) / steps
+        for kind, part in _kinds(timeline, piece).items():
+            by_kind[kind] = by_kind.get(kind, 0.0) + part * (piece.end - piece.begin) / steps
         if piece.link >= 0:
             name = names[piece.link]
             by_link[name] = by_link.get(name, 0.0) + (piece.end - piece.begin) / steps
@@ -78,6 +79,13 @@ class _Piece:
     end: float
     kind: str
     link: int = -1
+
+
+def _kinds(timeline: Timeline, piece: _Piece) -> dict[str, float]:
+    """What a piece counts as, in shares: kernels of one op each as what limits them."""
+    if piece.op < 0 or timeline.ops[piece.op].kind != "compute" or piece.kind == "queue":
+        return {piece.kind: 1.0}
+    return {STATES[state]: part for state, part in by_class(timeline.ops[piece.op]).items()}
 
 
 class _Walk:

@@ -15,6 +15,7 @@ from clustersim.analysis.pieces import KERNELS, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import Loss, losses
 from clustersim.analysis.step_words import shares as step_shares
+from clustersim.analysis.waterfall import Waterfall, waterfall
 from clustersim.analysis.whatif import unused, whatif
 from clustersim.analysis.where import Where
 from clustersim.timeline import Timeline
@@ -32,25 +33,33 @@ GOOD = 0.03
 class Facts:
     """What a Timeline does not know of its run; None for what nobody knows.
 
-    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``.
+    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``; ``mfu`` and ``hfu`` of the run.
     """
 
     peak_flops: float | None = None
     memory_bytes: float | None = None
     device_bytes: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Facts:
         """From what ``clustersim run --json`` prints."""
         memory = result.get("memory") or {}
-        return cls(result.get("peak_flops"), result.get("peak_memory_bytes"), memory.get("device_bytes"))
+        return cls(
+            result.get("peak_flops"),
+            result.get("peak_memory_bytes"),
+            memory.get("device_bytes"),
+            result.get("mfu"),
+            result.get("hfu"),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
     ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); and the ``tables`` they were
-    read off; of a pipeline its ``losses``, the largest first."""
+    read off; of a pipeline its ``losses``, the largest first; and the ``waterfall`` from peak to MFU."""
 
     verdict: str
     shares: str
@@ -61,6 +70,7 @@ class Explanation:
     ranks: str
     tables: dict[str, Any] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
+    waterfall: list[Waterfall] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.verdict}>"
@@ -69,7 +79,8 @@ class Explanation:
         """Plain values."""
         names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks")
         tables = {name: table for name, table in self.tables.items() if name in {"stalls", "whatif"}}
-        return {name: getattr(self, name) for name in names} | tables
+        falls = {"waterfall": [row.to_dict() for row in self.waterfall]}
+        return {name: getattr(self, name) for name in names} | tables | falls
 
 
 def explain(
@@ -116,6 +127,14 @@ def explain(
             "warnings": warned,
         },
         losses=told,
+        waterfall=waterfall(
+            timeline,
+            peak_flops=facts.peak_flops,
+            mfu=facts.mfu,
+            hfu=facts.hfu,
+            cut=found.cut,
+            warmup_steps=warmup_steps,
+        ),
     )
 
 

@@ -35,6 +35,7 @@ STATES = (
     "compute-bound",
     "memory-bound",
     "launch-bound",
+    "recomputation",
     "optimizer",
     "exposed transfer",
     "waiting for a peer",
@@ -42,10 +43,10 @@ STATES = (
     "host",
 )
 """What an instant of a rank can be."""
-KERNELS = STATES[:4]
-"""Those in which it computes."""
+KERNELS = STATES[:5]
+"""Those in which it computes. An op has the state that limits most of it; :func:`by_class` tells its kernels apart."""
 
-COMPUTE, MEMORY, LAUNCH, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
+COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
 _OF_BOUND = {"memory": MEMORY, "launch": LAUNCH, "host": HOST}
 _HOST_PHASES = frozenset({"memcpy", "input"})
 
@@ -263,6 +264,15 @@ def kernel_state(op: OpInfo) -> int:
     if op.bound == "host" or op.phase in _HOST_PHASES:
         return HOST
     return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)
+
+
+def by_class(op: OpInfo) -> dict[int, float]:
+    """Shares of a compute op's time by state: of its kernels, where those are known, else all in its own."""
+    state, mix = kernel_state(op), op.mix
+    if mix is None or state not in {COMPUTE, MEMORY, LAUNCH} or mix.seconds <= 0:
+        return {state: 1.0}
+    parts = {COMPUTE: mix.peak + mix.products, MEMORY: mix.memory, LAUNCH: mix.launch, AGAIN: mix.again}
+    return {state: seconds / mix.seconds for state, seconds in parts.items() if seconds}
 
 
 def staged(timeline: Timeline) -> bool:

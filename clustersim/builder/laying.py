@@ -188,7 +188,7 @@ class Laid:
         seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
         op = Compute(
             name, seconds, COMPUTE_STREAM, (*ops.waits, *after), phase, spent.bound, spent.flops,
-            step=ops.step, label=label,
+            step=ops.step, label=label, mix=spent.mix,
         )  # fmt: skip
         ops.waits, ops.kernel = (), ops.add(op)
         return ops.kernel

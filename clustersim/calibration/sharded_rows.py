@@ -239,6 +239,7 @@ def costs_of(run: ShardedRun) -> StepCost:
         plain,
         backward=np.where(odd, full.backward, plain.backward),
         backward_flops=np.where(odd, full.backward_flops, plain.backward_flops),
+        backward_mix=(),
     )
 
 

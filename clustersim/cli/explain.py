@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from clustersim.cli.common import json_option, print_json, set_option, working
 
 if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation, Facts
+    from clustersim.analysis.waterfall import Waterfall
     from clustersim.scenario.running import Prepared
     from clustersim.scenario.turned import Turned
     from clustersim.timeline import Timeline
@@ -141,6 +143,8 @@ def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
     click.echo(f"{title}: {found.verdict}")
     click.echo(f"where the time goes: {found.shares}")
+    for line in _falls(found.waterfall):
+        click.echo(line)
     click.echo(f"ranks: {found.ranks}")
     for i, text in enumerate(found.causes, 1):
         click.echo(f"{i:2d}. {text}")
@@ -150,6 +154,17 @@ def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -
         click.echo(f"what if: {text}")
     for text in found.warnings + idle:
         click.echo(f"warning: {text}")
+
+
+def _falls(rows: Sequence[Waterfall]) -> Iterator[str]:
+    """The waterfall as lines of a table."""
+    from clustersim.analysis.waterfall import table
+
+    heads, lines = table(rows)
+    if heads:
+        yield f"from peak to MFU, % of time  {'':2}" + "".join(f"{head:>7}" for head in heads)
+    for word, cells in lines:
+        yield f"   {word:28}" + "".join(f"{cell:>7}" for cell in cells)
 
 
 def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:

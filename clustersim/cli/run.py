@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
     from clustersim.scenario.result import Result
 
-FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png")
+FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
 """What a run leaves in its folder."""
 
 
@@ -74,6 +74,7 @@ def _write(result: Result, folder: Folder) -> tuple[int, ...]:
         path_of("result.json").write_bytes(json_text(result.to_dict()))
         written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
+        plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
     return written
 
 
@@ -110,7 +111,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
         console.print(f"- {escape(note)}", soft_wrap=True)
     if out is not None:
         trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
-        files = f"result.json, gantt.png, {trace} and run.npz (`clustersim report`)"
+        files = f"result.json, gantt.png, waterfall.png, {trace} and run.npz (`clustersim report`)"
         console.print(f"wrote {out}/{files}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"wrote {page}", markup=False, soft_wrap=True)

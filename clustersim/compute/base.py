@@ -134,6 +134,11 @@ class Setting:
         """The same setting with GEMMs in another dtype."""
         return self if dtype == self.dtype else replace(self, dtype=dtype)
 
+    @property
+    def peak(self) -> float:
+        """The device's dense peak [FLOP/s] in the dtype GEMMs run in: what an MFU is of."""
+        return self.device.peak[self.device.runs_as(self.dtype)]
+
     def matmul_rate(self) -> float:
         """Matmul rate [FLOP/s] that large GEMMs keep inside a training step."""
         runs_as = self.device.runs_as(self.dtype)

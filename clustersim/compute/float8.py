@@ -30,13 +30,14 @@ def gradient_setting(where: Setting) -> Setting:
     return where.with_dtype("bf16") if where.rowwise and where.float8_recipe.endswith("gw_hp") else where
 
 
-def cast_seconds(where: Setting, kernel: Kernel, rows: float, part: str) -> float:
-    """Seconds of the casts of one part of a linear (see :func:`clustersim.compute.kernels.time_in`) on so many rows.
+def cast_seconds(where: Setting, kernel: Kernel, batch: float, part: str) -> float:
+    """Seconds of the casts of one part of a linear (see :func:`clustersim.compute.kernels.time_in`) on so many samples.
 
     Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
     """
     if not where.rowwise or kernel.kind != "gemm" or kernel.batch:
         return 0.0
+    rows = kernel.m * kernel.repeat * batch
     given, weights, made = rows * kernel.k, float(kernel.n * kernel.k * kernel.repeat), rows * kernel.n
     read = given if kernel.saved else 0.0
     in_bf16 = where.float8_recipe == "rowwise_with_gw_hp"

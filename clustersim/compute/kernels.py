@@ -55,16 +55,20 @@ def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     ``part`` : ``F`` forward, ``B`` backward, ``I`` or ``W`` the half of backward that makes input or weight gradients:
     everything but products with weights has an I half only.
     """
+    busy, floor, bound = spent(where, kernel, batch, part)
+    busy += cast_seconds(where, kernel, batch, part)
+    return busy + floor, "launch" if floor > busy else bound
+
+
+def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float, str]:
+    """Seconds of a part's own work (casts of 8-bit operands apart) and of its launches, and what limits the work:
+    ``"compute"`` or ``"memory"``."""
     if kernel.kind not in KINDS:
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
     compute, memory = parts(where, kernel, batch, part)
     # The device stands still while the host does something it waits for.
     each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
-    floor = launches(kernel, part) * each.value
-    busy = max(compute, memory) + cast_seconds(where, kernel, kernel.m * kernel.repeat * batch, part)
-    if floor > busy:
-        return busy + floor, "launch"
-    return busy + floor, "compute" if compute >= memory else "memory"
+    return max(compute, memory), launches(kernel, part) * each.value, "compute" if compute >= memory else "memory"
 
 
 def weighted(kernel: Kernel) -> bool:

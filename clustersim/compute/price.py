@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clustersim.compute.base import Setting
-from clustersim.compute.kernels import flops, launches, time_in
+from clustersim.compute.float8 import cast_seconds
+from clustersim.compute.kernels import flops, launches, spent
+from clustersim.mix import Mix, total
 from clustersim.model import Kernel
 
 
@@ -18,13 +20,14 @@ class Pass:
     Parameters
     ----------
     seconds : float [s]. flops : executed, of one micro-batch. bound : one of :data:`clustersim.program.BOUNDS`.
-    launch : float [s], the host's time to launch them.
+    launch : float [s], the host's time to launch them. mix : what ``seconds`` are spent on.
     """
 
     seconds: float
     flops: float
     bound: str
     launch: float
+    mix: Mix
 
 
 def price(
@@ -42,20 +45,35 @@ def price(
     outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
     busy, host, executed = 0.0, 0.0, 0.0
     shares: defaultdict[str, float] = defaultdict(float)
+    mixes = [Mix()]
     for kernels, part in runs:
         for kernel in kernels:
             linear = dense and kernel.kind == "gemm" and not kernel.batch
-            seconds, bound = time_in(where if linear else outside, kernel, batch, part)
-            busy += seconds
-            shares[bound] += seconds
+            work, floor, bound = spent(where if linear else outside, kernel, batch, part)
+            done = flops(kernel, part) * batch
+            mixes.append(_mixed(work, floor, done / where.peak, bound, part))
+            if casts := cast_seconds(where, kernel, batch, part) if linear else 0.0:
+                mixes.append(_mixed(casts, 0.0, 0.0, "memory", part))
+                shares["memory"] += casts
+            busy += work + floor + casts
+            shares["launch" if floor > work else bound] += work + floor
             host += launches(kernel, part) * where.device.launch.value
-            executed += flops(kernel, part) * batch
+            executed += done
     if more:
         busy += more
         shares["memory"] += more
     if host > busy:
-        return Pass(host, executed, "launch", host)
-    return Pass(busy, executed, max(shares, key=lambda bound: shares[bound]) if shares else "compute", host)
+        return Pass(host, executed, "launch", host, total([*mixes, Mix(memory=more, launch=host - busy)]))
+    bound = max(shares, key=lambda bound: shares[bound]) if shares else "compute"
+    return Pass(busy, executed, bound, host, total([*mixes, Mix(memory=more)]))
+
+
+def _mixed(work: float, floor: float, peak: float, bound: str, part: str) -> Mix:
+    """What a part of a kernel spends its time on. Where an algorithm saves FLOPs (Winograd's), ``products`` is
+    negative."""
+    if part == "R":
+        return Mix(again=work + floor)
+    return Mix(peak, work - peak, launch=floor) if bound == "compute" else Mix(peak, memory=work - peak, launch=floor)
 
 
 def cast_time(where: Setting, parameters: int) -> float:

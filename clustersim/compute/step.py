@@ -94,6 +94,8 @@ def step_cost(
         notes=_notes(where),
         forward_launch=np.array([cost.launch for cost in forward]),
         backward_launch=np.array([cost.launch for cost in backward]),
+        forward_mix=tuple(cost.mix for cost in forward),
+        backward_mix=tuple(cost.mix for cost in backward),
         optimizer_traffic=fused_traffic(model, optimizer, element_bytes=state_bytes),
     )
 

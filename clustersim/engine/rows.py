@@ -256,7 +256,9 @@ def _info(op: Op, role: Role, first: int, detail: dict[str, Any]) -> OpInfo:
     after = tuple(first + i for i in op.after) if first else tuple(op.after)
     if isinstance(op, Compute):
         facts = op.phase, op.bound, op.nbytes, op.flops, op.step
-        return OpInfo(op.name, "compute", op.stream, *facts, role.name, after, label=op.label, stage=role.stage)
+        return OpInfo(
+            op.name, "compute", op.stream, *facts, role.name, after, label=op.label, stage=role.stage, mix=op.mix
+        )
     kind = op.kind if isinstance(op, Collective) else "send" if isinstance(op, Send) else "recv"
     return OpInfo(
         op.name,

@@ -31,6 +31,7 @@ from clustersim.plots.table import Table, table
 from clustersim.plots.timeline import gantt
 from clustersim.plots.tracks import last_step, representatives, worth_a_trace
 from clustersim.plots.tradeoff import tradeoff
+from clustersim.plots.waterfall import waterfall
 
 __all__ = [
     "PICTURES",
@@ -75,5 +76,6 @@ __all__ = [
     "table",
     "tornado",
     "tradeoff",
+    "waterfall",
     "worth_a_trace",
 ]

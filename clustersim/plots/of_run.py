@@ -13,6 +13,7 @@ from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import workers
 from clustersim.analysis.pipeline import has_pipeline, windows
 from clustersim.analysis.volume import by_dimension
+from clustersim.analysis.waterfall import waterfall as falls
 from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.plots.dimensions import mesh_on_machine, traffic
@@ -23,6 +24,7 @@ from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.shares import breakdown
 from clustersim.plots.stages import stage_bars, stage_memory
 from clustersim.plots.timeline import gantt
+from clustersim.plots.waterfall import waterfall
 from clustersim.traces.saved import SavedRun
 
 if TYPE_CHECKING:
@@ -78,6 +80,11 @@ def _gantt(run: SavedRun, view: View) -> Figure:
 def _breakdown(run: SavedRun, view: View) -> Figure:
     begin, end = view.window or (None, None)
     return breakdown(where_time_went(run.timeline, begin=begin, end=end), view.title)
+
+
+def _waterfall(run: SavedRun, view: View) -> Figure:
+    peak, mfu, hfu = (run.facts.get(name) for name in ("peak_flops", "mfu", "hfu"))
+    return waterfall(falls(run.timeline, peak_flops=peak, mfu=mfu, hfu=hfu), view.title)
 
 
 def _window(run: SavedRun, view: View) -> tuple[float, float]:
@@ -136,6 +143,7 @@ PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
     "gantt": _gantt,
     "pipeline": _pipeline,
     "breakdown": _breakdown,
+    "waterfall": _waterfall,
     "topology": _topology,
     "links": _links,
     "memory": _memory,

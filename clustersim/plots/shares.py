@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.pieces import KERNELS
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, new_figure, palette, plain_axes, series, time_unit, titled
 
@@ -21,6 +22,7 @@ STATE_STYLE: dict[str, tuple[str, str]] = {
     "compute-bound": (palette["forward"], ""),
     "memory-bound": (palette["gradient"], ""),
     "launch-bound": (palette["input"], ""),
+    "recomputation": (palette["backward"], ""),
     "optimizer": (palette["optimizer"], ""),
     "exposed transfer": (palette["communication"], ""),
     "waiting for a peer": (palette["stall"], "//////"),
@@ -80,7 +82,7 @@ def rank_groups(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
 
 def _extremes(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
     """Where every rank differs: the one that computes longest, the middle, and shortest."""
-    order = np.argsort(seconds[:, :4].sum(axis=1), kind="stable")
+    order = np.argsort(seconds[:, : len(KERNELS)].sum(axis=1), kind="stable")
     picked = {"slowest": order[-1], "median": order[len(order) // 2], "fastest": order[0]}
     return {f"rank {int(r)} ({name})": np.array([r]) for name, r in picked.items()}
 

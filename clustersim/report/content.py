@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from clustersim.analysis.explain import Facts as Summary
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pipeline import has_pipeline
+from clustersim.analysis.waterfall import Waterfall
+from clustersim.analysis.waterfall import table as percent
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
@@ -37,6 +39,7 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
         "verdict": verdict(facts, timeline.world_size, table, lost, found.losses),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
+        "waterfall": _waterfall(found.waterfall),
         "ranks": found.ranks,
         "drawn": _drawn(timeline),
         "split": _split(run),
@@ -99,6 +102,18 @@ def _breakdown(table: Facts) -> dict[str, Any]:
         "rows": rows,
         "hidden": format_time(hidden),
         "hidden_share": f"{hidden / (float(table['step_time_s']) or 1.0):.1%}",
+    }
+
+
+def _waterfall(rows: Sequence[Waterfall]) -> dict[str, Any] | None:
+    """The picture, and of a pipeline the table of its stages."""
+    heads, lines = percent(rows)
+    if not heads:
+        return None
+    return {
+        "svg": markup(plots.waterfall(rows), "waterfall"),
+        "heads": [f"stage {head}" if head.isdigit() else head for head in heads],
+        "rows": lines if len(heads) > 1 else [],
     }
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from clustersim.errors import ProgramError
 from clustersim.holding import Holding
 from clustersim.mesh import Mesh
+from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
 from clustersim.timeline import Timeline
@@ -115,9 +116,12 @@ class OpList:
         nbytes: float = 0.0,
         stream: str = COMPUTE_STREAM,
         after: tuple[int, ...] = (),
+        mix: Mix | None = None,
     ) -> int:
         """Append a Compute op of ``seconds`` at a rank's usual pace; returns its index."""
-        return self.add(Compute(name, seconds, stream, after, phase, bound, flops, nbytes, self.step))
+        if mix is None and bound == "memory":
+            mix = Mix(memory=seconds)
+        return self.add(Compute(name, seconds, stream, after, phase, bound, flops, nbytes, self.step, mix=mix))
 
 
 def check(model: Model, cost: StepCost, steps: int) -> None:
@@ -150,13 +154,15 @@ def layer_pass(
 ) -> int:
     """A share of one layer's forward (``kind`` F) or backward, under its own name or a sub-module's; the op's index."""
     forward, name = kind == "F", name or model.layers[i].name
-    seconds, flops, bound = (
-        (cost.forward[i], cost.forward_flops[i], cost.forward_bound[i])
+    seconds, flops, bound, mixes = (
+        (cost.forward[i], cost.forward_flops[i], cost.forward_bound[i], cost.forward_mix)
         if forward
-        else (cost.backward[i], cost.backward_flops[i], cost.backward_bound[i])
+        else (cost.backward[i], cost.backward_flops[i], cost.backward_bound[i], cost.backward_mix)
     )
+    mix = mixes[i].times(share) if mixes else None
     verb, phase = ("fwd", "forward") if forward else ("bwd", "backward")
-    return ops.compute(f"{verb} {name}", float(seconds) * share, phase, bound, flops=float(flops) * share, after=after)
+    seconds, flops = float(seconds) * share, float(flops) * share
+    return ops.compute(f"{verb} {name}", seconds, phase, bound, flops=flops, after=after, mix=mix)
 
 
 def accumulate(ops: OpList, model: Model, cost: StepCost, dtype: str) -> int:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from clustersim.calibrated import Calibration
 from clustersim.errors import TraceError
 from clustersim.label import Label
+from clustersim.mix import Mix
 from clustersim.texts import is_folder, plain_file, there
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
@@ -252,7 +253,9 @@ def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topolog
 def _op(fields: dict[str, Any], arrays: dict[str, Array]) -> OpInfo:
     detail = {key: _restored(value, arrays) for key, value in fields["detail"].items()}
     label = fields.get("label")
-    told = {"after": tuple(fields["after"]), "detail": detail, "label": Label(**label) if label else None}
+    mix = fields.get("mix")
+    told = {"after": tuple(fields["after"]), "detail": detail, "label": Label(**label) if label else None,
+            "mix": Mix(**mix) if mix else None}  # fmt: skip
     return OpInfo(**{**fields, **told})
 
 
