@@ -88,8 +88,11 @@ def whatif(
 
 
 def unused(timeline: Timeline) -> set[str]:
-    """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced."""
+    """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced, all
+    of a network where nothing is sent."""
     use = timeline.links
+    if all(op.kind == "compute" for op in timeline.ops):
+        return {*WIDER, "latency", "bucket size"}
     found = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
     if use is None or not len(use.link_kinds):
         return found

@@ -168,13 +168,30 @@ def _falls(rows: Sequence[Waterfall]) -> Iterator[str]:
 
 
 def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
+    """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
+    one sentence."""
     table: dict[str, Any] = found.tables["whatif"]
-    knob_of = dict(zip(table["text"].tolist(), table.get("knob", ()), strict=True))
-    said = []
+    row_of = {text: i for i, text in enumerate(table["text"].tolist())}
+    said: list[tuple[float, str]] = []
+    idle: dict[bool, list[str]] = {True: [], False: []}
     for text in found.bounds:
-        knob = str(knob_of[text])
-        said.append(_run_again(text, again[knob]) if knob in again else text)
-    return said
+        knob, most = str(table["knob"][row_of[text]]), float(table["saving"][row_of[text]])
+        name, saved = text.partition(" would save ")[0], again.get(knob, most)
+        if abs(saved) < (NOTHING if knob in again else SMALL):
+            idle[knob in again].append(name)
+        else:
+            said.append((saved, _run_again(text, saved) if knob in again else text))
+    lines = [text for _, text in sorted(said, key=lambda pair: -pair[0])]
+    for rerun, names in idle.items():
+        if names:
+            lines.append(f"{', '.join(names)}: nothing{' (run again)' if rerun else ''}")
+    return lines
+
+
+NOTHING = 5e-4
+"""Of a run that was really made, what prints as 0.0 %."""
+SMALL = 0.005
+"""Bounds below this share of the step are called nothing."""
 
 
 def _run_again(text: str, saved: float) -> str:
@@ -184,7 +201,5 @@ def _run_again(text: str, saved: float) -> str:
     'NIC bandwidth x2 costs 1.2% of the step (run again)'
     """
     knob = text.partition(" would save ")[0]
-    if abs(saved) < 5e-4:
-        return f"{knob} saves nothing (run again)"
     per = "time per sample" if text.endswith("per sample") else "step"
     return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"

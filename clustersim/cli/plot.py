@@ -66,8 +66,8 @@ def plot(
     title: str | None,
     dpi: int,
 ) -> None:
-    """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, topology, links, memory or
-    traffic; of a split model pipeline, stages, stage-memory or mesh, too.
+    """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, waterfall, topology, links,
+    memory or traffic; of a split model pipeline, stages, stage-memory or mesh, too.
 
     RUN is a folder that `clustersim run --out` wrote, or a trace: a file, or a folder.
     """

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SHORT = 20_000
 """Spans of a run that is short enough to be run again a dozen times without being asked."""
+FEW, MOST = 4_000, 1_000_000
+"""And ops, whatever ranks do them, up to so many spans: ops are what a run takes its time for, half a second at most."""
 SAME = 0.001
 """Less than this is no change."""
 
@@ -63,7 +65,8 @@ class Turned:
 
 def short(timeline: Timeline) -> bool:
     """Whether a run is short enough to be run again and again."""
-    return int(timeline.per_op()["ranks"].sum()) <= SHORT
+    spans = int(timeline.per_op()["ranks"].sum())
+    return spans <= SHORT or (len(timeline.ops) <= FEW and spans <= MOST)
 
 
 def turned(prepared: Prepared, timeline: Timeline) -> list[Turned]:
