@@ -106,6 +106,17 @@ def test_steps_of_every_captured_strategy_are_played(tmp_path):
 # ---- made-up captures -----------------------------------------------------------------------------------------------
 
 
+def test_repeats_that_differ_say_that_other_programs_ran(tmp_path):
+    (note,) = validate_capture(TWO, str(TWO.with_suffix(".toml")))["notes"]
+    assert note.startswith("steps: the slowest repeat of a step took 2.4 times as long")
+    quiet = tmp_path / "quiet"
+    shutil.copytree(TWO, quiet)
+    head, *rows = [json.loads(line) for line in (quiet / "steps.jsonl").read_text().splitlines()]
+    rows = [row | {"time_max": 1.1 * row["time_min"]} for row in rows if "time_min" in row]
+    (quiet / "steps.jsonl").write_text("\n".join(map(json.dumps, [head, *rows])))
+    assert validate_capture(quiet, str(TWO.with_suffix(".toml")))["notes"] == []
+
+
 def test_constants_that_made_the_times_are_found_again():
     machine = fabrics.load("cpu-gloo")
     machine = replace(machine, node_types=tuple(replace(t, cores=2) for t in machine.node_types))

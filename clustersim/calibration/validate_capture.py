@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clustersim import collectives, fabrics
 from clustersim.calibration.captured import Capture, fastest, least, machine_for, read_capture
 from clustersim.calibration.score import Row, evaluate, score
@@ -44,12 +46,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 """What a capture's mode is called here. DeepSpeed's stage 1 stands for PyTorch's ZeroRedundancyOptimizer."""
 
+BUSY = 1.5
+"""Repeats of a step that differ by this factor were measured beside other programs."""
 STEPS = 4
 """Played of each mode; the first is special."""
 
 
 def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> dict[str, Any]:
-    """Predict every row. See :func:`clustersim.calibration.score.score` for the result.
+    """Predict every row. See :func:`clustersim.calibration.score.score` for the result; ``notes`` are sentences.
 
     Parameters
     ----------
@@ -66,7 +70,21 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
     if anchor:
         played.pace = played.measured_over_predicted()
     rows = [*_collective_rows(capture), *_step_rows(capture)]
-    return score(evaluate(rows, lambda row: _predict(row, capture, machine, played)), DIMENSIONS)
+    found = score(evaluate(rows, lambda row: _predict(row, capture, machine, played)), DIMENSIONS)
+    return found | {"notes": list(_shared_cores(capture))}
+
+
+def _shared_cores(capture: Capture) -> Iterator[str]:
+    """That the cores were not the capture's own, where its repeats of one step tell so."""
+    spread = [row["time_max"] / row["time_min"] for row in capture.steps if row.get("time_min")]
+    if capture.on_gpu or not spread or np.median(spread) < BUSY:
+        return
+    yield (
+        f"steps: the slowest repeat of a step took {np.median(spread):.1f} times as long as the fastest (median of "
+        f"{len(spread)} modes): other programs ran on these {capture.cores} cores for {capture.ranks} ranks. What they "
+        "took is in the measured steps and not in the predictions, so the error of steps tells of that load; capture "
+        "again while nothing else runs"
+    )
 
 
 def _collective_rows(capture: Capture) -> Iterator[dict[str, Any]]:

@@ -117,6 +117,8 @@ def capture(
     with working(f"predicting {folder}"):
         result = validate_capture(folder, topology, anchor)
     _show(result, as_json, markdown, by, f"capture: {folder} on {topology}")
+    for note in () if as_json or markdown else result["notes"]:
+        click.echo(note)
 
 
 def _check_by(by: Iterable[str], known: Iterable[str]) -> None:
