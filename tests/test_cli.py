@@ -158,7 +158,17 @@ def test_check_counts_what_a_topology_has(clustersim):
     done = clustersim("check", "hgx-h100", "--nodes", "2")
     assert done.returncode == 0
     assert "bisection" in done.stdout.lower()
+    assert "16 x H100-SXM5-80GB" in done.stdout
+    assert "16 x 400 Gb/s; 8 rails" in done.stdout
     assert isinstance(answer(clustersim("check", "hgx-h100", "--nodes", "2", "--json")), dict)
+
+
+def test_a_machine_is_drawn_by_its_name_or_file(clustersim, tmp_path):
+    done = clustersim("plot", "topology", "hgx-h100", "m.png", "--nodes", "2", cwd=tmp_path)
+    assert (done.returncode, "2 node(s) with 16 GPUs in all" in done.stdout) == (0, True)
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    wrong = clustersim("plot", "topology", "hgx-h101", "n.png", cwd=tmp_path)
+    assert (wrong.returncode, "did you mean 'hgx-h100'" in wrong.stderr) == (2, True)
 
 
 NCCL_HEADER = "case_id,topology,nodes,ranks,collective,dtype,size_bytes,time_us,nccl_version,env,source,notes\n"

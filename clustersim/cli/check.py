@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 @click.option("--nodes", type=click.IntRange(min=1), default=None, help="Machines; 1, or the file's own, when absent.")
 @json_option
 def check(file: str, nodes: int | None, as_json: bool) -> None:
-    """Check a topology: FILE is a .toml file or the name of a shipped one."""
+    """Check a topology: FILE is a .toml file or the name of a shipped one.
+
+    `clustersim plot topology FILE PICTURE` draws it.
+    """
     import dataclasses
 
     from clustersim import fabrics, fitting
@@ -37,6 +40,12 @@ def _lines(report: Report) -> Iterator[str]:
     from clustersim.units import format_bandwidth
 
     yield f"{report.name}: {report.n_nodes} node(s), fabric {report.fabric or 'none'}"
+    chips = ", ".join(f"{count} x {name}" for name, count in report.devices.items())
+    yield f"{'GPUs' if 'gpu' in report.vertices else 'CPUs':24s} {chips}"
+    if report.ports:
+        ports = ", ".join(f"{count} x {8 * rate / 1e9:,.4g} Gb/s" for rate, count in report.ports.items())
+        each = f"; {report.rails} rails (leaf switches that a node is plugged into)" if report.rails > 1 else ""
+        yield f"{'NICs':24s} {ports}{each}"
     for what, counts in (("vertices", report.vertices), ("directed links", report.links)):
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         yield f"{what:24s} {sum(counts.values())} ({parts})"

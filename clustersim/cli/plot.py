@@ -11,6 +11,8 @@ from clustersim.cli.common import picture_path, rank_list, ranks_option, stdout,
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from clustersim.traces.saved import SavedRun
 
 
@@ -27,6 +29,16 @@ def span(text: str | None) -> tuple[float, float] | None:
     if high <= low:
         raise ClusterSimError(f"{text!r} ends before it begins")
     return low, high
+
+
+def _at_rest(name: str, nodes: int | None, title: str | None) -> Figure:
+    """A machine that no run is known of."""
+    import numpy as np
+
+    from clustersim import fabrics, plots
+
+    topology = fabrics.load(name, nodes=nodes)
+    return plots.loaded_topology(topology, np.zeros(topology.n_links), title or topology.name)
 
 
 def _run(path: Path) -> SavedRun:
@@ -52,6 +64,7 @@ def _run(path: Path) -> SavedRun:
 @click.option("--zoom", default=None, help="A part to draw once more below a Gantt chart, or 'last' step.")
 @click.option("--step", type=int, default=None, help="One step of the run, by its number, instead of --window.")
 @click.option("--arrows", is_flag=True, help="In a pipeline, who hands a micro-batch to whom.")
+@click.option("--nodes", type=click.IntRange(min=1), default=None, help="Of a topology's file or name: how many.")
 @click.option("--title", default=None, help="Instead of the run's own name.")
 @click.option("--dpi", type=click.IntRange(min=40, max=600), default=180, show_default=True, help="10 inches wide.")
 def plot(
@@ -63,20 +76,28 @@ def plot(
     zoom: str | None,
     step: int | None,
     arrows: bool,
+    nodes: int | None,
     title: str | None,
     dpi: int,
 ) -> None:
     """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, waterfall, topology, links,
     memory or traffic; of a split model pipeline, stages, stage-memory or mesh, too.
 
-    RUN is a folder that `clustersim run --out` wrote, or a trace: a file, or a folder.
+    RUN is a folder that `clustersim run --out` wrote, or a trace: a file, or a folder. Of topology it may be a machine,
+    too: a topology's file or name.
     """
     from clustersim import plots
 
     picture_path(file)
     with working(f"drawing {file}"):
-        run = _run(run_dir)
-        part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
-        figure = plots.picture(kind, run, plots.View(title, rank_list(ranks), span(window), part, step, arrows))
+        if kind == "topology" and (run_dir.suffix == ".toml" or not run_dir.exists()):
+            figure = _at_rest(str(run_dir), nodes, title)
+        elif nodes is not None:
+            raise click.UsageError("--nodes is for the picture of a machine; a run has its own")
+        else:
+            run = _run(run_dir)
+            part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
+            view = plots.View(title, rank_list(ranks), span(window), part, step, arrows)
+            figure = plots.picture(kind, run, view)
         said = write_picture(figure, file, dpi)
     stdout().print(said, markup=False, soft_wrap=True)

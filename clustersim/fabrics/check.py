@@ -24,7 +24,8 @@ class Report:
     ----------
     name, fabric : of the topology.
     n_nodes : int.
-    vertices, links : how many of each kind.
+    vertices, links : how many of each kind. devices : GPUs (or CPUs) of each name.
+    ports : NICs by line rate [bytes/s]. rails : the most leaf switches that NICs of one node are plugged into.
     injection_bandwidth : (G,) float [bytes/s], what each GPU (in the order of ``Topology.gpus``) can send out of its
         node (or NVLink domain) while all send; where there is only one, to the others.
     bisection_bandwidth : float [bytes/s], from half of the nodes to the other half, one direction.
@@ -37,6 +38,9 @@ class Report:
     n_nodes: int
     vertices: dict[str, int]
     links: dict[str, int]
+    devices: dict[str, int]
+    ports: dict[float, int]
+    rails: int
     injection_bandwidth: Floats
     bisection_bandwidth: float
     n_unreachable: int
@@ -53,6 +57,9 @@ def check(topology: Topology) -> Report:
         n_nodes=topology.n_nodes,
         vertices=dict(Counter(topology.vertex_kinds)),
         links=dict(Counter(topology.link_kinds)),
+        devices=dict(Counter(topology.node_types[n].device for n in topology.vertex_node[topology.homes].tolist())),
+        ports={rate: len(nics) for rate, nics in _nic_rates(topology).items()},
+        rails=_rails(topology),
         injection_bandwidth=routing.injection_bandwidth(topology),
         bisection_bandwidth=routing.bisection_bandwidth(topology),
         n_unreachable=count,
@@ -86,6 +93,16 @@ def _nic_rates(topology: Topology) -> dict[float, Ints]:
     net = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
     rates, nics = topology.link_bandwidth[net], topology.link_src[net]
     return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
+
+
+def _rails(topology: Topology) -> int:
+    """The most switches that one node's NICs are plugged into."""
+    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
+    net = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    plugged = np.column_stack([topology.vertex_node[topology.link_src[net]], topology.link_dst[net]])
+    plugged = plugged[topology.vertex_node[plugged[:, 1]] < 0]  # cables straight to another node's NIC are no rail
+    nodes = np.unique(plugged, axis=0)[:, 0]
+    return int(np.bincount(nodes).max(initial=0))
 
 
 def _slips(topology: Topology) -> Iterator[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHORT = 20_000
 """Spans of a run that is short enough to be run again a dozen times without being asked."""
 FEW, MOST = 4_000, 1_000_000
-"""And ops, whatever ranks do them, up to so many spans: ops are what a run takes its time for, half a second at most."""
+"""And ops, whoever does them, up to so many spans: ops are what a run takes its time for, half a second at most."""
 SAME = 0.001
 """Less than this is no change."""
 
