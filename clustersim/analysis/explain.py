@@ -158,7 +158,7 @@ _HEADLINES = {
     "latency": "collectives are too small: latency, not bandwidth, limits {subject}",
     "late start": "communication starts too late in backward",
     "slow rank": "{subject} is slow, and everybody waits for it",
-    "jitter": "ranks wait for whoever is slowest in each step",
+    "jitter": "ranks wait for the slowest",
     "parameter server": "workers wait for the parameter server",
     "schedule": "GPUs idle by the schedule's own structure",
     "late launch": "ranks arrive at collectives at different times, because their hosts launch late",

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from clustersim.analysis.stalls import Causes
 
 
+UNLIKE = 0.1
+"""Paces further apart than this are no accident of single steps."""
+
+
 def sentence(found: Causes, charge: Charge) -> str:
     """One cause as a sentence: what, where, by how much, and what it costs."""
     said = _WORDS.get(charge.cause, _unknown)(found, charge)
@@ -166,6 +170,11 @@ def _slow(found: Causes, charge: Charge) -> str:
 
 def _jitter(found: Causes, charge: Charge) -> str:
     spread = float(np.ptp(found.pace))
+    if spread > UNLIKE:
+        return (
+            f"Ranks have paces of their own (means within {spread:.1%}), as GPUs of several kinds: the faster ones "
+            f"wait for the slower, longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}."
+        )
     return (
         f"Ranks differ from step to step, none is always slow (means within {spread:.1%}): everybody waits for the "
         f"last, longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"

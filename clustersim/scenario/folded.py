@@ -87,7 +87,7 @@ def folded(scenario: Scenario, *, roughly: bool = False) -> Folded:
     as ``run``.
     """
     found = held(scenario)
-    gpu, cost, _ = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
+    gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
     parallel, split = scenario.file.parallel, found.split
     differ = cost.jitter or scenario.file.cluster.slow or scenario.file.run.variation is not None
     if parallel is None or split is None or differ or not split.schedule.synchronous:

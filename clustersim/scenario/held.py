@@ -71,7 +71,7 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
     scenario = with_micro_batches(scenario, mesh)
     model, parallel = model_of(scenario), scenario.file.parallel
     if parallel is not None and splits(parallel):
-        gpu, _, _ = cost_of(scenario, topology, mesh, model, speed)
+        gpu, _ = cost_of(scenario, topology, mesh, model, speed)
         with scenario.at("$.parallel"):
             split = split_of(scenario, parallel, mesh, model, gpu)
         return Held(scenario, topology, mesh, model, split.memory, split)

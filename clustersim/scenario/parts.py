@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clustersim import fabrics, fitting, models
 from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
@@ -19,6 +21,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
 from clustersim.parallel import ModelShape
+from clustersim.scenario.mixed import Kind
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import shown, there
@@ -119,19 +122,22 @@ def transformer_of(scenario: Scenario) -> Shape | None:
     return models.shape(Path(name) if spec.hf_config else name, dict(spec.options))
 
 
-def cost_of(
-    scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed
-) -> tuple[Device, StepCost, tuple[str, ...]]:
+def cost_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> tuple[Device, StepCost]:
     """The slowest device of the mesh, and what a step costs on it: a synchronous step waits for it."""
-    names = dict.fromkeys(topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist())
-    priced = []
-    for name in names:
+    slowest = kinds_of(scenario, topology, mesh, model, speed)[0]
+    return slowest.device, slowest.cost
+
+
+def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> list[Kind]:
+    """Every kind of device of the mesh, and what a step costs on it, the slowest first."""
+    name_of = np.array([topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist()])
+    kinds = []
+    for name in dict.fromkeys(name_of.tolist()):
         with scenario.at("$.cluster.topology"):
             gpu = _gpu(name, topology.calibration, cores_of(topology, mesh), speed)
-        priced.append((gpu, _priced(scenario, topology, mesh, model, gpu, speed)))
-    gpu, cost = max(priced, key=lambda pair: float(pair[1].forward.sum() + pair[1].backward.sum()))
-    notes = (f"mixed devices ({', '.join(names)}): every rank computes at the pace of {gpu.name}",)
-    return gpu, cost, notes if len(priced) > 1 else ()
+        cost = _priced(scenario, topology, mesh, model, gpu, speed)
+        kinds.append(Kind(gpu, cost, np.flatnonzero(name_of == name)))
+    return sorted(kinds, key=lambda kind: -float(kind.cost.forward.sum() + kind.cost.backward.sum()))
 
 
 def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device, speed: Speed) -> StepCost:

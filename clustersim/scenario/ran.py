@@ -48,7 +48,7 @@ def value_text(value: float, unit: str) -> str:
 def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """(what, in words), for the head of a run's answer."""
     p, file = prepared, prepared.scenario.file
-    between = f"{p.mesh.nproc_per_node} {p.device.name}"
+    between = f"{p.mesh.nproc_per_node} {p.devices}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
     tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
     size = f"{p.model.parameters:,} parameters in {len(p.model.layers)} layers"

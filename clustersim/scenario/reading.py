@@ -29,6 +29,7 @@ EXCLUSIVE = (
     ("run.jitter", "run.variation"),
 )
 """Of each pair only one may be there: setting the first takes the second away."""
+TOPOLOGY, DEVICE = "cluster.topology", "cluster.device"
 
 
 def shipped_or_file(path: str | Path, noun: str) -> Path:
@@ -100,10 +101,14 @@ def _value(text: str, value: str) -> object:
 def override(table: Table, changes: Mapping[str, object]) -> Table:
     """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
 
-    None takes a field away, and so does the other of two that exclude each other, which is not set itself.
+    None takes a field away, and so does the other of two that exclude each other, which is not set itself. Another
+    machine comes with its own GPUs: what the table says of the device was about the machine it names.
     """
     result = copy.deepcopy(table)
     gone = {other: None for one, other in EXCLUSIVE if changes.get(one) is not None and other not in changes}
+    cluster = result.get("cluster")
+    if isinstance(cluster, dict) and changes.get(TOPOLOGY, cluster.get("topology")) != cluster.get("topology"):
+        gone |= {DEVICE: None} if DEVICE not in changes else {}
     for key, value in (gone | dict(changes)).items():
         here: Any = result
         *way, last = key.split(".")

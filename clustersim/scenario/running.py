@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import Program
-from clustersim.scenario.held import held
-from clustersim.scenario.parts import backend_of, cost_of
+from clustersim.scenario.held import Held, held
+from clustersim.scenario.mixed import Kind, joined, mean_peak
+from clustersim.scenario.parts import backend_of, kinds_of
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 from clustersim.scenario.schema import version
@@ -37,6 +38,7 @@ class Prepared:
     ----------
     device : the GPU of every rank; the slowest where node types are mixed. cost : of one rank's step on it.
     memory : of one rank, of the fullest stage. program : what should happen. notes : assumptions, for people.
+    peak_flops : float [FLOP/s], dense, of a GPU in the run's dtype; the mean where several kinds are mixed.
     split : stages, schedule and memory by stage, where ``[parallel]`` splits the model.
     """
 
@@ -49,6 +51,7 @@ class Prepared:
     memory: MemoryUse
     program: Program
     notes: tuple[str, ...]
+    peak_flops: float
     split: Split | None = None
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
@@ -77,6 +80,12 @@ class Prepared:
     def backend(self) -> str:
         """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
         return backend_of(self.scenario, self.topology, self.mesh)
+
+    @property
+    def devices(self) -> str:
+        """The GPUs of all ranks by name, ``"A100-SXM4-80GB and H100-SXM5-80GB"``."""
+        nodes = self.topology.vertex_node[self.mesh.gpus[: self.mesh.workers]].tolist()
+        return " and ".join(dict.fromkeys(self.topology.node_types[n].device for n in nodes))
 
     @property
     def gpus(self) -> int:
@@ -123,21 +132,41 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
     found = held(scenario, speed)
     scenario, topology, mesh, model, split = found.scenario, found.topology, found.mesh, found.model, found.split
-    row = STRATEGIES[scenario.file.strategy["kind"]]
-    gpu, cost, notes = cost_of(scenario, topology, mesh, model, speed)
-    file, config = scenario.file, scenario.config
+    kinds = kinds_of(scenario, topology, mesh, model, speed)
+    gpu, cost = kinds[0].device, kinds[0].cost
+    file = scenario.file
+    peak = mean_peak(kinds, file.model.dtype)
     _affordable(scenario, len(model.layers) if split is None else 1)
-    if file.parallel is not None and split is not None:
-        with scenario.at("$.parallel"):
-            program = program_of(scenario, file.parallel, split, mesh, gpu, cost)
-            program.check()
-    else:
-        with scenario.at("$.strategy"):
-            program = row.build(model, cost, mesh, config, file.run.steps, file.run.seed)
-            program.check()
+    programs = [_program(found, kind) for kind in kinds]
+    program = programs[0] if len(kinds) == 1 else joined(programs, kinds, peak)
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh, file.run.variation), mesh)
-    said = dict.fromkeys((*model.notes, *notes, *program.notes))
-    return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), split)
+    said = dict.fromkeys((*model.notes, *_mixture(kinds), *program.notes))
+    return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), peak, split)
+
+
+def _program(found: Held, kind: Kind) -> Program:
+    """What should happen, if every rank had this kind of GPU."""
+    scenario, file, cost = found.scenario, found.scenario.file, kind.cost
+    if file.parallel is not None and found.split is not None:
+        with scenario.at("$.parallel"):
+            program = program_of(scenario, file.parallel, found.split, found.mesh, kind.device, cost)
+            program.check()
+        return program
+    with scenario.at("$.strategy"):
+        row = STRATEGIES[file.strategy["kind"]]
+        program = row.build(found.model, cost, found.mesh, scenario.config, file.run.steps, file.run.seed)
+        program.check()
+    return program
+
+
+def _mixture(kinds: Sequence[Kind]) -> Iterator[str]:
+    """What is to be known of several kinds of GPU in one run."""
+    if len(kinds) > 1:
+        told = ", ".join(f"{len(kind.ranks)} x {kind.device.name}" for kind in kinds)
+        yield (
+            f"mixed GPUs ({told}): each rank computes at its own pace, and synchronous steps wait for "
+            f"{kinds[0].device.name}; MFU is of the mean peak; jitter and memory are those of {kinds[0].device.name}"
+        )
