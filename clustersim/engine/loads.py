@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.engine.varying import Varying
 from clustersim.errors import ProgramError, TopologyError
 from clustersim.topology import Topology
 
@@ -32,11 +33,12 @@ INSTANT = 1e-12
 class Loads:
     """Distinct loads: which links a payload byte crosses and how much of each it takes.
 
-    ``alone[i]`` is the payload rate [bytes/s] of load ``i`` with its links to itself, ceilings aside.
+    ``alone[i]`` is the payload rate [bytes/s] of load ``i`` with its links to itself, ceilings aside; ``varying``
+    links at their best.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+    def __init__(self, topology: Topology, varying: tuple[Varying, ...] = ()) -> None:
+        self.topology, self.varying = topology, varying
         self.pairs: list[tuple[Ints, Floats]] = []
         self.alone: list[float] = []
         self._known: dict[tuple[bytes, bytes], int] = {}
@@ -65,6 +67,15 @@ class Loads:
             with np.errstate(over="ignore"):  # of next to no bytes: as fast as anything
                 self.alone.append(float((capacity / weights).min()) if len(links) else np.inf)
         return self._known[key]
+
+    @property
+    def changing(self) -> Ints:
+        """Links that vary, ascending."""
+        return np.unique(np.array([link for one in self.varying for link in one.links], dtype=np.int64))
+
+    def crossing(self, loads: Ints) -> bool:
+        """Whether any of these loads crosses a link that varies."""
+        return any(np.isin(self.pairs[i][0], self.changing).any() for i in np.unique(loads).tolist())
 
     def csr(self, loads: Ints) -> tuple[Ints, Ints, Floats]:
         """The loads' links one after another: ``(ptr (n+1,), links (E,), weights (E,))``."""

@@ -22,6 +22,7 @@ from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import SHORT, level
 from clustersim.engine.flows import UNKNOWN, Equals, Spells
 from clustersim.engine.loads import INSTANT, Loads, Slots, reduced
+from clustersim.engine.varying import taken
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -59,16 +60,23 @@ class Network:
         self._new: list[tuple[int, int, float, float]] = []
         self._shrunk: dict[Equals, None] = {}
         self._ends: list[tuple[float, int, int, Equals]] = []
-        self._solve_at = self._due = -1.0  # no instant
+        self._solve_at = self._due = self._edge = -1.0  # no instant
         self._few = True  # the books below are not kept while few are there
         self._rng = np.random.default_rng(0)
 
     def _open(self) -> Slots:
         """Reduce the links, once all loads are known, and open the books."""
         which = np.arange(len(self.loads.pairs)) if self._which is None else self._which
-        slots = reduced([self.loads.pairs[i] for i in which.tolist()], self.loads.topology.link_bandwidth)
+        varies = self.loads.changing
+        # A link that varies has a user of its own, so that it is no other's equal, and a slot of its own.
+        pairs = [
+            *(self.loads.pairs[i] for i in which.tolist()),
+            *((varies[i : i + 1], np.ones(1)) for i in range(len(varies))),
+        ]
+        slots = reduced(pairs, self.loads.topology.link_bandwidth)
         self._slots = slots
-        self._usage, self._zero = np.zeros(slots.n), np.zeros(slots.n)
+        self._slot_of = {link: int(slots.slot[slots.ptr[len(which) + i]]) for i, link in enumerate(varies.tolist())}
+        self._usage, self._taken = np.zeros(slots.n), np.zeros(slots.n)
         self._users = np.zeros(slots.n, dtype=np.int64)  # classes on each slot
         self._held = np.zeros(slots.n, dtype=np.int64)  # classes each slot holds
         self._holds: dict[int, dict[Equals, None]] = {}
@@ -114,6 +122,8 @@ class Network:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         self._solve_at, now = -1.0, self.clock.now
         slots = self._slots or self._open()
+        if self.loads.varying:
+            self._vary(now)
         new, self._new = self._new, []
         shrunk, self._shrunk = self._shrunk, {}
         grown: dict[Equals, None] = {}
@@ -135,6 +145,16 @@ class Network:
             self._changed(grown, shrunk, now)
         self._sleep()
 
+    def _vary(self, now: float) -> None:
+        """What is left of links that vary; where that is another than before, everybody is booked anew."""
+        gone = taken(self.loads.varying, self._slot_of, len(self._taken), now)
+        if not np.array_equal(gone, self._taken):
+            self._taken, self._few = gone, True
+        if (self._active or self._new) and self._edge <= now:
+            self._edge = min(one.edge(now) for one in self.loads.varying)
+            if self._edge < np.inf:
+                self.clock.call(self._edge, self._ask_solve)
+
     def _all(self, now: float) -> None:
         """A handful of classes in all: solved together, without books."""
         self._few = True
@@ -142,7 +162,7 @@ class Network:
         if not some:
             return
         self.n_solves += _shared(some)
-        rates, _ = level(some, self._zero, self._rng)
+        rates, _ = level(some, self._taken, self._rng)
         for one, rate in zip(some, rates, strict=True):
             if one.set(rate, now):
                 heappush(self._ends, (one.due, one.version, one.number, one))
@@ -150,7 +170,7 @@ class Network:
     def _changed(self, grown: Iterable[Equals], shrunk: Iterable[Equals], now: float) -> None:
         if self._few:  # from few to many: everybody is booked anew
             self._few = False
-            self._usage[:] = 0.0
+            self._usage[:] = self._taken
             self._held[:] = 0
             self._holds.clear()
             for one in self._active:
@@ -160,7 +180,7 @@ class Network:
         work: dict[Equals, None] = {}
         for one in grown:
             if one.n == 1 and one.held == UNKNOWN and not (self._users[one.slots] > 1).any():
-                (rate,), (held,) = level([one], self._zero, self._rng)  # its slots to itself
+                (rate,), (held,) = level([one], self._taken, self._rng)  # its slots to itself
                 self._book(one, rate, held, now)
             else:
                 work[one] = None

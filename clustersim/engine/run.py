@@ -20,6 +20,7 @@ from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, timeline
 from clustersim.engine.sites import Site, Standing
+from clustersim.engine.varying import Varying
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Op, Program, Send
@@ -48,6 +49,7 @@ def simulate(
     launch: str = "process_per_gpu",
     whole: Mapping[tuple[str, bytes], Ints] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    varying: tuple[Varying, ...] = (),
 ) -> Timeline:
     """Play a Program on a Topology.
 
@@ -61,7 +63,8 @@ def simulate(
     nccl_version, launch : as in :class:`clustersim.collectives.base.Group`.
     whole : communicator and ranks, as bytes -> GPUs of the group they stand for, where a Program is of some ranks that
         stand for all (:mod:`clustersim.builder.representative`).
-    progress : called with (ops finished, ops in all).
+    progress : called with (ops finished, ops in all). varying : links whose rate changes during the run, at flow
+        fidelity; the topology has them at their best, which is what collectives are planned for.
 
     Returns
     -------
@@ -76,9 +79,11 @@ def simulate(
         raise ProgramError(f"no fidelity {fidelity!r}; {nearest(fidelity, FIDELITIES)}")
     if mesh.world_size != program.world_size:
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
+    if varying and fidelity != "flow":
+        raise ProgramError("links that change during the run need the fidelity 'flow'")
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
-    loads = Loads(topology)
+    loads = Loads(topology, varying)
     ask = planner or _backend_planner(backend)
     options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None, "whole": whole}
     book = PlanBook(ask, topology, mesh, loads, **options)  # type: ignore[arg-type]
@@ -90,6 +95,8 @@ def simulate(
     guess = Guess(program, sites, loads) if fidelity == "flow" else None
     finished = _Finished(sum(map(len, lists)), progress)
     clocked, plays = guess.clocked if guess else firsts(sites), 0
+    if varying:
+        clocked |= {site.first for site in sites if loads.crossing(site.plans.load)}
     while True:
         clock = Clock()
         standing = {site.first: _standing(site, site.first in clocked, bool(guess)) for site in sites}

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from clustersim.fabrics.changes import Change, change
+from clustersim.fabrics.changes import Change, change, links_of
 from clustersim.fabrics.check import Report, check
 from clustersim.fabrics.fitted import calibration_text
 from clustersim.fabrics.load import files, load, mesh, node, uncalibrated
@@ -25,6 +25,7 @@ __all__ = [
     "dragonfly",
     "fat_tree",
     "files",
+    "links_of",
     "load",
     "mesh",
     "no_fabric",

@@ -49,6 +49,12 @@ def change(topology: Topology, *changes: Change) -> Topology:
     return topology
 
 
+def links_of(topology: Topology, match: str) -> list[int]:
+    """Links that a ``match`` names. Raises :class:`TopologyError` where it names none."""
+    found: list[int] = np.flatnonzero(_links(topology, match, _vertices(topology, match))).tolist()
+    return found
+
+
 def _check(topology: Topology, one: Change) -> None:
     if sum((one.factor is not None, one.bandwidth is not None, one.remove)) != 1:
         raise TopologyError(f"{topology.name}: change of {one.match!r} needs one of factor, bandwidth or remove")

@@ -89,7 +89,13 @@ def folded(scenario: Scenario, *, roughly: bool = False) -> Folded:
     found = held(scenario)
     gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
     parallel, split = scenario.file.parallel, found.split
-    differ = cost.jitter or scenario.file.cluster.slow or scenario.file.run.variation is not None
+    cluster = scenario.file.cluster
+    differ = (
+        cost.jitter
+        or cluster.slow
+        or any(one.timed for one in cluster.changes)
+        or scenario.file.run.variation is not None
+    )
     if parallel is None or split is None or differ or not split.schedule.synchronous:
         return Folded(measured_step(scenario.run().timeline))
     return _Fold(found, parallel, split, gpu, cost, roughly).result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
+from clustersim.engine.varying import Varying
 from clustersim.errors import ScenarioError
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, memory
@@ -44,11 +46,25 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
     with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
         topology = fitting.load(found, cluster.nodes, cluster.device, cluster.fabric, told)
     for i, one in enumerate(cluster.changes):
+        if one.timed:
+            continue
         with scenario.at(f"$.cluster.changes[{i}]"):
             rate = None if one.bandwidth is None else float(one.bandwidth)
             topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
     with scenario.at("$.cluster.gpus_per_node"):
         return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
+
+
+def varying_of(scenario: Scenario, topology: Topology) -> tuple[Varying, ...]:
+    """Links that change while the run goes on."""
+    found = []
+    for i, one in enumerate(scenario.file.cluster.changes):
+        if one.timed and one.factor is not None:
+            with scenario.at(f"$.cluster.changes[{i}]"):
+                links = fabrics.links_of(topology, one.match)
+            end = math.inf if one.until is None else float(one.until)
+            found.append(Varying(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0)))
+    return tuple(found)
 
 
 def placed(scenario: Scenario) -> tuple[Topology, Mesh]:

@@ -15,7 +15,7 @@ from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.mixed import Kind, joined, mean_peak
-from clustersim.scenario.parts import backend_of, kinds_of
+from clustersim.scenario.parts import backend_of, kinds_of, varying_of
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 from clustersim.scenario.schema import version
@@ -70,6 +70,7 @@ class Prepared:
                 launch=STRATEGIES[self.scenario.file.strategy["kind"]].launch or run.launch,
                 nccl_version=version(run.nccl_version),
                 progress=progress,
+                varying=varying_of(self.scenario, self.topology),
             )
         return Result(self, timeline)
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.units import Bandwidth
+from clustersim.units import Bandwidth, Seconds
 from clustersim.variation import Variation
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -24,12 +24,34 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ----------
     match : a vertex (``"node3/nic0"``: all its links) or links (``"node0/gpu0 -> node0/nvswitch*"``); globs.
     factor : its bandwidth is multiplied by it. bandwidth : its new line rate, with a unit. remove : it is gone.
+    from : since when, such as ``"2 s"`` of the run; from its beginning when absent. until : the end of it; the run's
+        when absent. every : it comes back so long after it began, again and again: a link that flaps. With one of these
+        a factor of at most 1 is needed (0.001 for a link that is down), and collectives are planned as if it were not.
     """
 
     match: str
     factor: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
     bandwidth: Bandwidth | None = None
     remove: bool = False
+    since: Seconds | None = msgspec.field(name="from", default=None)
+    until: Seconds | None = None
+    every: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if not self.timed:
+            return
+        if self.factor is None or self.factor > 1:
+            raise ValueError("from, until and every need a factor of at most 1: 0.1, or 0.001 for a link that is down")
+        begin, end = self.since or 0.0, self.until
+        if end is not None and end <= begin:
+            raise ValueError("until must be later than from")
+        if self.every is not None and (end is None or self.every <= end - begin):
+            raise ValueError("every needs an until, and to be longer than from from to until")
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is for a part of the run only."""
+        return (self.since, self.until, self.every) != (None, None, None)
 
 
 class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.analysis.metrics import steady_window
 from clustersim.compute.conv import is_winograd
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import step_ends
+from clustersim.units import format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result
@@ -25,6 +27,7 @@ def outcome_notes(result: Result) -> Iterator[str]:
     file, config = result.scenario.file, result.scenario.config
     if not STRATEGIES[file.strategy["kind"]].together(config):
         yield from _unsettled(result)
+    yield from _too_late(result)
     if file.strategy["kind"] == "parameter_server" and STRATEGIES["parameter_server"].together(config):
         yield (
             "parameter_server: workers that end together send together, and those that end apart fill the servers' "
@@ -36,6 +39,18 @@ def outcome_notes(result: Result) -> Iterator[str]:
             "MFU and HFU count direct convolutions; cuDNN runs those of 3x3 and stride 1 in fp32 as Winograd, which "
             "executes up to four times fewer products, so that both may be above 100 %"
         )
+
+
+def _too_late(result: Result) -> Iterator[str]:
+    """Changes of links that no step the figures are of has seen."""
+    window = steady_window(result.timeline)
+    for one in result.scenario.file.cluster.changes:
+        since, until = one.since or 0.0, one.until or np.inf
+        if one.timed and (since >= window.end or (until <= window.begin and not one.every)):
+            yield (
+                f"{one.match} changes outside of the steps that figures are of, which are from "
+                f"{format_time(window.begin)} to {format_time(window.end)} of the run; run.steps makes it longer"
+            )
 
 
 def _unsettled(result: Result) -> Iterator[str]:
