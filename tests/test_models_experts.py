@@ -152,6 +152,28 @@ def test_a_name_of_such_a_mixture_is_never_taken_for_a_dense_model(name: str) ->
         assert "did you mean" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("gemma2-9b", "a Gemma 2,"), ("mamba-130m", "a state space model"), ("lstm", "a recurrent network"),
+     ("whisper-large", "an encoder-decoder"), ("deit-base", "a vision transformer"), ("falcon-7b", "parallel blocks")],
+)  # fmt: skip
+def test_what_nobody_described_is_named_as_what_it_is(name: str, what: str) -> None:
+    for read in (model, lambda word: from_hf({"model_type": word})):
+        with pytest.raises(ModelError, match=f"is .*{what}.*not described") as raised:
+            read(name)
+        assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("bert-large", "bert-large-uncased"), ("lama2-13b", "llama2-13b"), ("gtp2", "gpt2"), ("foo", "")],
+)
+def test_only_a_model_of_the_same_family_is_ever_meant(name: str, meant: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        model(name)
+    assert (f"did you mean '{meant}'" in str(raised.value)) == bool(meant)
+
+
 ROWS = {
     "DeepSeek-V3": "deepseek-v3", "GPT-OSS-120B": "gpt-oss-120b", "Mixtral-8x22B": "mixtral-8x22b",
     "Qwen3-30B-A3B": "qwen3-30b-a3b", "DeepSeek-V2-Lite": "deepseek-v2-lite", "DeepSeek-V2": "deepseek-v2",

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from clustersim.errors import ModelError, nearest
+from clustersim.errors import ModelError
 from clustersim.model import Model
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf, shape_from_hf
-from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
+from clustersim.models.not_described import described, same_family
 from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
@@ -96,11 +96,10 @@ def _vit(name: str, options: dict[str, Any]) -> Model:
 
 def _known(word: str) -> str:
     name = {_plain(name): name for name in catalog()}.get(_plain(word), "")
-    for start, what in NAMES_NOT_DESCRIBED.items():
-        if not name and _plain(word).startswith(start):
-            raise ModelError(f"model {word!r}: {what} is not described")
+    if not name and (why := described(word)):
+        raise ModelError(f"model {word!r} is {why}")
     if not name:
-        raise ModelError(f"unknown model {word!r}; {nearest(word, catalog())}")
+        raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}")
     return name
 
 

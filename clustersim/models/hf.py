@@ -23,6 +23,7 @@ from clustersim.models.hf_experts import (
     mixtral_experts,
     qwen_experts,
 )
+from clustersim.models.not_described import described, same_family
 from clustersim.models.transformer import build, execution
 from clustersim.models.vision import seeing
 from clustersim.texts import is_folder, json_table, text_of
@@ -272,7 +273,9 @@ def shape_from_hf(
     if kind in NOT_DESCRIBED:
         raise ModelError(f"{where}: model_type {kind!r} is {NOT_DESCRIBED[kind]}, which is not described")
     if kind not in READERS:
-        raise ModelError(f"{where}: unknown model_type {kind!r}; {nearest(str(kind), READERS)}")
+        why = described(str(kind))
+        raise ModelError(f"{where}: model_type {kind!r} is {why}" if why else
+                         f"{where}: unknown model_type {kind!r}; {same_family(str(kind), READERS)}")  # fmt: skip
     shape = READERS[kind](Config(where, data))
     notes: tuple[str, ...] = ()
     if shape.patches:
