@@ -82,7 +82,7 @@ def _collectives(run: Timeline) -> list[dict[str, Any]]:
     first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, op in enumerate(run.ops):
-        if op.stream == COMM_STREAM and op.kind != "compute":
+        if op.kind != "compute" and (op.stream == COMM_STREAM or "transfer_s" in op.detail):
             d = op.detail
             groups[op.kind, op.nbytes, d.get("dtype", ""), d.get("group_size", run.world_size)].append(number)
     rows = []

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
+from clustersim.traces.messages import Key, messages
+from clustersim.traces.profiled import RankTrace, Seen
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,53 +31,6 @@ HOST_BOUND = 20e-6
 
 _ONE_WAY = {"broadcast", "reduce", "scatter", "gather", "send", "recv"}
 """Kinds whose ranks may leave at different times: they say nothing of clocks."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A collective as one rank saw it: ``start``, ``end`` [s] of its kernel, ``nbytes`` NCCL's S.
-
-    ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
-    """
-
-    kind: str
-    start: float
-    end: float
-    nbytes: float
-    group: str
-    size: int
-    members: tuple[int, ...] = ()
-    seq: int | None = None
-    dtype: str = ""
-    step: int = 0
-    kernel: str = ""
-
-
-@dataclass
-class RankTrace:
-    """One rank's profile.
-
-    ``work`` is what its streams ran that is no collective: (name, stream, start [s], end [s], launch call [s] or nan,
-    step). ``stream`` names are the profiler's own.
-    """
-
-    rank: int
-    world: int
-    source: str
-    seen: list[Seen] = field(default_factory=list)
-    work: list[tuple[str, str, float, float, float, int]] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    host: str = ""
-    device: str = ""
-    base: int = 0
-
-    def ends(self) -> tuple[float, float]:
-        """First start and last end [s]."""
-        times = [(s.start, s.end) for s in self.seen] + [(w[2], w[3]) for w in self.work]
-        return min(t[0] for t in times), max(t[1] for t in times)
-
-
-Key = tuple[object, ...]
 
 
 def join(traces: Sequence[RankTrace], source: str) -> Timeline:
@@ -90,7 +45,10 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     for t in traces:
         skipped.update(t.skipped)
         _add_work(build, t, offsets[t.rank] + origin)
-    _add_collectives(build, keyed, {r: o + origin for r, o in offsets.items()}, skipped)
+    zero = {r: o + origin for r, o in offsets.items()}
+    _add_collectives(build, keyed, zero, skipped)
+    for one in messages(traces, zero):
+        build.row(build.op(one.key, one.info), one.rank, one.ready, one.start, one.end)
     stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}
     largest = max(abs(o) for o in offsets.values())
@@ -215,18 +173,21 @@ class _Build:
 def _usual_stream(trace: RankTrace) -> str:
     """The stream with most kernel time: the model's."""
     busy: defaultdict[str, float] = defaultdict(float)
-    for _, stream, start, end, _, _ in trace.work:
-        busy[stream] += end - start
+    for work in trace.work:
+        busy[work.stream] += work.end - work.start
     return max(busy, key=lambda name: busy[name], default="")
 
 
 def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
     usual = _usual_stream(trace)
-    for name, stream, start, end, _, step in trace.work:
+    for name, stream, start, end, _, step, doing in trace.work:
         on = COMPUTE_STREAM if stream == usual else stream
         phase, bound = ("memcpy", "memory") if name.startswith(("Memcpy", "Memset")) else ("other", "compute")
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
-        number = build.op(("work", name, on, step), info)
+        if doing:
+            phase = "forward" if doing.label.action == "F" else "backward"
+            info = msgspec.structs.replace(info, phase=phase, label=doing.label, stage=doing.stage)
+        number = build.op(("work", name, on, step, doing), info)
         build.row(number, trace.rank, start - zero, start - zero, end - zero)
 
 
@@ -236,7 +197,8 @@ def _add_collectives(
     together: defaultdict[Key, dict[int, Seen]] = defaultdict(dict)
     for rank, of in keyed.items():
         for key, seen in of.items():
-            together[key][rank] = seen
+            if seen.doing is None:
+                together[key][rank] = seen
     for key in sorted(together, key=lambda k: min(s.start - zero[r] for r, s in together[k].items())):
         mine = together[key]
         any_one = next(iter(mine.values()))
@@ -263,7 +225,7 @@ def _add_collectives(
 def _launch_share(trace: RankTrace) -> float | None:
     """Of the time between first and last kernel, the share the usual stream idled for a launch call that came late."""
     usual = _usual_stream(trace)
-    spans = sorted((w[2], w[3], w[4]) for w in trace.work if w[1] == usual and w[4] == w[4])
+    spans = sorted((w.start, w.end, w.call) for w in trace.work if w.stream == usual and w.call == w.call)
     if len(spans) < 2 or spans[-1][1] <= spans[0][0]:
         return None
     late, free = 0.0, spans[0][1]

@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -24,73 +23,16 @@ from clustersim.errors import TraceError
 from clustersim.program import DTYPE_BYTES
 from clustersim.timeline import Timeline
 from clustersim.traces import files
-from clustersim.traces.joining import RankTrace, Seen, join
+from clustersim.traces.joining import join
+from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, Info, KernelArgs, NoteArgs
+from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
+from clustersim.traces.stages import Schedule
 
 _COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
 _KERNEL = re.compile(r"^(nccl(?:Dev)?Kernel_\w+)|^mscclKernel|^rccl")
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _CPU_OP = "aten::"
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    tid: int | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _Info(msgspec.Struct):
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str = ""
-    pg_config: Any = None
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-
-
-class _File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributedInfo", "base": "baseTimeNanoseconds",
-                                    "devices": "deviceProperties"}):  # fmt: skip
-    events: list[_Event]
-    info: _Info | None = None
-    base: int = 0
-    devices: list[_Device] = []
-    host_name: str = ""
-    clustersim: Any = None
-
-
-class _KernelArgs(msgspec.Struct, gc=False, rename={
-    "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
-}):  # fmt: skip
-    correlation: int = -1
-    stream: int | str | None = None
-    collective: str | None = None
-    inputs: int = 0
-    outputs: int = 0
-    size: int = 0
-    group: str | int = ""
-    ranks: str | list[int] | None = None
-    dtype: str = ""
-    seq: int | None = None
-    rank: int | None = None
-    step: int | None = None
-    nbytes: float = 0.0
-
-
-class _NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input type"}):
-    dims: Any = None
-    types: Any = None
-
-
-_FILE = msgspec.json.Decoder(_File)
-_KERNEL_ARGS = msgspec.json.Decoder(_KernelArgs)
-_NOTE_ARGS = msgspec.json.Decoder(_NoteArgs)
 
 
 def sniff(head: bytes) -> bool:
@@ -110,7 +52,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 def _shifted(trace: RankTrace, by: float) -> RankTrace:
     if by:
-        trace.work = [(name, on, a + by, b + by, call + by, step) for name, on, a, b, call, step in trace.work]
+        trace.work = [w._replace(start=w.start + by, end=w.end + by, call=w.call + by) for w in trace.work]
         trace.seen = [dataclasses.replace(seen, start=seen.start + by, end=seen.end + by) for seen in trace.seen]
     return trace
 
@@ -118,12 +60,12 @@ def _shifted(trace: RankTrace, by: float) -> RankTrace:
 def _read_one(path: Path, n: int) -> list[RankTrace]:
     """The ranks of one file: one, except in a trace that this program wrote."""
     try:
-        file = _FILE.decode(files.whole(path))
+        file = FILE.decode(files.whole(path))
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
-    info = file.info or _Info()
+    info = file.info or Info()
     if info.rank is None and n > 1:
         raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
     world, device = info.world_size or 1, file.devices[0].name if file.devices else ""
@@ -138,15 +80,15 @@ def _read_one(path: Path, n: int) -> list[RankTrace]:
     return traces
 
 
-def _by_rank(events: list[_Event]) -> dict[int, list[_Event]]:
-    parts: dict[int, list[_Event]] = {}
+def _by_rank(events: list[Event]) -> dict[int, list[Event]]:
+    parts: dict[int, list[Event]] = {}
     for event in events:
         if event.ph == "X" and event.cat == "kernel":
-            parts.setdefault(_KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
+            parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
     return parts
 
 
-def _groups(info: _Info) -> dict[str, tuple[int, ...]]:
+def _groups(info: Info) -> dict[str, tuple[int, ...]]:
     """Group name -> ranks, where the profiler wrote its groups down."""
     found = {}
     for group in info.pg_config if isinstance(info.pg_config, list) else []:
@@ -162,12 +104,13 @@ class _Reader:
     def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]]) -> None:
         self.trace, self.groups = trace, groups
         self.steps: list[tuple[float, int]] = []
-        self.notes: defaultdict[int | str, list[_Event]] = defaultdict(list)
+        self.notes: defaultdict[int | str, list[Event]] = defaultdict(list)
         self.launches: dict[int, tuple[float, int | str]] = {}
-        self.kernels: list[_Event] = []
-        self.operators: list[_Event] = []
+        self.kernels: list[Event] = []
+        self.operators: list[Event] = []
+        self.schedule = Schedule(())
 
-    def take(self, events: list[_Event]) -> None:
+    def take(self, events: list[Event]) -> None:
         """Sort events by what they are, then make the rank's collectives and work of them."""
         # Microseconds since 1970 leave a float a quarter of a microsecond: count from the file's own first event.
         origin = math.floor(min((event.ts for event in events if event.ph == "X"), default=0.0))
@@ -177,6 +120,7 @@ class _Reader:
                 event.ts -= origin
                 self._sort(event)
         self.steps.sort()
+        self.schedule = Schedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
         for notes in self.notes.values():
             notes.sort(key=lambda e: e.ts)
         if self.kernels:
@@ -185,11 +129,11 @@ class _Reader:
         else:
             self._on_cpu()
 
-    def _sort(self, event: _Event) -> None:
+    def _sort(self, event: Event) -> None:
         cat = event.cat
         if cat in ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"):
             if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
-                self.launches[_KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
+                self.launches[KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
         elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
             self.kernels.append(event)
         elif cat in ("user_annotation", "cpu_op"):
@@ -204,9 +148,9 @@ class _Reader:
         at = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
         return self.steps[at][1] if at >= 0 else 0
 
-    def _kernel(self, event: _Event) -> None:
+    def _kernel(self, event: Event) -> None:
         try:
-            args = _KERNEL_ARGS.decode(event.args)
+            args = KERNEL_ARGS.decode(event.args)
         except msgspec.ValidationError as error:
             self.trace.skipped[f"a kernel whose args are not Kineto's ({error})"] += 1
             return
@@ -214,7 +158,7 @@ class _Reader:
         step = args.step if args.step is not None else self._step(called if called == called else event.ts)
         start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
         if args.collective is None and not _KERNEL.match(event.name):
-            self.trace.work.append((event.name, f"stream {args.stream}", start, end, called * 1e-6, step))
+            self.trace.work.append(Work(event.name, f"stream {args.stream}", start, end, called * 1e-6, step))
             return
         if args.collective is not None:
             seen = self._told(args, start, end, step)
@@ -227,7 +171,7 @@ class _Reader:
             short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short) if short else seen)
 
-    def _told(self, args: _KernelArgs, start: float, end: float, step: int) -> Seen | None:
+    def _told(self, args: KernelArgs, start: float, end: float, step: int) -> Seen | None:
         """From the kernel's own args."""
         kind, dtype = kind_of(args.collective or ""), dtype_of(args.dtype)
         if kind is None or dtype is None:
@@ -241,17 +185,17 @@ class _Reader:
         nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
         return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step)
 
-    def _note(self, tid: int | str, ts: float) -> _Event | None:
+    def _note(self, tid: int | str, ts: float) -> Event | None:
         """The annotation of the thread that a launch call lies in."""
         notes = self.notes.get(tid, [])
         at = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
         return notes[at] if at >= 0 and notes[at].ts + notes[at].dur >= ts else None
 
-    def _annotated(self, note: _Event, start: float, end: float, step: int) -> Seen | None:
+    def _annotated(self, note: Event, start: float, end: float, step: int) -> Seen | None:
         """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
         found = _COMMS.match(note.name)
         kind = kind_of(found.group(1)) if found else None
-        args = _NOTE_ARGS.decode(note.args)
+        args = NOTE_ARGS.decode(note.args)
         nbytes, dtype = _size(args)
         if kind is None or (nbytes is None and kind != "barrier"):
             return None
@@ -270,13 +214,22 @@ class _Reader:
                         f"a collective without shapes ({note.name}; record_shapes=True writes them)"
                     ] += 1
                 else:
-                    self.trace.seen.append(seen)
+                    self.trace.seen.append(dataclasses.replace(seen, doing=self.schedule.at(note.ts)))
         until: dict[int | str, float] = {}
         for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
             if event.ts >= until.get(event.tid, -math.inf):
                 until[event.tid] = event.ts + event.dur
-                start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
-                self.trace.work.append((event.name, f"thread {event.tid}", start, end, math.nan, self._step(event.ts)))
+                self._operator(event, event.ts * 1e-6, (event.ts + event.dur) * 1e-6)
+
+    def _operator(self, event: Event, start: float, end: float) -> None:
+        """An outermost operator: work of its own, or a part of the action of a pipeline that it lies in."""
+        work, doing, step = self.trace.work, self.schedule.at(event.ts), self._step(event.ts)
+        if doing is None or doing.boundary >= 0:
+            work.append(Work(event.name, f"thread {event.tid}", start, end, math.nan, step))
+        elif work and work[-1].doing is doing:
+            work[-1] = work[-1]._replace(end=end)
+        else:
+            work.append(Work(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
 
 
 def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
@@ -288,7 +241,7 @@ def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d+", ranks))
 
 
-def _size(args: _NoteArgs) -> tuple[float | None, str]:
+def _size(args: NoteArgs) -> tuple[float | None, str]:
     """Bytes of all input tensors and their type."""
     dims, types = args.dims, args.types
     if not isinstance(dims, list) or not isinstance(types, list):

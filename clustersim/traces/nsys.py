@@ -20,7 +20,8 @@ from typing import Any
 
 from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
-from clustersim.traces.joining import RankTrace, Seen, join
+from clustersim.traces.joining import join
+from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
 
 _MAGIC = b"SQLite format 3\0"
@@ -142,7 +143,7 @@ class _Export:
                 nccl.append((row, name))
                 continue
             called = launches.get((process, correlation), (float("nan"), 0))[0]
-            trace.work.append((name, f"stream {stream}", start * 1e-9, end * 1e-9, called * 1e-9, 0))
+            trace.work.append(Work(name, f"stream {stream}", start * 1e-9, end * 1e-9, called * 1e-9, 0))
         nccl.sort(key=lambda pair: pair[0][1])
         mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
         order = [call for tid in mine for call in calls[tid]]

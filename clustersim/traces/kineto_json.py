@@ -1,0 +1,67 @@
+"""The JSON of PyTorch's profiler: only the fields that are needed, and ``args`` raw until an event needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    tid: int | str = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Info(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    pg_config: Any = None
+
+
+class Device(msgspec.Struct):
+    name: str = ""
+
+
+class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributedInfo", "base": "baseTimeNanoseconds",
+                                    "devices": "deviceProperties"}):  # fmt: skip
+    events: list[Event]
+    info: Info | None = None
+    base: int = 0
+    devices: list[Device] = []
+    host_name: str = ""
+    clustersim: Any = None
+
+
+class KernelArgs(msgspec.Struct, gc=False, rename={
+    "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
+    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
+}):  # fmt: skip
+    correlation: int = -1
+    stream: int | str | None = None
+    collective: str | None = None
+    inputs: int = 0
+    outputs: int = 0
+    size: int = 0
+    group: str | int = ""
+    ranks: str | list[int] | None = None
+    dtype: str = ""
+    seq: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    nbytes: float = 0.0
+
+
+class NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input type"}):
+    dims: Any = None
+    types: Any = None
+
+
+FILE = msgspec.json.Decoder(File)
+KERNEL_ARGS = msgspec.json.Decoder(KernelArgs)
+NOTE_ARGS = msgspec.json.Decoder(NoteArgs)

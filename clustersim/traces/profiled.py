@@ -1,0 +1,64 @@
+"""What one rank's profile saw, in whatever format it was written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from clustersim.traces.stages import Doing
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A collective as one rank saw it: ``start``, ``end`` [s] of its kernel, ``nbytes`` NCCL's S.
+
+    ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
+    ``doing`` is the action of a pipeline that posted it.
+    """
+
+    kind: str
+    start: float
+    end: float
+    nbytes: float
+    group: str
+    size: int
+    members: tuple[int, ...] = ()
+    seq: int | None = None
+    dtype: str = ""
+    step: int = 0
+    kernel: str = ""
+    doing: Doing | None = None
+
+
+class Work(NamedTuple):
+    """What a rank ran that is no collective, on the stream that the profiler names: times [s], ``call`` its launch's or
+    nan; ``doing`` the action of a pipeline that it is the whole of."""
+
+    name: str
+    stream: str
+    start: float
+    end: float
+    call: float
+    step: int
+    doing: Doing | None = None
+
+
+@dataclass
+class RankTrace:
+    """One rank's profile; ``work`` is what its streams ran that is no collective."""
+
+    rank: int
+    world: int
+    source: str
+    seen: list[Seen] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    host: str = ""
+    device: str = ""
+    base: int = 0
+
+    def ends(self) -> tuple[float, float]:
+        """First start and last end [s]."""
+        times = [(s.start, s.end) for s in self.seen] + [(w.start, w.end) for w in self.work]
+        return min(t[0] for t in times), max(t[1] for t in times)
