@@ -18,7 +18,7 @@ SCREEN = 25
 """Lines of a cell that a projector shows at once."""
 CPU_SECONDS = 60.0
 """Processor time of a whole lesson at most. A promise to classes with small machines; lessons use a third of it."""
-MAY_IMPORT = {"clustersim", "numpy", "IPython", "itertools", "pathlib", "tempfile"}
+MAY_IMPORT = {"clustersim", "numpy", "IPython", "gzip", "itertools", "json", "pathlib", "tempfile"}
 MEASURE = re.compile(r"(?<![\w.])\d[\d.,]*\s?(ms|us|µs|s|%|[KMGT]i?B|Gb/s|GB/s|times)(?![\w/])")
 """A quantity with its unit, as in "12.5 ms": in prose it would be true only until the package changes its mind."""
 

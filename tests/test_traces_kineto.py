@@ -192,6 +192,11 @@ def test_eight_v100_of_a_recommendation_model_wait_for_each_other_and_for_launch
     assert 0.05 < min(said["compute_share"]) < max(said["compute_share"]) < 0.10
     assert said["waiting_for_launch_share"] > 0.5
     assert any("launch-bound" in hint for hint in said["hints"])
+    # Lesson 15 prints these.
+    shares = [said[name] for name in ("compute_share", "transfer_share", "waiting_for_peers_share")]
+    told = [(0.060, 0.091), (0.012, 0.020), (0.139, 0.593)]
+    assert [(round(min(share), 3), round(max(share), 3)) for share in shares] == told
+    assert round(said["waiting_for_launch_share"], 2) == 0.68
 
 
 def test_transfers_of_a_traced_all_reduce_are_last_start_to_last_end(shared):
