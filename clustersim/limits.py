@@ -16,6 +16,9 @@ MOST_VALUES = 100_000
 MOST_CASES = 1_000_000
 """Scenarios of a sweep or options of a plan."""
 
+MOST_RANKS = 10_000_000
+"""Ranks of a run."""
+
 SMALL = 2**28
 """What every machine has [bytes]: so little is not asked for."""
 
@@ -41,7 +44,7 @@ def check(needed: float, what: str, instead: str, error: type[ClusterSimError] =
 
 def free_memory() -> float | None:
     """[bytes] this process can still get: what the machine has, or its control group allows; None where unknown."""
-    known = [_meminfo(), _left("memory.max", "memory.current"),
+    known = [_meminfo(), _allowed(), _left("memory.max", "memory.current"),
              _left("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")]  # fmt: skip
     return min((value for value in known if value is not None), default=None)
 
@@ -52,6 +55,17 @@ def _meminfo() -> float | None:
     except OSError:
         return None
     return next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _allowed() -> float | None:
+    """Of the process's own limit (``ulimit -v``)."""
+    try:
+        import resource
+
+        most, pages = resource.getrlimit(resource.RLIMIT_AS)[0], int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # another system
+        return None
+    return None if most == resource.RLIM_INFINITY else max(0.0, float(most - pages * resource.getpagesize()))
 
 
 def _left(limit: str, used: str) -> float | None:

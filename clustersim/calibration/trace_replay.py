@@ -39,12 +39,17 @@ from clustersim.calibration.replay_program import Writer
 from clustersim.collectives.base import Group, Plan, Request, bus_factor
 from clustersim.engine import simulate
 from clustersim.errors import TraceError
+from clustersim.limits import check
 from clustersim.mesh import Mesh
 from clustersim.program import Compute, Program
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NodeType, Topology
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+RANK = 200.0
+"""[bytes] of a rank of a replay, whatever it does."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +126,16 @@ def replay(
     """
     if measured.source == "simulated":
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
+    ranks = measured.world_size * times
+    check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)
     free = topology is None or mesh is None
     if topology is None or mesh is None:
-        topology = _unknown_machine(measured.world_size * times)
+        topology = _unknown_machine(ranks)
         mesh, options = Mesh(topology.gpus, len(topology.gpus)), {"planner": _free}
-    if mesh.world_size != measured.world_size * times:
+    if mesh.world_size != ranks:
         raise TraceError(
-            f"the run has {measured.world_size} ranks, {times} time(s) as many are {measured.world_size * times}, but "
-            f"{topology.name} offers {mesh.world_size}"
+            f"the run has {measured.world_size} ranks, {times} time(s) as many are {ranks}, but {topology.name} offers "
+            f"{mesh.world_size}"
         )
     writer = Writer(measured, times)
     program = writer.program()

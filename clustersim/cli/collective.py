@@ -9,6 +9,7 @@ import click
 
 from clustersim.cli.common import json_option, print_json, working
 from clustersim.errors import ClusterSimError, nearest
+from clustersim.limits import MOST_VALUES, counted
 
 if TYPE_CHECKING:
     from clustersim.collectives.base import Plan, Request
@@ -106,6 +107,8 @@ def sizes(size: str | None, first: str | None, last: str | None, steps: dict[str
     step = parse_message_size(steps["stepbytes"]) if steps["stepbytes"] else 0
     if step and steps["stepfactor"]:
         raise ClusterSimError("write either --stepfactor or --stepbytes, not both")
+    if step:
+        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {steps['stepbytes']}: sizes", ClusterSimError)
     while low <= high:
         yield low
         low = low + step if step else low * (steps["stepfactor"] or 2)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.errors import ClusterSimError
+from clustersim.limits import MOST_RANKS, counted
 from clustersim.outputs import fresh, json_text
+from clustersim.texts import short, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +35,6 @@ ranks_option: Decorator = click.option(
 
 QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
-MOST_RANKS = 10_000_000
-"""No run has more: a mistyped range is told, not made."""
 
 
 def print_json(value: Any) -> None:
@@ -184,10 +184,10 @@ def rank_list(texts: tuple[str, ...]) -> list[int] | None:
     found: list[int] = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         low, dash, high = part.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise ClusterSimError(f"cannot read {part!r} as ranks; write them like '0-7,12' (at --ranks)")
-        if int(high or low) - int(low) > MOST_RANKS:
-            raise ClusterSimError(f"{part!r} are more ranks than a run has (at --ranks)")
+        digits = len(part) <= 40 and low.isdecimal() and (not dash or high.isdecimal())
+        if not digits or (dash and int(high) < int(low)):
+            raise ClusterSimError(f"cannot read {shown(part)} as ranks; write them like '0-7,12' (at --ranks)")
+        counted(int(high or low) - int(low), MOST_RANKS, f"--ranks {short(part)}: ranks", ClusterSimError)
         found += range(int(low), int(high or low) + 1)
     return found or None
 

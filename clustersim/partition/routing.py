@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 ROUNDED = 1e-6
 """Rows that are rounding, not a part of a row."""
+MOST_TOKENS = 1e18
+"""Of an expert in a histogram."""
 STEEPEST = 64.0
 """Exponent of a popularity that no router exceeds: one expert gets all it can."""
 
@@ -116,6 +118,11 @@ def _by_expert(router: Router) -> Floats:
             raise ScenarioError(
                 f"the histogram has {len(router.histogram)} experts and the model {e} (at $.parallel.routing.file)"
             )
+        if np.count_nonzero(router.histogram) < router.per_token:
+            raise ScenarioError(
+                f"a layer of the histogram has tokens for {np.count_nonzero(router.histogram)} experts, and each token "
+                f"visits {router.per_token} different ones (at $.parallel.routing.file)"
+            )
         shares = _visited(np.array(router.histogram), router.per_token)
     return mean * np.tile(shares, (router.ep, 1))
 
@@ -186,8 +193,10 @@ def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:
             counts = tuple(float(cell) for cell in row)
         except ValueError as error:
             raise ScenarioError(f"{path}, line {number}: {error}; write tokens per expert") from error
-        if not all(math.isfinite(c) and c >= 0 for c in counts) or sum(counts) <= 0:
-            raise ScenarioError(f"{path}, line {number}: tokens per expert must be numbers >= 0, some above 0")
+        if not all(0 <= c <= MOST_TOKENS for c in counts) or sum(counts) <= 0:
+            raise ScenarioError(
+                f"{path}, line {number}: tokens per expert must be numbers from 0 to {MOST_TOKENS:g}, some above 0"
+            )
         if found and len(counts) != len(found[0]):
             raise ScenarioError(f"{path}, line {number}: {len(counts)} experts, and {len(found[0])} in line 1")
         found.append(counts)

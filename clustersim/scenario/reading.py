@@ -239,8 +239,9 @@ def place(file: str, at: str, changed: Iterable[str] = ()) -> Iterator[None]:
     except ClusterSimError as error:
         text = str(error)
         said = re.search(r"\(at (\$[^)]*)\)", text)
+        source = f"{_source(file, said.group(1) if said else at, changed)}: "
         text = text if said else f"{text} (at {at})"
-        raise ScenarioError(f"{_source(file, said.group(1) if said else at, changed)}: {text}") from None
+        raise ScenarioError(text if text.startswith(source) else source + text) from None  # of a place within a place
 
 
 def _source(file: str, at: str, changed: Iterable[str]) -> str:

@@ -83,16 +83,22 @@ def parts_of(
     """
     check_replicas(scenario, parallel)
     row = _schedule(scenario, parallel, model)
-    histogram = parallel.routing.file
     parts = partition(
         model,
         parallel,
         repeated or recompute(parallel, scenario.file.model.activation_checkpointing),
         placement=row.placement,
         nproc_per_node=mesh.nproc_per_node,
-        histograms=read_histogram(Path(located(scenario, "parallel.routing.file", histogram))) if histogram else (),
+        histograms=_histograms(scenario, parallel.routing.file),
     )
     return parts, row
+
+
+def _histograms(scenario: Scenario, file: str | None) -> tuple[tuple[float, ...], ...]:
+    if file is None:
+        return ()
+    with scenario.at("$.parallel.routing.file"):
+        return read_histogram(Path(located(scenario, "parallel.routing.file", file)))
 
 
 def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, row: Schedule, gpu: Device) -> Orders:

@@ -110,6 +110,8 @@ def spread(
     still = plain.prepare()
     base = step_time(still.run().timeline)
     every = [draw(scenario, still.topology, still.mesh, v, steps=steps, machine=m, best=best) for m in range(machines)]
+    if all(one is None for one in (every[0].pace, every[0].lengths, every[0].pauses)):
+        return Spread(base, np.full((machines, steps), base), 0)
     work = _Work.of(still)
     late = np.array([work.late(found, still.mesh) for found in every])
     affordable = max(FEWEST, int(budget / _cost(still)))

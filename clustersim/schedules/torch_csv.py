@@ -55,7 +55,7 @@ def _schedule(rows: Sequence[Sequence[Sequence[Action]]], path: str | Path) -> S
     try:
         check(orders, placement, m, stages // p)
     except ScenarioError as error:
-        raise ScenarioError(f"{path}: {error}") from None
+        raise ScenarioError(f"{path}: {error}".replace("$.parallel.schedule)", "$.parallel.schedule_csv)")) from None
 
     def rule(given_p: int, chunks: int, given_m: int) -> Orders:
         if given_p != p:

@@ -69,9 +69,12 @@ class Table:
 
 
 def header(head: bytes) -> list[str]:
-    """The first line of a file as names of columns."""
+    """The first line of a file as names of columns; none where it is no line of a table."""
     first = head.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
-    return next(csv.reader(io.StringIO(first)), [])
+    try:
+        return next(csv.reader([first]), [])
+    except csv.Error:
+        return []
 
 
 def read_table(path: Path) -> Table:

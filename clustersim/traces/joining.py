@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
+from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.messages import Key, messages
@@ -70,6 +71,7 @@ def _world(traces: Sequence[RankTrace]) -> int:
         said = "; ".join(f"{t.source}: world size {w}" for w, t in sorted(worlds.items())[:2])
         raise TraceError(f"these traces are not of one run: {said}")
     world = next(iter(worlds))
+    counted(world, MOST_RANKS, f"{traces[0].source}: ranks of the run", TraceError)
     ranks = Counter(t.rank for t in traces)
     for rank, times in ranks.items():
         mine = [t.source for t in traces if t.rank == rank]

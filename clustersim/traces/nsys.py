@@ -49,7 +49,7 @@ def read(paths: Sequence[Path]) -> Timeline:
         try:
             with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
                 traces += _Export(base, path).ranks()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, TypeError, ValueError, AttributeError) as error:  # a cell of another type
             raise TraceError(f"{path}: not a whole Nsight Systems export: {error}") from None
     return join(traces, ", ".join(map(str, paths)))
 

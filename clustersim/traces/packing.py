@@ -9,6 +9,7 @@ and a column that is a mix of others (the later of two ends, whichever that was)
 
 from __future__ import annotations
 
+import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
@@ -170,4 +171,11 @@ def zipped(arrays: Mapping[str, Array]) -> bytes:
             member.compress_type = zipfile.ZIP_STORED if name.endswith(NOISE) else zipfile.ZIP_DEFLATED
             with archive.open(member, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+        archive.comment = seal(archive)
     return data.getvalue()
+
+
+def seal(archive: zipfile.ZipFile) -> bytes:
+    """What an archive's comment must say: a digest of its members' checksums."""
+    members = [(member.filename, member.CRC, member.file_size) for member in archive.infolist()]
+    return hashlib.sha256(repr(members).encode()).hexdigest().encode()

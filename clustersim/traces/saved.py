@@ -28,7 +28,7 @@ from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
 from clustersim.traces.files import LARGEST
-from clustersim.traces.packing import packed, packed_blocks, parts, ragged, unpacked, unpacked_blocks, zipped
+from clustersim.traces.packing import packed, packed_blocks, parts, ragged, seal, unpacked, unpacked_blocks, zipped
 from clustersim.units import format_bytes
 
 NAME = "run.npz"
@@ -38,8 +38,8 @@ _BROKEN = (
     RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What a file that is cut off, or something else, makes readers raise."""
-VERSION = 3
-"""Of the file's layout."""
+VERSION = 4
+"""Of the file's layout; from 4 on files are sealed."""
 
 Array = npt.NDArray[Any]
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
@@ -122,7 +122,7 @@ def load_run(path: str | Path) -> SavedRun:
                 f"{path}: written by another version of clustersim (layout {words['version']}); run it again"
             )
         topology = _topology(words["topology"], arrays) if "topology" in words else None
-        return SavedRun(_whole(_timeline(words, arrays, topology)), topology, dict(words["facts"]))
+        return SavedRun(_timeline(words, arrays, topology), topology, dict(words["facts"]))
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
@@ -130,26 +130,17 @@ def load_run(path: str | Path) -> SavedRun:
 
 
 def _fits(path: Path) -> None:
-    """Raise :class:`TraceError` where what is packed in a file would be larger than any trace that is read."""
+    """Raise :class:`TraceError` where what is packed in a file would be larger than any trace that is read, or is not
+    what was sealed: whatever reads a run may then rely on all of it."""
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
+        sealed = archive.comment == seal(archive)
     if size > LARGEST:
         raise TraceError(f"{path}: unpacks to {format_bytes(size)}; at most {format_bytes(LARGEST)} are read")
-
-
-def _whole(timeline: Timeline) -> Timeline:
-    """The same. Raises :class:`ValueError` where its rows are of ops or ranks that it does not have, or end before they
-    begin."""
-    _, op, of, _, start, end = timeline._rows()
-    sets = timeline._rows()[0]
-    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *sets, *(block.ranks for block in timeline.blocks)])
-    ops = np.concatenate([op, np.array([block.op for block in timeline.blocks], dtype=np.int64)])
-    places = ((ops, len(timeline.ops)), (of, len(sets)), (ranks, timeline.world_size))
-    if any(len(values) and not 0 <= values.min() <= values.max() < most for values, most in places):
-        raise ValueError("a span of nobody")
-    if not (np.isfinite(start) & np.isfinite(end) & (start <= end)).all():
-        raise ValueError("a span that ends before it begins")
-    return timeline
+    if not sealed:
+        raise TraceError(
+            f"{path}: not a run that clustersim saved, or one of another version, or changed since; run it again"
+        )
 
 
 def sniff(head: bytes) -> bool:

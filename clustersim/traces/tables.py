@@ -38,11 +38,13 @@ def read(paths: Sequence[Path]) -> Samples:
 
 
 def _read_one(path: Path) -> Samples:
-    lines = csv.reader(io.StringIO(files.text(path)), strict=True)
-    names = next(lines, [])
+    text = files.text(path)
+    names = header(text[: files.HEAD].encode())
     take = _dialect(names)
     if take is None:
         raise TraceError(f"{path}: the header {names[:6]} is of no table known here")
+    lines = csv.reader(io.StringIO(text), strict=True)
+    next(lines)
     # A sweep has two columns called time(ns): the second is in place.
     names = [f"{name}{'' if name not in names[:i] else ' in place'}" for i, name in enumerate(names)]
     sieve = Sieve()

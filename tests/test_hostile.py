@@ -1,0 +1,169 @@
+"""Hostile input that the harness or a hand found, each with the one line that it now gets, or the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import resource
+import sqlite3
+
+import numpy as np
+import pytest
+
+from clustersim import limits, scenario, traces
+from clustersim.calibration.trace_replay import replay
+from clustersim.cli.collective import sizes
+from clustersim.cli.common import rank_list
+from clustersim.errors import ClusterSimError, ScenarioError, TraceError
+from clustersim.scenario.spread import spread
+from clustersim.traces.saved import load_run, save_run
+
+PIPELINE, MOE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100"
+SMALL = {"model.name": "resnet18", "cluster.gpus_per_node": 2, "run.steps": 2}
+
+
+def trace(world):
+    """A profile of one kernel that says how many ranks there were."""
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.0, "dur": 40.0,
+              "args": {"stream": 7, "device": 0, "correlation": 3}}  # fmt: skip
+    info = {"backend": "nccl", "rank": 0, "world_size": world}
+    return json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": [kernel]})
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_a_trace_declares_are_counted_before_anything_is_made_for_them(tmp_path, monkeypatch):
+    (tmp_path / "many.json").write_text(trace(2_000_000_000))
+    with pytest.raises(TraceError, match=r"many\.json: ranks of the run: 2e\+09 are asked for; at most 10,000,000"):
+        traces.read(tmp_path / "many.json")
+    (tmp_path / "fewer.json").write_text(trace(2_000_000))
+    run = traces.read(tmp_path / "fewer.json")
+    monkeypatch.setattr(limits, "free_memory", lambda: 2.0**28)
+    with pytest.raises(TraceError, match=r"for a replay of 2,000,000 ranks, 256 MiB are free; use fewer"):
+        replay(run)
+    with pytest.raises(TraceError, match=r"for a replay of 2,000,000,000,000 ranks"):
+        replay(run, times=1_000_000)
+
+
+def test_sizes_of_a_table_of_collectives_are_counted():
+    steps = {"stepbytes": "1", "stepfactor": None}
+    assert list(sizes(None, "1", "5", steps)) == [1, 2, 3, 4, 5]
+    with pytest.raises(ClusterSimError, match=r"sizes: 1\.1e\+12 are asked for; at most 100,000"):
+        list(sizes(None, "1", "1T", steps))
+
+
+def test_ranks_of_an_option_are_counted_whatever_their_digits():
+    assert rank_list(("0-2,7",)) == [0, 1, 2, 7]
+    for text in ("0-99999999999", "9" * 5000, "0-" + "9" * 5000):
+        with pytest.raises(ClusterSimError) as wrong:
+            rank_list((text,))
+        assert len(str(wrong.value)) < 200
+
+
+def test_a_limit_on_the_address_space_is_memory_that_is_not_there():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    unlimited = limits.free_memory()
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (2**45, before[1]))
+        assert limits.free_memory() == unlimited or abs(limits.free_memory() - unlimited) < 2**32
+        used = 2**45 - limits._allowed()
+        resource.setrlimit(resource.RLIMIT_AS, (int(used) + 2**29, before[1]))
+        assert limits.free_memory() <= 2**29
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# ---- files that are damaged ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A small run's file."""
+    path = tmp_path_factory.mktemp("saved") / "run.npz"
+    run = scenario.load("ddp_resnet50_1x8_v100", SMALL).run()
+    save_run(run.timeline, path, run.prepared.topology, run.facts())
+    return path
+
+
+@pytest.mark.parametrize("member", ["words", "row_op", "row_end", "block_op", "block_ranks_items", "topology_link_src"])
+def test_a_run_in_which_anything_was_changed_is_no_run(member, saved, tmp_path):
+    load_run(saved)
+    with np.load(saved) as data:
+        arrays = dict(data)
+    if member == "words":
+        words = json.loads(arrays["words"].tobytes())
+        words["facts"]["memory_course"]["moments"].append("one more")
+        arrays["words"] = np.frombuffer(json.dumps(words).encode(), dtype=np.uint8)
+    else:
+        arrays[member] = arrays[member] * 2
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    (tmp_path / "run.npz").write_bytes(out.getvalue())
+    with pytest.raises(
+        TraceError, match=r"run\.npz: not a run that clustersim saved, .* or changed since; run it again"
+    ):
+        load_run(tmp_path / "run.npz")
+
+
+@pytest.mark.parametrize("cell", [None, "soon", 2.5e300])
+@pytest.mark.parametrize("column", ["start", "end", "correlationId", "shortName", "globalPid"])
+def test_a_cell_of_another_type_in_an_nsight_export_is_one_line_or_no_matter(column, cell, tmp_path):
+    columns = {"globalPid": 1 << 24, "start": 100, "end": 200, "correlationId": 1, "shortName": 1, "deviceId": 0,
+               "streamId": 7}  # fmt: skip
+    with sqlite3.connect(tmp_path / "p.sqlite") as base:
+        base.execute("create table StringIds (id, value)")
+        base.execute(f"create table CUPTI_ACTIVITY_KIND_KERNEL ({', '.join(columns)})")
+        base.executemany("insert into StringIds values (?, ?)", [(1, "gemm"), (2, None)])
+        for row in (columns, columns | {column: cell}):
+            base.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, ?, ?, ?, ?, ?)", list(row.values()))
+    base.close()
+    with contextlib.suppress(TraceError):
+        assert traces.read(tmp_path / "p.sqlite").world_size >= 1
+
+
+@pytest.mark.parametrize("form", [None, "table", "pipeline"])
+def test_a_first_line_that_is_none_of_a_table_is_one_line(form, tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"rank,\ra\r,step,op\n1,2,3,4\n")
+    with pytest.raises(TraceError, match=r"t\.csv"):
+        traces.read(tmp_path / "t.csv", **({} if form is None else {"format": form}))
+
+
+# ---- split models ----------------------------------------------------------------------------------------------------
+
+
+def test_an_error_says_its_file_or_option_once_and_the_key_that_was_written(tmp_path):
+    (tmp_path / "s.csv").write_text("0B0,0F0\n,1F0,1B0\n")
+    for changes in (
+        {"parallel.schedule": "1f2b"},
+        {"parallel.schedule_csv": str(tmp_path / "s.csv"), "parallel.pp": 2},
+    ):
+        with pytest.raises(ScenarioError) as wrong:
+            scenario.load(PIPELINE, changes).prepare()
+        (key,) = [name for name in changes if name != "parallel.pp"]
+        assert str(wrong.value).count("--set") == 1
+        assert str(wrong.value).startswith(f"--set {key}: ")
+        assert str(wrong.value).endswith(f"(at $.{key})") or f"(at $.{key})" in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8,0,0,0,0,0,0,0\n", "has tokens for 1 experts, and each token visits 2"),
+        ("1e300,1e300,1,1,1,1,1,1\n", "tokens per expert must be numbers from 0 to 1e"),
+        ("1,1,1,1,1,1,1,nan\n", "tokens per expert must be numbers from 0 to 1e"),
+    ],
+)
+def test_a_histogram_that_no_router_makes_is_refused_at_its_field(text, words, tmp_path):
+    (tmp_path / "h.csv").write_text(text)
+    routing = {"kind": "histogram", "file": str(tmp_path / "h.csv")}
+    with pytest.raises(ScenarioError, match=words) as wrong:
+        scenario.load(MOE, {"parallel.routing": routing}).prepare()
+    assert "(at $.parallel.routing.file)" in str(wrong.value)
+
+
+def test_steps_in_which_nothing_varies_are_as_long_as_each_other():
+    found = spread(scenario.load("ddp_resnet50_1x8_v100", {**SMALL, "run.variation": {"gpu_cv": 0.0}}), 2, 3)
+    assert found.times.shape == (2, 3)
+    assert set(found.times.ravel()) == {found.still}
