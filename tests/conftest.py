@@ -30,7 +30,7 @@ SLOW = frozenset(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays."""
-    parser.addoption("--fuzz-budget", type=int, default=10, help="cases of each kind of file in tests/test_fuzz.py")
+    parser.addoption("--fuzz-budget", type=int, default=6, help="cases of each kind of file in tests/test_fuzz.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

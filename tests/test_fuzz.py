@@ -16,7 +16,7 @@ KINDS = fuzz.kinds()
 @pytest.mark.parametrize("name", KINDS)
 def test_whatever_a_file_holds_the_answer_is_an_answer_or_one_line(name, request):
     tally = fuzz.Tally()
-    fuzz.play(name, KINDS[name], request.config.getoption("--fuzz-budget"), tally)
+    fuzz.play(KINDS[name], request.config.getoption("--fuzz-budget"), tally)
     assert not tally.wrong, "\n".join(tally.wrong.values())
 
 

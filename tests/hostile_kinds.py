@@ -1,0 +1,208 @@
+"""Kinds of files that a person may give, each with the commands that read it: what ``tests/fuzz.py`` plays."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from typing import Any
+
+from hostile_documents import (
+    CAMPAIGN,
+    CAPTURED,
+    COMMS,
+    CONFIG,
+    LOG,
+    MOE_CONFIG,
+    NCCL_TABLE,
+    PLAN,
+    ROUTING,
+    SCENARIO,
+    SCHEDULE,
+    SPLIT,
+    SWEEP,
+    TOPOLOGY,
+    TRACE,
+)  # fmt: skip
+from hostile_files import (
+    DATA,
+    Kind,
+    answered,
+    lines,
+    members,
+    nsys,
+    rows,
+    saved,
+    spreadsheet,
+    table,
+    with_table,
+)  # fmt: skip
+from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
+from hypothesis import strategies as st
+
+SETS = st.tuples(
+    st.sampled_from(
+        [f"{a}.{b}" for a, t in SCENARIO.items() for b in t] + ["a.b", "run", "", "x" * 3000, "run.steps.x"]
+    ),
+    st.one_of(NASTY.map(str), st.sampled_from(["[", "{", '"', "'''", "[[[[" * 1000, "9" * 6000, "1\n2", "0xfg"])),
+).map("=".join)
+WORDS = st.one_of(
+    NASTY.map(str),
+    st.sampled_from(
+        ["0-7", "1", "0", "-1", "1 ms..2 ms", "8 MiB", "last", "1e9", "1 GB/s", "16GiB", "ring", "1us..1e9s"]
+    ),
+)
+"""What stands behind an option."""
+READ = ("run {} --json", "memory {}", "explain {}", "describe {}")
+SPLIT_READ = ("run split.toml --json", "describe split.toml", "memory split.toml")
+TRACES = ("trace {} --json", "replay {} --json")
+LAYOUTS = (
+    st.text("Etm|L*(),0123456789 ", max_size=30)
+    | st.lists(st.integers(-1, 4), max_size=6)
+    | st.sampled_from(["Et|tttL", "Ett|ttL", "E|tttt|L", "Etttt|L", "Et*2|t*2L", "Ettt|tL|"])
+)
+
+
+def settings(base: dict[str, Any], at: str, struct: Any, **usual: Any) -> Any:
+    """TOML files made from one, with fields of a table drawn from its schema."""
+    return damaged(with_table(base, at, tables(struct, usual, base.get(at, ()))).map(toml_file), 40)
+
+
+def split_with(**more: Any) -> dict[str, Any]:
+    """A scenario of a split model with more in its ``[parallel]``."""
+    return SPLIT | {"parallel": SPLIT["parallel"] | more}
+
+
+def kinds() -> dict[str, Kind]:
+    """Every kind of file."""
+    return {**_scenarios(), **_split(), **_studies(), **_measured(), **_ours(), **_words()}
+
+
+def _scenarios() -> dict[str, Kind]:
+    from clustersim.scenario.campaign_schema import CampaignTable
+    from clustersim.scenario.schema import Cluster, Model, Run
+    from clustersim.strategies import STRATEGIES
+    from clustersim.variation import Variation
+
+    sizes = {"micro_batch_size": st.sampled_from([1, 2, 8])}
+    strategies = st.sampled_from(sorted(STRATEGIES)).flatmap(
+        lambda kind: tables(STRATEGIES[kind].config, sizes).map(lambda table: {"kind": kind} | table)
+    )
+    chosen = {"hf_config": st.just("config.json"), "name": st.none(), "nodes": st.integers(1, 4)}
+    campaign, played = SCENARIO | {"campaign": CAMPAIGN}, "campaign {} --replicas 3 --jobs 1 --json"
+    return {
+        "scenario": Kind("mine.toml", table(SCENARIO), READ),
+        "cluster": Kind("mine.toml", settings(SCENARIO, "cluster", Cluster, topology=st.just("dgx-1v")), READ),
+        "model": Kind("mine.toml", settings(SCENARIO, "model", Model, **chosen), READ),
+        "strategy": Kind("mine.toml", damaged(with_table(SCENARIO, "strategy", strategies).map(toml_file), 40), READ),
+        "run table": Kind("mine.toml", settings(SCENARIO, "run", Run, steps=st.integers(1, 5)), READ),
+        "campaign": Kind(
+            "mine.toml", settings(campaign, "campaign", CampaignTable), (played, f"{played} --out out")
+        ),
+        "campaign file": Kind("mine.toml", table(campaign), (played,)),
+        "variation": Kind("mine.toml", settings(SCENARIO | {"run": {"steps": 1}}, "run.variation", Variation), (
+            "run {} --json", "variation {} --machines 2 --steps 3 --budget 1 --json")),
+    }  # fmt: skip
+
+
+def _split() -> dict[str, Kind]:
+    from clustersim.parallel import ParallelConfig
+    from clustersim.parallel.config import Routing
+
+    def beside(**more: Any) -> Callable[[], dict[str, bytes]]:
+        return lambda: {"split.toml": toml_file(split_with(**more))}
+
+    chosen = {
+        "layout": LAYOUTS,
+        "routing": tables(Routing, {"file": st.just("routing.csv"), "seed": st.integers(-2, 9)}),
+        "schedule_csv": st.just("schedule.csv"),
+        "schedule": st.sampled_from(["1f1b", "gpipe", "interleaved", "zb_h1", "zbv", "dualpipe", "x"]),
+    }
+    layouts = damaged(LAYOUTS.map(lambda one: toml_file(split_with(layout=one))), 40)
+    names = st.sampled_from([f"parallel.{name}" for name in ParallelConfig.__struct_fields__])
+    return {
+        "parallel": Kind("mine.toml", settings(SPLIT, "parallel", ParallelConfig, **chosen), READ),
+        "layout": Kind("mine.toml", layouts, READ),
+        "schedule": Kind("schedule.csv", spreadsheet(SCHEDULE), SPLIT_READ, beside(schedule_csv="schedule.csv")),
+        "routing": Kind("routing.csv", spreadsheet(ROUTING), SPLIT_READ, beside(
+            routing={"kind": "histogram", "file": "routing.csv"})),
+        "moe config": Kind("moe.json", damaged(documents(MOE_CONFIG).map(json_file)), SPLIT_READ),
+        "split set": Kind("mine.toml", st.just(toml_file(SPLIT)), ("run {} --json --set <>",),
+                          words=st.tuples(names, WORDS).map("=".join)),
+    }  # fmt: skip
+
+
+def _studies() -> dict[str, Kind]:
+    tried = PLAN | {
+        "model": SPLIT["model"],
+        "machines": [{"topology": "hgx-a100", "nodes": [1]}],
+        "try": {"micro_batch_size": [1], "strategies": [{"kind": "ddp"}], "parallel": {"pp": [1, 2], "ep": "search"}},
+    }
+    return {
+        "topology": Kind("mine.toml", table(TOPOLOGY), (
+            "check {}", "run gpt.toml --json --set cluster.topology=mine.toml",
+            "collective all_reduce --size 1MiB --json --topology {}")),
+        "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",)),
+        "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",)),
+        "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",)),
+        "config": Kind("config.json", damaged(documents(CONFIG).map(json_file)), (
+            "run gpt.toml --json", "memory gpt.toml")),
+    }  # fmt: skip
+
+
+def _measured() -> dict[str, Kind]:
+    pipeline = {f"folder/{name}": (DATA / "traces" / "pipeline_2x2" / name).read_bytes()
+                for name in ("ops.csv", "steps.csv")}  # fmt: skip
+    kineto = gzip.decompress((DATA / "traces" / "gloo_2_ranks" / "rank0.json.gz").read_bytes())
+    folder, calibrate = ("trace folder --json", "replay folder --json"), "calibrate {} -o fitted.toml --topology"
+    return {
+        "trace": Kind("trace.json", damaged(documents(TRACE).map(json_file)), TRACES),
+        "kineto": Kind("rank0.json", damaged(st.just(kineto)), TRACES),
+        **{name: Kind(name, spreadsheet(text), folder, lambda: pipeline) for name, text in pipeline.items()},
+        "nsys": Kind("p.sqlite", damaged(st.builds(nsys, NASTY, NASTY)), TRACES),
+        "log": Kind("nccl.log", damaged(st.just(LOG.encode())), ("trace {} --json", "validate nccl {}")),
+        "comms": Kind("comms.log", damaged(st.just(COMMS)), ("trace {} --json",)),
+        "captured": Kind("folder/collectives.jsonl", lines(CAPTURED), (
+            "trace {} --json", "validate capture folder --topology hgx-a100", "calibrate folder -o f --topology dgx-1v",
+            f"{calibrate} hgx-a100")),
+        "nccl table": Kind("t.csv", spreadsheet(NCCL_TABLE), (
+            "validate nccl {} --json", "trace {} --json", f"{calibrate} hgx-h100")),
+        "hybrid": Kind("t.csv", spreadsheet((DATA / "hybrid_steps.csv").read_bytes()), (
+            "validate steps {} --json", "validate memory {} --json")),
+        "table": Kind("spans.csv", damaged(st.just(b"rank,op,name\n0,1,x\n" + LOG.encode())), ("trace {}",)),
+    }  # fmt: skip
+
+
+def _ours() -> dict[str, Kind]:
+    swept, table = "sweep @sweep.toml --jobs 1", ("report .", "export . t.csv")
+    return {
+        "run": Kind("run.npz", damaged(st.deferred(lambda: st.just(saved()))), (
+            "report {}", "explain {}", "trace {}")),
+        "members": Kind("run.npz", members(), (
+            "report .", "explain .", "export . spans.csv", "export . t.json.gz", "plot gantt . p.png --dpi 40",
+            "plot links . p.svg", "compare . . --json")),
+        "rows": Kind("results.jsonl", damaged(st.just(rows() * 2)), (
+            "sweep sweep.toml --out . --jobs 1", "export . t.csv"), ours=frozenset({"results.jsonl"})),
+        "swept": answered(swept, "results.jsonl", *table),
+        "cases": answered(swept, "cases.jsonl", *table),
+        "swept words": answered(swept, "sweep.json", *table),
+        "planned": answered("plan @plan.toml --jobs 1", "plan.json", "report ."),
+        "played": answered("campaign @mine.toml --replicas 3 --jobs 1", "campaign.json", "report ."),
+        "manifest": answered(swept, "clustersim.json", "report .", "run mine.toml --out .",
+                             "sweep sweep.toml --out . --jobs 1", "lessons .", "campaign mine.toml --out ."),
+    }  # fmt: skip
+
+
+def _words() -> dict[str, Kind]:
+    collective, plot = "collective all_reduce --topology dgx-1v", "plot gantt . p.svg"
+    return {
+        "set": Kind("mine.toml", st.just(toml_file(SCENARIO)), ("run {} --json --set <>",), words=SETS),
+        "words": Kind("run.npz", st.deferred(lambda: st.just(saved())), (
+            f"{collective} --json --size <>", "collective <> --topology dgx-1v --size 1MiB",
+            "collective all_reduce --topology <> --size 1MiB", f"{collective} -b 8 -e <>",
+            f"{collective} --size 1MiB --algorithm <>", f"{collective} --size 1MiB --nccl-version <>",
+            "export . t.csv --ranks <>", f"{plot} --window <>", f"{plot} --title <>", f"{plot} --zoom <>",
+            "plot <> . p.svg", "trace . --format <>", "describe mine.toml --rank <>", "list <>", "schema <>",
+            "check dgx-1v --nodes <>", "run <> --json", "plan <> --out out", "sweep <> --out out", "report <>",
+            "sensitivity mine.toml --nodes <>", "validate steps t.csv --by <>", "run mine.toml --out <>/x",
+        ), words=WORDS),
+    }  # fmt: skip
