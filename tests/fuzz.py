@@ -20,10 +20,13 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import metamorphic
 from hostile_documents import CONFIG, GPT, MOE_CONFIG, SCENARIO, SPLIT, SWEEP
 from hostile_files import Kind, called
 from hostile_kinds import kinds
@@ -125,7 +128,7 @@ def play(kind: Kind, budget: int, tally: Tally, first: int = 0) -> None:
     """Play ``budget`` cases of a kind, other ones for each ``first``."""
 
     @seed(first)
-    @settings(max_examples=budget, deadline=None, database=None, phases=[Phase.generate],
+    @settings(max_examples=max(1, round(budget * kind.share)), deadline=None, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck), derandomize=False)  # fmt: skip
     @given(kind.bytes, st.sampled_from(kind.commands), kind.words)
     def case(data: bytes, command: str, word: str) -> None:
@@ -160,24 +163,28 @@ def main(words: list[str] | None = None, say: Callable[[str], None] = print) -> 
     read.add_argument("--kinds", default="", help="only these, commas between")
     read.add_argument("--seed", type=int, default=0, help="other cases")
     read.add_argument("--physics", type=int, default=0, help="random scenarios through the metamorphic checks, instead")
+    read.add_argument("--jobs", type=int, default=1, help="processes")
     asked = read.parse_args(words)
     if asked.physics:
-        import metamorphic
-
-        return metamorphic.main(asked.physics, asked.seed, say)
+        return metamorphic.main(asked.physics, asked.seed, asked.jobs, say)
+    names = [name for name in kinds() if not asked.kinds or name in asked.kinds.split(",")]
     say(HEAD)
     every: Counter[str] = Counter()
-    for name, kind in kinds().items():
-        if asked.kinds and name not in asked.kinds.split(","):
-            continue
-        tally = Tally()
-        play(kind, asked.fuzz_budget, tally, asked.seed)
-        every += tally.ends
-        say(line(name, tally.ends))
-        for told in tally.wrong.values():
-            say(f"    {told[-1500:]}")
+    with ProcessPoolExecutor(asked.jobs, max_tasks_per_child=1) as pool:
+        for name, tally in zip(names, pool.map(partial(played, asked.fuzz_budget, asked.seed), names), strict=True):
+            every += tally.ends
+            say(line(name, tally.ends))
+            for told in tally.wrong.values():
+                say(f"    {told[-1500:]}")
     say(line("all", every))
     return int(every["wrong"] > 0)
+
+
+def played(budget: int, first: int, name: str) -> Tally:
+    """What came of a kind's cases, for a process of its own."""
+    tally = Tally()
+    play(kinds()[name], budget, tally, first)
+    return tally
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from hostile_documents import (
 )  # fmt: skip
 from hostile_files import (
     DATA,
+    SLOW,
     Kind,
     answered,
     lines,
@@ -52,7 +53,8 @@ WORDS = st.one_of(
     ),
 )
 """What stands behind an option."""
-READ = ("run {} --json", "memory {}", "explain {}", "describe {}")
+READ = ("run {} --json", "run {} --json", "run {} --json", "memory {}", "describe {}", "memory {}", "explain {}")
+"""What reads a scenario; to explain it takes ten runs."""
 SPLIT_READ = ("run split.toml --json", "describe split.toml", "memory split.toml")
 TRACES = ("trace {} --json", "replay {} --json")
 LAYOUTS = (
@@ -96,7 +98,7 @@ def _scenarios() -> dict[str, Kind]:
         "strategy": Kind("mine.toml", damaged(with_table(SCENARIO, "strategy", strategies).map(toml_file), 40), READ),
         "run table": Kind("mine.toml", settings(SCENARIO, "run", Run, steps=st.integers(1, 5)), READ),
         "campaign": Kind(
-            "mine.toml", settings(campaign, "campaign", CampaignTable), (played, f"{played} --out out")
+            "mine.toml", settings(campaign, "campaign", CampaignTable), (played, f"{played} --out out"), share=SLOW
         ),
         "campaign file": Kind("mine.toml", table(campaign), (played,)),
         "variation": Kind("mine.toml", settings(SCENARIO | {"run": {"steps": 1}}, "run.variation", Variation), (
@@ -141,9 +143,9 @@ def _studies() -> dict[str, Kind]:
         "topology": Kind("mine.toml", table(TOPOLOGY), (
             "check {}", "run gpt.toml --json --set cluster.topology=mine.toml",
             "collective all_reduce --size 1MiB --json --topology {}")),
-        "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",)),
-        "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",)),
-        "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",)),
+        "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",), share=SLOW),
+        "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",), share=SLOW),
+        "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",), share=SLOW),
         "config": Kind("config.json", damaged(documents(CONFIG).map(json_file)), (
             "run gpt.toml --json", "memory gpt.toml")),
     }  # fmt: skip
@@ -176,12 +178,12 @@ def _ours() -> dict[str, Kind]:
     swept, table = "sweep @sweep.toml --jobs 1", ("report .", "export . t.csv")
     return {
         "run": Kind("run.npz", damaged(st.deferred(lambda: st.just(saved()))), (
-            "report {}", "explain {}", "trace {}")),
+            "report {}", "explain {}", "trace {}"), share=SLOW),
         "members": Kind("run.npz", members(), (
             "report .", "explain .", "export . spans.csv", "export . t.json.gz", "plot gantt . p.png --dpi 40",
             "plot links . p.svg", "compare . . --json")),
         "rows": Kind("results.jsonl", damaged(st.just(rows() * 2)), (
-            "sweep sweep.toml --out . --jobs 1", "export . t.csv"), ours=frozenset({"results.jsonl"})),
+            "sweep sweep.toml --out . --jobs 1", "export . t.csv"), share=SLOW, ours=frozenset({"results.jsonl"})),
         "swept": answered(swept, "results.jsonl", *table),
         "cases": answered(swept, "cases.jsonl", *table),
         "swept words": answered(swept, "sweep.json", *table),

@@ -167,3 +167,27 @@ def test_steps_in_which_nothing_varies_are_as_long_as_each_other():
     found = spread(scenario.load("ddp_resnet50_1x8_v100", {**SMALL, "run.variation": {"gpu_cv": 0.0}}), 2, 3)
     assert found.times.shape == (2, 3)
     assert set(found.times.ravel()) == {found.still}
+
+
+@pytest.mark.parametrize("kind", ["uniform", "skewed", "balanced"])
+def test_the_memory_of_unevenly_visited_experts_is_that_of_the_rank_visited_most(kind):
+    routing = {"kind": kind, **({"skew": 2.0} if kind == "skewed" else {})}
+    found = scenario.load(MOE, {"parallel.routing": routing}).prepare()
+    assert ("the rank whose experts get most tokens" in str(found.memory.fits(found.device))) == (kind != "balanced")
+
+
+def test_delayed_weight_gradients_shorten_a_step_without_a_pipeline_too():
+    changes = {"parallel.dispatcher": "alltoall", "parallel.ep_overlap": True, "parallel.microbatches": 4,
+               "parallel.recompute_granularity": None, "parallel.recompute_method": None,
+               "parallel.recompute_num_layers": None}  # fmt: skip
+    at_once, delayed = (
+        scenario.load(MOE, changes | {"parallel.delay_wgrad_compute": late}).run().summary["step_time_s"]
+        for late in (False, True)
+    )
+    assert delayed < at_once
+
+
+def test_context_parallel_ranks_that_see_unequal_parts_are_said_to_be_told_as_compute():
+    changes = {"parallel.cp": 2, "parallel.cp_load_balancer": "none"}
+    notes = scenario.load("tp8_pp4_llama3_70b_32x8_h100", changes).prepare().notes
+    assert any("would wait is told as compute" in note for note in notes)

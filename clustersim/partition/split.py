@@ -122,7 +122,10 @@ class _Builder:
         added = share.padded - share.vocab
         notes = [f"vocabulary padded by {added:,} to {share.padded:,} rows"] if added else []
         if share.cp > 1 and self.parallel.cp_load_balancer == "none":
-            notes.append("attention of all context-parallel ranks takes as long as the last one's, which sees most")
+            notes.append(
+                "attention of all context-parallel ranks takes as long as the last one's, which sees most: what the "
+                "others would wait is told as compute"
+            )
         blocks = [layer for layer in self.model.layers if layer.kind == "block"]
         if self.parallel.sp_overlap_comm and not any(kernel.name == "v" for x in blocks for kernel in x.kernels):
             notes.append("sp_overlap_comm changes nothing: one product makes queries, keys and values together")

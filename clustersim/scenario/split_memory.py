@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
+BUSIEST = "the rank whose experts get most tokens"
+
+
 def stage_memory(
     scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition, row: Schedule, orders: Orders
 ) -> tuple[MemoryUse, ...]:
@@ -33,9 +36,11 @@ def stage_memory(
     deferral = parallel.deferral(config.gradient_accumulation_steps)
     keeps = not parallel.deallocate_pipeline_outputs
     uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral, keeps_sent=keeps)
+    uneven = mesh.size("ep") > 1 and parallel.routing.kind != "balanced" and not parallel.pad_to_capacity
+    ranks = [BUSIEST if uneven else f"rank {mesh.ranks(pp=i)[0]}" for i in range(len(uses))]
     if len(uses) == 1:
-        return uses
-    return tuple(replace(use, where=f"stage {i}, rank {mesh.ranks(pp=i)[0]}") for i, use in enumerate(uses))
+        return (replace(uses[0], where=BUSIEST),) if uneven else uses
+    return tuple(replace(use, where=f"stage {i}, {ranks[i]}") for i, use in enumerate(uses))
 
 
 def activations(scenario: Scenario) -> str:
