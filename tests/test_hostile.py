@@ -13,6 +13,7 @@ import pytest
 
 from clustersim import limits, scenario, traces
 from clustersim.calibration.trace_replay import replay
+from clustersim.campaign.axis import Save, axis
 from clustersim.cli.collective import sizes
 from clustersim.cli.common import rank_list
 from clustersim.errors import ClusterSimError, ScenarioError, TraceError
@@ -73,6 +74,12 @@ def test_a_limit_on_the_address_space_is_memory_that_is_not_there():
         assert limits.free_memory() <= 2**29
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_saves_of_a_campaign_are_counted_before_they_are_made():
+    assert axis(10.0, [Save(5.0, 1.0, 1.0)]).behind[0].tolist() == [6.0, 12.0]
+    with pytest.raises(ScenarioError, match=r"saves and evaluations .*: 1e\+15 are asked for; at most 5,000,000"):
+        axis(1e15, [Save(1.0, 0.0, 0.0)], [(1e9, 1.0)])
 
 
 # ---- files that are damaged ------------------------------------------------------------------------------------------

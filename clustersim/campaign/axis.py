@@ -61,10 +61,11 @@ def axis(work: float, saves: Sequence[Save], evaluations: Sequence[tuple[float, 
     >>> axis(10.0, [Save(5.0, 1.0, 1.0)]).behind[0].tolist()
     [6.0, 12.0]
     """
+    stops = sum(work / every for every in (*(one.interval for one in saves), *(every for every, _ in evaluations)))
+    counted(stops, MOST_STOPS, "saves and evaluations of a campaign", ScenarioError)
     pieces = [_places(work, one.interval, True) for one in saves]
     pieces += [_places(work, every, False) for every, _ in evaluations]
     lengths = [one.stall for one in saves] + [lasts for _, lasts in evaluations]
-    counted(sum(map(len, pieces)), MOST_STOPS, "saves and evaluations of a campaign", ScenarioError)
     kind = np.repeat(np.arange(len(pieces)), [len(one) for one in pieces])
     at = np.concatenate(pieces)
     order = np.lexsort((-kind, at))  # at the end the saves come last
