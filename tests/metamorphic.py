@@ -201,7 +201,7 @@ def chosen(result: Result) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What makes a better machine slower in truth, too: where (``of`` the run and the better one), by how much ``most``,
+    """What makes a better machine slower in truth, too: where (``of`` the run and the better one), by how much at most,
     and ``why``."""
 
     name: str
@@ -236,7 +236,8 @@ def checks(table: dict[str, Any], folder: Path) -> Iterator[tuple[str, str, floa
     base = float(result.summary["step_time_s"])
     yield "the parts of a step add up to it", "holds" if parts_add_up(result) else VIOLATED, 0.0
     agree = bytes_agree(result)
-    yield "bytes on links are the formula's", "does not apply" if agree is None else "holds" if agree else VIOLATED, 0.0
+    told = "does not apply" if agree is None else "holds" if agree else VIOLATED
+    yield "bytes on links are the formula's", told, 0.0
     for law in LAWS:
         made = law.better(prepared)
         if made is None:

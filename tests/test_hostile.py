@@ -7,19 +7,25 @@ import io
 import json
 import resource
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_documents import CAPTURED, CONFIG, PLAN
+from hostile_values import toml_file
 
-from clustersim import limits, scenario, traces
+from clustersim import limits, models, scenario, traces
 from clustersim.calibration.trace_replay import replay
 from clustersim.campaign.axis import Save, axis
 from clustersim.cli.collective import sizes
 from clustersim.cli.common import rank_list
-from clustersim.errors import ClusterSimError, ScenarioError, TraceError
+from clustersim.errors import ClusterSimError, ModelError, ScenarioError, TraceError
+from clustersim.parallel.layout import stages_of
 from clustersim.scenario.spread import spread
+from clustersim.schedules.torch_csv import from_csv
 from clustersim.traces.saved import load_run, save_run
 
+TINY = Path(__file__).parent / "data" / "traces" / "pipeline_2x2"
 PIPELINE, MOE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100"
 SMALL = {"model.name": "resnet18", "cluster.gpus_per_node": 2, "run.steps": 2}
 
@@ -74,6 +80,14 @@ def test_a_limit_on_the_address_space_is_memory_that_is_not_there():
         assert limits.free_memory() <= 2**29
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    "layout", ["E(t*9999999|)*9999999L", "Et*99999999999999999999L", "E((((t*999)*999)*999)*999)L"]
+)
+def test_layers_that_a_layout_repeats_are_counted_before_they_are_written_out(layout):
+    with pytest.raises(ScenarioError, match=r"layers of a layout .* are asked for; at most 100,000"):
+        stages_of(layout)
 
 
 def test_saves_of_a_campaign_are_counted_before_they_are_made():
@@ -137,6 +151,35 @@ def test_a_first_line_that_is_none_of_a_table_is_one_line(form, tmp_path):
         traces.read(tmp_path / "t.csv", **({} if form is None else {"format": form}))
 
 
+@pytest.mark.parametrize("file", ["ops.csv", "steps.csv"])
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 6000, "1e300"])
+def test_numbers_that_no_table_has_are_one_line(file, number, tmp_path):
+    for name in ("ops.csv", "steps.csv"):
+        text = (TINY / name).read_text()
+        (tmp_path / name).write_text(text.replace("\n12,", f"\n{number},", 1) if name == file else text)
+    with pytest.raises(TraceError, match=rf"{file}:\d+: step is .*, not a whole number"):
+        traces.read(tmp_path)
+
+
+def test_steps_that_took_no_time_have_no_share_of_it(tmp_path):
+    for name in ("ops.csv", "steps.csv"):
+        (tmp_path / name).write_text((TINY / name).read_text())
+    rows = [line.split(",") for line in (TINY / "ops.csv").read_text().splitlines()]
+    still = [[*row[:7], "0.0", "0.0"] for row in rows[1:]]
+    (tmp_path / "ops.csv").write_text("\n".join(",".join(row) for row in [rows[0], *still]) + "\n")
+    (tmp_path / "steps.csv").write_text("step,step_s\n10,0.0\n12,0.0\n")
+    assert replay(traces.read(tmp_path)).stages == ()
+
+
+def test_a_bandwidth_that_is_a_word_is_a_row_left_out(tmp_path):
+    good, bad = CAPTURED.splitlines()[1:] * 2
+    (tmp_path / "collectives.jsonl").write_bytes(
+        b"\n".join([CAPTURED.splitlines()[0], good, bad.replace(b'"busbw": 36.3', b'"busbw": "fast"')])
+    )
+    found = traces.read(tmp_path / "collectives.jsonl")
+    assert len(found) == 1
+
+
 # ---- split models ----------------------------------------------------------------------------------------------------
 
 
@@ -198,3 +241,22 @@ def test_context_parallel_ranks_that_see_unequal_parts_are_said_to_be_told_as_co
     changes = {"parallel.cp": 2, "parallel.cp_load_balancer": "none"}
     notes = scenario.load("tp8_pp4_llama3_70b_32x8_h100", changes).prepare().notes
     assert any("would wait is told as compute" in note for note in notes)
+
+
+def test_digits_without_end_in_a_schedule_are_one_line(tmp_path):
+    (tmp_path / "s.csv").write_text("0F" + "9" * 6000 + ",0B0\n")
+    with pytest.raises(ScenarioError, match=r"row 0, cell 0: cannot read"):
+        from_csv(tmp_path / "s.csv")
+
+
+def test_a_model_type_that_is_a_list_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": ["llama"]}))
+    with pytest.raises(ModelError, match="missing 'model_type'"):
+        models.from_hf(tmp_path / "config.json")
+
+
+def test_a_plan_of_which_nothing_divides_says_so_in_one_line(clustersim, tmp_path):
+    (tmp_path / "plan.toml").write_bytes(toml_file(PLAN | {"batch": {"samples": [17, 17]}}))
+    done = clustersim("plan", tmp_path / "plan.toml", "--out", tmp_path / "out", "--jobs", "1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "no combination of nodes" in done.stderr

@@ -223,7 +223,7 @@ def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tupl
     if not pipeline.has_pipeline(measured):
         return ()
     pairs = zip(*(pipeline.stage_times(run, steps) for run in (measured, simulated)), strict=True)
-    return tuple(StageIdle(a.stage, a.idle / a.window, b.idle / b.window) for a, b in pairs)
+    return tuple(StageIdle(a.stage, a.idle / a.window, b.idle / b.window) for a, b in pairs if a.window and b.window)
 
 
 def _totals(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:

@@ -268,7 +268,7 @@ def shape_from_hf(
     """The shape a config describes, and notes of what was assumed; raises as :func:`from_hf`."""
     where, data = (name or "config", config) if isinstance(config, Mapping) else _read(Path(config))
     kind = data.get("model_type")
-    if kind is None:
+    if not isinstance(kind, str):
         raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {nearest('', READERS)}")
     if kind in NOT_DESCRIBED:
         raise ModelError(f"{where}: model_type {kind!r} is {NOT_DESCRIBED[kind]}, which is not described")

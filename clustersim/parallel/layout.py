@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from clustersim.errors import ScenarioError
+from clustersim.limits import MOST_LAYERS, counted
 
 PARTS = "EtmL"
 """Embedding, transformer layer, multi-token prediction, loss (with the head)."""
@@ -23,9 +24,9 @@ def stages_of(layout: str) -> tuple[str, ...]:
     ('Ett', 't', 't', 'tL')
     """
     text = re.sub(r"[\s,]", "", layout)
-    text = re.sub(rf"([{PARTS}|])\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(rf"([{PARTS}|])\*(\d+)", _repeated, text)
     while found := re.search(r"\(([^()]*)\)(?:\*(\d+))?", text):
-        text = text[: found.start()] + found[1] * int(found[2] or 1) + text[found.end() :]
+        text = text[: found.start()] + _repeated(found) + text[found.end() :]
     if stray := re.sub(rf"[{PARTS}|]", "", text):
         raise ScenarioError(
             f"layout {layout!r}: cannot read {stray[0]!r}; write E, t, m, L, '|', '*n' and parentheses, like "
@@ -34,3 +35,10 @@ def stages_of(layout: str) -> tuple[str, ...]:
     if not (text.startswith("E") and text.endswith("L") and text.count("E") == text.count("L") == 1):
         raise ScenarioError(f"layout {layout!r} begins with one E and ends with one L (at $.parallel.layout)")
     return tuple(text.split("|"))
+
+
+def _repeated(found: re.Match[str]) -> str:
+    """What stands before ``*n``, n times. Raises :class:`ScenarioError` for more layers than any model has."""
+    times = int((found[2] or "1")[:9])
+    counted(len(found[1]) * times, MOST_LAYERS, "layers of a layout (at $.parallel.layout)", ScenarioError)
+    return found[1] * times

@@ -54,6 +54,11 @@ class Seen:
         tables = _tables(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
         self.options = [Option(one) for one in candidates(plan, gpus, tables)]
+        if not self.options:
+            raise ClusterSimError(
+                f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
+                f"{self.plan.batch.samples} samples within the limit of GPUs (at $.batch.samples)"
+            )
         if told:
             told(f"{self.combined:,} combinations, of which {len(self.options):,} have ranks and a batch that divide")
         self.sieve = Sieve(plan, path, machines)
@@ -62,11 +67,6 @@ class Seen:
         self._better = _Better()
         self.seq_len = 1
         self.tokens = True
-        if not self.options:
-            raise ClusterSimError(
-                f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
-                f"{self.plan.batch.samples} samples within the limit of GPUs (at $.batch.samples)"
-            )
 
     def rates_of(self, candidate: Candidate) -> Rates:
         """What is assumed of its machine."""

@@ -20,7 +20,7 @@ from clustersim.schedules.base import Action, Orders, Placement, Schedule, rank_
 from clustersim.schedules.playable import check
 from clustersim.texts import csv_rows, text_of
 
-_CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+_CELL = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _NO_COMPUTE = re.compile(r"\d*(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
 

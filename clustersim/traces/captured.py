@@ -88,13 +88,14 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
                 env=f"backend={head.get('backend')}", platform=str(head.get("device", "")), source=f"{path}:{number}",
                 case=f"{path} {row['kind']} {row['layout']}",
             )  # fmt: skip
-        except (KeyError, TypeError, AttributeError) as error:
+            busbw = float(row.get("busbw", float("nan"))) * 1e9
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             sieve.skip(f"a row that is not a measured collective ({error})")
             continue
         if row.get("#wrong"):
             sieve.skip("a row whose results came out wrong")
         else:
-            sieve.add(sample, row.get("busbw", float("nan")) * 1e9)
+            sieve.add(sample, busbw)
     return sieve.done(str(path), _notes(rows, path))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from clustersim.traces import files
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+MOST = 1e15
+"""No number of a table is larger."""
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds of what a column's name ends with."""
 
@@ -59,7 +60,7 @@ class Table:
     def _number(self, kind: Callable[[str], float], i: int, text: str, names: tuple[str, ...]) -> float:
         try:
             found = kind(text)
-            if kind is int or 0 <= found < math.inf:
+            if abs(found) < MOST and (kind is int or found >= 0):
                 return found
         except ValueError:
             pass
