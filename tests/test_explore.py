@@ -240,7 +240,7 @@ def test_a_bad_field_is_told_in_the_usual_line_at_its_field(client):
 
 
 NO_CHANGE = (b"", b"[]", b"{}", b'{"now": 3, "before": null}', b'{"now": {"run.seed": 3}, "before": null}',
-             b'{"now": {}, "before": null}' + b" " * 70_000)  # fmt: skip
+             b'{"now": {}, "before": null}' + b" " * 70_000, b"[" * 60_000)  # fmt: skip
 
 
 @pytest.mark.parametrize("body", NO_CHANGE)

@@ -139,7 +139,7 @@ class _Desk:
             self.player.asked(ask.now)
         except ClusterSimError as error:
             return JSONResponse(asdict(told(str(error))))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return JSONResponse({"error": "this is no change of a scenario"}, 400)
         reply = await self.worker(ask)
         if reply is None:
