@@ -168,6 +168,7 @@ def test_a_run_beside_itself_has_no_difference_and_beside_another_says_which_is_
     same = player(Ask((), ()))
     assert 'class="n better"' not in same.html
     assert 'class="n worse"' not in same.html
+    assert all(f'id="falls-{name}-' in same.html for name in ("before", "now"))  # from peak to MFU
     slow = player(Ask(("cluster.slow=[{ranks = [0], speed = 0.5}]",), ()))
     assert re.search(r'step time</td>.*class="n worse">\+\d', slow.html)
     assert slow.html.count('class="gantt"') == 2

@@ -22,6 +22,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, trust_words, value_text
 from clustersim.scenario.running import Prepared
 from clustersim.timeline import Timeline
+from clustersim.traces.saved import SavedRun
 from clustersim.units import format_change, format_time
 
 MANY = 30_000
@@ -157,6 +158,7 @@ def _shown(now: Played, before: Played | None) -> dict[str, Any]:
         "before": before,
         "figures": list(_figures(now, before)),
         "states": markup(plots.breakdowns(timelines), "states") if timelines else None,
+        "falls": list(_falls(both)),
         "gantts": list(_gantts(timelines)),
         "legend": legend(),
         "memory": markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
@@ -189,6 +191,14 @@ def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
         change = (new - old) / old
         text = "same" if new == old else format_change(change) if change < 10 else f"{new / old:,.3g} times"
     return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
+
+
+def _falls(both: dict[str, Played]) -> Iterator[dict[str, Any]]:
+    """From peak to the MFU, of each whose FLOPs are known."""
+    for name, one in both.items():
+        if one.timeline is not None and one.values.get("mfu"):
+            figure = plots.picture("waterfall", SavedRun(one.timeline, None, one.values), plots.View(title=""))
+            yield {"name": f"{name}: {one.values['mfu']:.1%}", "svg": markup(figure, f"falls-{name}")}
 
 
 def _gantts(timelines: dict[str, Timeline]) -> Iterator[dict[str, Any]]:
