@@ -1,4 +1,4 @@
-"""What a scenario hangs on: knobs do what physics says, the break-even is where the step crosses, losses add up."""
+"""What a scenario depends on: knobs do what physics says, the break-even is where the step crosses, losses add up."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ ranks_option: Decorator = click.option(
     "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
 )
 
+WIDTH = 100
+"""Columns of what is no terminal and does not say."""
 QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
 
@@ -43,10 +45,10 @@ def print_json(value: Any) -> None:
 
 
 def stdout() -> Console:
-    """A rich console on stdout, as wide as the table needs when stdout is a file."""
-    from rich.console import Console
+    """A rich console on stdout, whose tables fit it; of :data:`WIDTH` columns when stdout is a file."""
+    from clustersim.cli.fitting import Terminal
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+    return Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH, highlight=False)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``clustersim sensitivity``: what a scenario hangs on, and how it scales."""
+"""``clustersim sensitivity``: what a scenario depends on, and how it scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
-@click.command(short_help="Ask what a scenario hangs on, and how it scales.")
+@click.command(short_help="Ask what a scenario depends on, and how it scales.")
 @click.argument("scenario")
 @set_option
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for sensitivity.json and pictures.")

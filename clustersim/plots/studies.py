@@ -1,4 +1,4 @@
-"""What a scenario hangs on: a tornado of hardware numbers, the step over the network's speed, and lost efficiency."""
+"""What a scenario depends on: a tornado of hardware numbers, the step over the network's speed, and lost efficiency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a sensitivity study: what the step hangs on, how slow the network may be, how it scales."""
+"""The page of a sensitivity study: what the step depends on, how slow the network may be, how it scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sensitivity_page(said: Said) -> Page:
     sections = [
         Section(
             "tornado",
-            "What the step hangs on",
+            "What the step depends on",
             [f"Each hardware number {said['swing']:.0%} better and worse, the others as they are; each bar is a run."],
             drawn(plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None, "tornado"),
             [],
@@ -41,7 +41,7 @@ def sensitivity_page(said: Said) -> Page:
         Section("weak", "Weak scaling", grid=_points(said["weak"])),
     ]
     kept = [part for part in sections if part.svgs or (part.grid and part.grid.rows)]
-    return Page(f"What {said['title']} hangs on", str(said["verdict"]), kept, figures)
+    return Page(f"What {said['title']} depends on", str(said["verdict"]), kept, figures)
 
 
 def _swings(said: Said) -> Grid:

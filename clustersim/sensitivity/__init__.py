@@ -1,4 +1,4 @@
-"""What a scenario hangs on: hardware numbers a little better and worse, how slow a network may be, how it scales.
+"""What a scenario depends on: hardware numbers a little better and worse, how slow a network may be, how it scales.
 
 All of it is real runs of the scenario with something changed, none of it a bound.
 """

@@ -1,4 +1,4 @@
-"""Each hardware number a fifth better and a fifth worse, one at a time: which of them the step hangs on."""
+"""Each hardware number a fifth better and a fifth worse, one at a time: which of them the step depends on."""
 
 from __future__ import annotations
 

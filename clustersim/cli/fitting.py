@@ -1,0 +1,82 @@
+"""Tables that fit a terminal: words are broken, headings too, but never a figure; what is too wide goes below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+LONGEST_WORD = 24
+"""Letters of a word that is not broken."""
+
+
+class Terminal(Console):
+    """A console that prints tables no wider than itself."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does; of a table that is too wide, several with its first column each."""
+        for one in objects:
+            if isinstance(one, Table):
+                for part in fitted(one, self.width):
+                    super().print(part, **options)
+        rest = [one for one in objects if not isinstance(one, Table)]
+        if rest or not objects:
+            super().print(*rest, **options)
+
+
+def fitted(table: Table, width: int) -> Iterator[Table]:
+    """The table, or its columns in several that each fit ``width`` letters; the first column is in all of them."""
+    need = [_need(column) for column in table.columns]
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(need)):
+        if parts[-1] and _wide(need, [0, *parts[-1], i]) > width:
+            parts.append([])
+        parts[-1].append(i)
+    for k, part in enumerate(parts):
+        yield _of(table, [0, *part], _widths(table, [0, *part], need, width), table.title if not k else None)
+
+
+def _wide(need: Sequence[int], columns: Sequence[int]) -> int:
+    """Letters of a table of these columns, with its frame."""
+    return sum(need[i] + 3 for i in columns) + 1
+
+
+def _need(column: Column) -> int:
+    """Letters that a column needs at least: its longest figure, or word; and its heading's longest word."""
+    texts = [_plain(cell) for cell in column._cells]
+    words = [word for text in (_plain(column.header), *texts) for word in text.split()]
+    least = max((min(len(word), LONGEST_WORD) for word in words), default=1)
+    return max([least, *map(len, texts)]) if column.justify == "right" else least
+
+
+def _plain(cell: object) -> str:
+    if isinstance(cell, Text):
+        return cell.plain
+    return Text.from_markup(cell).plain if isinstance(cell, str) else ""
+
+
+def _widths(table: Table, columns: Sequence[int], need: Sequence[int], width: int) -> list[int]:
+    """Letters of each of these columns: what it needs, and from the left on what it would like while room is left."""
+    room, found = max(0, width - _wide(need, columns)), []
+    for i in columns:
+        column = table.columns[i]
+        most = max(len(_plain(cell)) for cell in (column.header, *column._cells))
+        more = min(room, max(0, most - need[i]))
+        room -= more
+        found.append(need[i] + more)
+    return found
+
+
+def _of(table: Table, columns: Sequence[int], widths: Sequence[int], title: Any) -> Table:
+    """Some columns of a table, of these widths."""
+    part = copy(table)
+    part.title, part.columns = title, []
+    for at, (i, wide) in enumerate(zip(columns, widths, strict=True)):
+        column = copy(table.columns[i])
+        column._index, column.width, column.overflow = at, wide, "fold"
+        part.columns.append(column)
+    return part
