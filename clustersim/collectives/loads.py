@@ -38,15 +38,18 @@ def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weigh
     pace = np.zeros(topology.n_links)
     pace[links] = weights / topology.link_bandwidth[links]
     first, inverse = _distinct(traffic, group)
-    hop, alone, busy = (np.empty(len(first)) for _ in range(3))
-    for i, edge in enumerate(first.tolist()):
-        src, dst, rail = int(traffic.src[edge]), int(traffic.dst[edge]), int(traffic.rail[edge])
-        ends = [int(group.gpus[m]) if m >= 0 else -1 for m in (src, dst)]
-        crossed, share = router.loads([ends[0]], [ends[1]], 1.0, [rail])
-        latency = topology.link_latency[crossed].max(initial=0.0)  # to a switch: over parallel links
-        hop[i] = route_latency(topology, router.route(ends[0], ends[1], 0, rail)) if src >= 0 and dst >= 0 else latency
-        alone[i] = (share / topology.link_bandwidth[crossed]).max(initial=0.0)
-        busy[i] = pace[crossed].max(initial=0.0)
+    gpus = np.append(group.gpus, -1)
+    src, dst, rail = gpus[traffic.src[first]], gpus[traffic.dst[first]], traffic.rail[first]
+    ptr, crossed, share = router.loads_of_each(src, dst, rail)
+    of, (hop, alone, busy) = np.repeat(np.arange(len(first)), np.diff(ptr)), np.zeros((3, len(first)))
+    for most, column in (
+        (hop, topology.link_latency[crossed]),  # to a switch: over parallel links
+        (alone, share / topology.link_bandwidth[crossed]),
+        (busy, pace[crossed]),
+    ):
+        np.maximum.at(most, of, column)
+    for i in np.flatnonzero((src >= 0) & (dst >= 0)).tolist():
+        hop[i] = route_latency(topology, router.route(int(src[i]), int(dst[i]), 0, int(rail[i])))
     own = traffic.fraction * alone[inverse]
     return EdgeCosts(hop[inverse], nbytes * own, nbytes * np.maximum(own, busy[inverse]))
 
