@@ -105,7 +105,7 @@ class PlanBook:
         self._groups: dict[tuple[str, bytes], Group] = {}
         self._plans: dict[tuple[Request, str, bytes], Plan] = {}
         self._columns: dict[tuple[Request, str, bytes, int], Plans] = {}
-        self._kinds: dict[Request, dict[bytes, tuple[Plan, Floats] | None]] = {}
+        self._kinds: dict[Request, dict[bytes, Plan | None]] = {}
 
     def plans(self, request: Request, groups: Ints, communicator: str = "") -> Plans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
@@ -136,26 +136,25 @@ class PlanBook:
         """Plan and load id of each of many pairs."""
         kinds, ways = self._kinds.setdefault(request, {}), self._ways(pairs)
         found = []
-        for pair, (sign, links, share) in zip(pairs, ways, strict=True):
+        for pair, (sign, links) in zip(pairs, ways, strict=True):
             if sign not in kinds:
                 plan, _ = self._plan(request, pair)
-                # The planner names the same links, each with a factor on its share; or else every pair is asked for.
-                alike = np.array_equal(plan.links, links)
-                kinds[sign] = (plan, plan.weights / share) if alike else None
+                # Where the planner takes other links, every pair is asked for.
+                kinds[sign] = plan if np.array_equal(plan.links, links) else None
             kind = kinds[sign]
-            found.append((kind[0], self.loads.add(links, share * kind[1])) if kind else self._plan(request, pair))
+            found.append((kind, self.loads.add(links, kind.weights)) if kind else self._plan(request, pair))
         return found
 
-    def _ways(self, pairs: Ints) -> Iterator[tuple[bytes, Ints, Floats]]:
-        """Of each pair: what is alike for all of its kind; links in order, and bytes on each per byte sent."""
+    def _ways(self, pairs: Ints) -> Iterator[tuple[bytes, Ints]]:
+        """Of each pair: what is alike for all of its kind, and the links that a byte sent crosses, in order."""
         top, routes = self.topology, routing.router(self.topology)
         ends, cut = self.mesh.gpus[pairs], routes.islands
         ptr, links, share = routes.loads_of_each(ends[:, 0], ends[:, 1])
         near = cut.of[ends[:, :1]] == cut.of[ends[:, 1:]]
         signs = np.concatenate([routes.builds[cut.of[ends]], cut.local[ends], near], axis=1)
-        table, numbers = signs.tobytes(), np.stack([top.link_bandwidth[links], top.link_latency[links]], axis=1)
+        table, numbers = signs.tobytes(), np.stack([top.link_bandwidth[links], top.link_latency[links], share], axis=1)
         for k, (a, b) in enumerate(pairwise(ptr.tolist())):
-            yield table[40 * k : 40 * (k + 1)] + numbers[a:b].tobytes(), links[a:b], share[a:b]
+            yield table[40 * k : 40 * (k + 1)] + numbers[a:b].tobytes(), links[a:b]
 
     def _plan(self, request: Request, ranks: Ints, name: str = "") -> tuple[Plan, int]:
         """Plan and load id of one group."""
