@@ -11,6 +11,7 @@ import json
 import re
 
 import pytest
+import readme
 from conftest import ROOT
 
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -133,6 +134,19 @@ def test_the_readme_lists_every_lesson_by_its_title():
     for path in LESSONS:
         title = cells(path, "markdown")[0].splitlines()[0].removeprefix("# ")
         assert f"| [{title}]({path.name}) |" in text
+
+
+def test_each_of_five_exam_questions_has_a_folded_answer_that_a_command_prints():
+    text = (ROOT / "notebooks" / "README.md").read_text()
+    exam = text[text.index("## Five exam questions") : text.index("## Glossary")]
+    questions = re.split(r"^\*\*(\d)\.\*\* ", exam, flags=re.M)[1:]
+    assert questions[::2] == ["1", "2", "3", "4", "5"]
+    for question in questions[1::2]:
+        asked, _, answer = question.partition("<details><summary>Answer</summary>")
+        assert "?" in asked
+        assert len(list(readme.parts(answer))) == 1  # tests/test_readme.py holds what it prints
+        lesson = re.search(r"\(After (?:\d+ and )?(\d+)\.\)", asked)
+        assert list((ROOT / "notebooks").glob(f"{int(lesson[1]):02d}_*.ipynb"))
 
 
 @each
