@@ -14,7 +14,7 @@ import pytest
 from hostile_documents import CAPTURED, CONFIG, PLAN
 from hostile_values import toml_file
 
-from clustersim import limits, models, scenario, traces
+from clustersim import limits, models, plots, scenario, traces
 from clustersim.calibration.trace_replay import replay
 from clustersim.campaign.axis import Save, axis
 from clustersim.cli.collective import sizes
@@ -260,3 +260,12 @@ def test_a_plan_of_which_nothing_divides_says_so_in_one_line(clustersim, tmp_pat
     done = clustersim("plan", tmp_path / "plan.toml", "--out", tmp_path / "out", "--jobs", "1")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "no combination of nodes" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
+def test_the_same_figure_is_the_same_bytes_in_every_format(suffix, saved, tmp_path, monkeypatch):
+    run = load_run(saved)
+    for number, moment in enumerate(("1700000000", "1800000000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", moment)  # what a picture would take for now
+        plots.save(plots.picture("breakdown", run, None), tmp_path / f"{number}.{suffix}")
+    assert (tmp_path / f"0.{suffix}").read_bytes() == (tmp_path / f"1.{suffix}").read_bytes()

@@ -160,14 +160,18 @@ def byte_unit(nbytes: float) -> tuple[float, str]:
 
 
 def save(figure: Figure, path: Any, dpi: int = 180) -> None:
-    """Write a figure; a PNG carries the words for it, and no date, so that the same figure is the same bytes."""
+    """Write a figure. It carries the words for it where it can; neither a date nor a random name is in it, so that the
+    same figure is the same bytes."""
+    import matplotlib as mpl
+
     name = str(path)
     if name.endswith(".svg"):
-        figure.savefig(path, metadata={"Date": None, "Description": alt_text(figure)})
+        with mpl.rc_context({"svg.hashsalt": "clustersim"}):
+            figure.savefig(path, metadata={"Date": None, "Description": alt_text(figure)})
     elif name.endswith(".png"):
         _save_png(figure, path, dpi)
     else:
-        figure.savefig(path, dpi=dpi)
+        figure.savefig(path, dpi=dpi, metadata={"CreationDate": None})
 
 
 def _save_png(figure: Figure, path: Any, dpi: int) -> None:
