@@ -11,8 +11,9 @@ from clustersim import scenario
 from clustersim.builder.representative import representative
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Program, Role, Send
+from clustersim.program import Collective, Compute, Program, Recv, Role, Send
 from clustersim.scenario.rerun import step_time
+from clustersim.scenario.sketch import Sketch
 
 
 def split(nodes: int = 4, topology: str = "hgx-h100", ga: int = 1, strategy: Any = None, **parallel: Any) -> Any:
@@ -81,6 +82,39 @@ def test_a_roughly_folded_step_is_near_the_whole_one(case: dict[str, Any]) -> No
     found = one.folded(roughly=True)
     assert not found.exact
     assert found.step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
+
+
+SKETCHED = {name: case for name, case in ROUGHLY.items() if not name.startswith("fsdp")}
+
+
+@pytest.mark.parametrize("case", SKETCHED.values(), ids=SKETCHED.keys())
+def test_a_sketched_step_is_near_the_whole_one_where_parameters_are_not_shared_out(case: dict[str, Any]) -> None:
+    one = split(**case)
+    assert one.folded(sketched=True).step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
+
+
+def test_a_sketch_of_a_pipeline_without_messages_to_wait_for_is_its_closed_form() -> None:
+    """GPipe's (m + p - 1) rounds: of a program in which a pass takes a second and a message none."""
+    stages, count = 3, 5
+    mesh = Mesh(np.arange(stages), 1)
+    ranks = [np.array([rank]) for rank in range(stages)]
+
+    def role(rank: int) -> Role:
+        ops: list[Any] = []
+        for m in range(count):
+            after: tuple[int, ...] = ()
+            if rank:
+                ops.append(Recv("recv", 1.0, ranks[rank - 1], "recv", tag=f"{m}"))
+                after = (len(ops) - 1,)
+            ops.append(Compute("F", 1.0, after=after))
+            if rank < stages - 1:
+                ops.append(Send("send", 1.0, ranks[rank + 1], "send", (len(ops) - 1,), f"{m}"))
+        return Role(f"stage {rank}", ranks[rank], tuple(ops))
+
+    sketch = Sketch(Program(stages, tuple(map(role, range(stages)))), mesh)
+    _, keys = sketch.alone({})
+    assert sketch.seconds(dict.fromkeys(keys, 0.0)) == count + stages - 1
+    assert sketch.seconds(dict.fromkeys(keys, 2.0)) == 1 + 2 + 1 + 2 * count + 1  # one message after the other
 
 
 def test_experts_traffic_beside_another_micro_batch_is_folded_from_the_second_round_on() -> None:

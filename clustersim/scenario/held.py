@@ -27,15 +27,20 @@ class Held:
     Parameters
     ----------
     scenario : with its number of micro-batches settled. topology, mesh, model : its parts.
-    uses : of one rank of each stage of a split model, and else of any rank. split : where ``[parallel]`` splits it.
+    split : where ``[parallel]`` splits it. whole_use : what every rank holds where it does not.
     """
 
     scenario: Scenario
     topology: Topology
     mesh: Mesh
     model: Model
-    uses: tuple[MemoryUse, ...]
     split: Split | None = None
+    whole_use: tuple[MemoryUse, ...] = ()
+
+    @property
+    def uses(self) -> tuple[MemoryUse, ...]:
+        """Of one rank of each stage of a split model, and else of any rank."""
+        return self.split.memory if self.split else self.whole_use
 
     @property
     def use(self) -> MemoryUse:
@@ -74,6 +79,6 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
         gpu, _ = cost_of(scenario, topology, mesh, model, speed)
         with scenario.at("$.parallel"):
             split = split_of(scenario, parallel, mesh, model, gpu)
-        return Held(scenario, topology, mesh, model, split.memory, split)
+        return Held(scenario, topology, mesh, model, split)
     with scenario.at("$.strategy"):
-        return Held(scenario, topology, mesh, model, (memory_of(scenario, model, topology, mesh),))
+        return Held(scenario, topology, mesh, model, whole_use=(memory_of(scenario, model, topology, mesh),))

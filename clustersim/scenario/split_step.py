@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +44,18 @@ class Split:
     Parameters
     ----------
     partition : what each stage holds. schedule, orders : what each pipeline rank runs in a step.
-    memory : of one rank of each stage.
+    weigh : finds ``memory``.
     """
 
     partition: Partition
     schedule: Schedule
     orders: Orders
-    memory: tuple[MemoryUse, ...]
+    weigh: Callable[[], tuple[MemoryUse, ...]]
+
+    @cached_property
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """Of one rank of each stage: a walk over every pass, which who asks for the time alone need not wait for."""
+        return self.weigh()
 
     @property
     def worst(self) -> int:
@@ -71,7 +78,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
             )
         again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
         parts = partly_recomputed(parts, again, orders, count)
-    return Split(parts, row, orders, stage_memory(scenario, parallel, mesh, parts, row, orders))
+    return Split(parts, row, orders, partial(stage_memory, scenario, parallel, mesh, parts, row, orders))
 
 
 def parts_of(
@@ -116,8 +123,8 @@ def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, ro
 def resized(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, split: Split, size: int) -> Split:
     """The same stages and schedule with micro-batches of ``size`` samples."""
     scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=size))
-    use = stage_memory(scenario, parallel, mesh, split.partition, split.schedule, split.orders)
-    return replace(split, memory=use)
+    use = partial(stage_memory, scenario, parallel, mesh, split.partition, split.schedule, split.orders)
+    return replace(split, weigh=use)
 
 
 def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Schedule:
