@@ -81,9 +81,10 @@ def sieved(table, number, seed=0):
     tables = combinations(read.tried.parallel, shape(read), 8, "plan.toml")
     gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
     every = [option for option in candidates(read, gpus, tables) if option.split]
+    every_by = {option.number: option for option in every}
     chosen = random.Random(seed).sample(every, min(number, len(every)))
     found = Sieve(read, "plan.toml", machines).look(chosen)
-    return read, [(option, what) for option, what in found if not isinstance(what, Refused)]
+    return read, [(every_by[number], what) for number, what in found if not isinstance(what, Refused)]
 
 
 def shape(read):
@@ -118,6 +119,7 @@ def test_no_folded_step_beats_its_bound(table, number):
     ("schedule", "vpp", "more"),
     [
         ("gpipe", 1, {"defer_embedding_wgrad_compute": True}),
+        ("1f1b", 1, {"num_microbatches_with_partial_activation_checkpoints": 1}),
         ("zb_2p", 1, {}),
         ("zbv", 2, {}),
         ("v_half", 2, {}),

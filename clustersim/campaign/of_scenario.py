@@ -10,8 +10,11 @@ from clustersim.campaign.job import Job
 from clustersim.economics import Rates, rates, watts_per_gpu
 from clustersim.errors import ScenarioError
 from clustersim.memory import REPLICATED, STATES
+from clustersim.memory_use import MemoryUse
+from clustersim.mesh import Mesh
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable, Degraded
+from clustersim.scenario.held import held
 from clustersim.scenario.rerun import step_time
 from clustersim.scenario.running import Prepared
 from clustersim.scenario.spread import SLOWEST, Spread, spread
@@ -68,9 +71,9 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
         gpus=prepared.gpus,
         step_s=step,
         replicas=prepared.mesh.size("dp"),
-        copies=copies(prepared),
+        copies=copies(scenario, prepared.mesh),
         parameters=float(prepared.model.parameters),
-        bytes_per_parameter=kept_per_parameter(prepared),
+        bytes_per_parameter=kept_per_parameter(scenario, prepared.memory),
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
         slower={one.name: _slower(scenario, prepared, one, step, tell) for one in table.degraded if one.factor is None},
@@ -93,10 +96,19 @@ def spreads(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Spread | N
     return found, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
 
 
-def copies(prepared: Prepared) -> int:
+def job_at(scenario: Scenario, step_s: float, tokens_per_step: float | None) -> Job:
+    """The same of a step that somebody knows, without a run of it; nothing in it varies or is slow for a while."""
+    found = held(scenario)
+    return Job(
+        nodes=found.mesh.n_nodes, gpus=found.mesh.workers, step_s=step_s, replicas=found.mesh.size("dp"),
+        copies=copies(found.scenario, found.mesh), parameters=float(found.model.parameters),
+        bytes_per_parameter=kept_per_parameter(scenario, found.use), tokens_per_step=tokens_per_step,
+    )  # fmt: skip
+
+
+def copies(scenario: Scenario, mesh: Mesh) -> int:
     """Whole copies of the model and its optimizer state: a failure of a node leaves the others whole. Ranks that share
     out either of them (FSDP, ZeRO, Megatron's distributed optimizer) are one copy."""
-    scenario, mesh = prepared.scenario, prepared.mesh
     parallel = scenario.file.parallel
     shared = parallel is not None and parallel.use_distributed_optimizer
     if scenario.file.strategy["kind"] in REPLICATED and not shared:
@@ -104,11 +116,11 @@ def copies(prepared: Prepared) -> int:
     return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
 
 
-def kept_per_parameter(prepared: Prepared) -> float:
+def kept_per_parameter(scenario: Scenario, memory: MemoryUse) -> float:
     """Bytes of a checkpoint for each parameter: weights in the module's type, fp32 copies of 16-bit ones, and what the
     optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
-    weights = 6.0 if prepared.memory.master_weights > 0 else 4.0
-    optimizer = prepared.scenario.file.run.optimizer
+    weights = 6.0 if memory.master_weights > 0 else 4.0
+    optimizer = scenario.file.run.optimizer
     return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
 
 

@@ -40,7 +40,9 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
     """
     unit = "tokens" if found.tokens else "samples"
     front = [
-        row(one) | {"why": why_on_front(one, found), "scenario": _tables(plan, one), "path": str(path)}
+        row(one)
+        | {"why": why_on_front(one, found), "scenario": _tables(plan, one), "path": str(path)}
+        | {"tokens_per_step": round(one.rate * float(one.result["step_time_s"])) if found.tokens else None}
         for one in found.front
     ]
     others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
@@ -82,6 +84,7 @@ def row(option: Option) -> dict[str, Any]:
         "limited_by": what_limits(option),
         "stage_bytes": list(option.bound.held) if option.bound else [],
         "rate": option.rate or None,
+        "step_s": float(option.result["step_time_s"]) if option.result else None,
         "error": option.error,
         "usd_per_1e9": None if usd is None else usd * 1e9,
         "kwh_per_1e9": None if kwh is None else kwh * 1e9,
@@ -135,9 +138,9 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
         )
     if found.split:
         yield (
-            "a split model's options are first run roughly folded, taken to be within 5% of the whole run; what more "
-            "than that is beaten is not run whole; of options closer than their error the one with the best worst case "
-            "is named"
+            "a split model's options are first sketched, taken to be within 5% of the whole run; what more than that is "
+            "beaten is not run again; those whose whole run is too long are run folded, where replicas do the same; of "
+            "options closer than their error the one with the best worst case is named"
         )
     everything = ranges.of_step("all")
     uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"

@@ -12,9 +12,9 @@ import numpy as np
 
 from clustersim import scenario
 from clustersim.campaign import Runs, play
-from clustersim.campaign.job import campaign
+from clustersim.campaign.job import Job, campaign
 from clustersim.campaign.ledger import percentiles
-from clustersim.campaign.of_scenario import job_of, table_of
+from clustersim.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.errors import ScenarioError
 from clustersim.planner.pareto import dominates
 from clustersim.planner.spec import PlanFile
@@ -60,7 +60,7 @@ def with_campaign(said: Told, plan: PlanFile, seed: int = 0) -> dict[str, Any]:
 def _played(row: Told, plan: PlanFile, seed: int) -> Played:
     try:
         loaded = _scenario(row, plan)
-        job, _ = job_of(loaded)
+        job = _job(row, loaded)
         made = campaign(table_of(loaded), job)
         if made.hopeless:
             return Played(wrong="does not finish: failures come too often for its recovery")
@@ -77,6 +77,14 @@ def _played(row: Told, plan: PlanFile, seed: int) -> Played:
         goodput=float(np.median(runs.goodput("effective_training_time"))),
         in_time=None if deadline is None else float((runs.elapsed <= float(deadline)).mean()),
     )
+
+
+def _job(row: Told, loaded: Scenario) -> Job:
+    """Of the step that the search has found, unless a step varies or is slow for a while: then it is run."""
+    slow = any(one.factor is None for one in table_of(loaded).degraded)
+    if slow or loaded.file.run.variation is not None or loaded.file.run.jitter or not row["tokens_per_step"]:
+        return job_of(loaded)[0]
+    return job_at(loaded, row["step_s"], row["tokens_per_step"])
 
 
 def _scenario(row: Told, plan: PlanFile) -> Scenario:

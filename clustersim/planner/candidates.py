@@ -155,7 +155,8 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
 
 def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[_Form]:
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
-    told = {name for one in tables for name in one if any(other.get(name) != one[name] for other in tables)}
+    names = {name for one in tables for name in one}
+    told = {name for name in names if len({repr(one.get(name)) for one in tables}) > 1}
     number = itertools.count()
     for strategy in strategies:
         words = _words(strategy, strategies)

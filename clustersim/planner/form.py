@@ -26,8 +26,8 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.folded import PERIODIC
 from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero
 from clustersim.scenario.split_memory import activations as activation_dtype
-from clustersim.scenario.split_memory import stage_memory, state_bytes
-from clustersim.scenario.split_step import local_cost, orders_of, parts_of
+from clustersim.scenario.split_memory import state_bytes
+from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.scenario.splitting import split
 from clustersim.schedules import Orders, Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -72,6 +72,7 @@ class Form:
     model: Model
     shape: ModelShape
     _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
+    _held: dict[Place, tuple[Floats, Floats]] = field(default_factory=dict)
     _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
     _traffic: dict[Place, Traffic] = field(default_factory=dict)
 
@@ -95,25 +96,32 @@ class Form:
         scenario = replace(
             self.scenario, config=msgspec.structs.replace(self.scenario.config, gradient_accumulation_steps=passes)
         )
-        states = [state_bytes(scenario, self.parallel, mesh, stage, row) for stage in parts.stages]
         orders = self._order(scenario, parts, row, passes, place)
         key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
-        if key not in self.known.held and not self.parallel.deferral(passes):
+        walked = self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None
+        if key not in self.known.held and not walked:
             self.known.held[key] = activations(
                 parts, orders, self.element, keeps_sent=not self.parallel.deallocate_pipeline_outputs
             )
-        versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
-        always, ending = (_always(parts, states, versions, updating=updating) for updating in (False, True))
-        if self.parallel.deferral(passes):  # a head that waits for the end of the step is walked as a run walks it
+        always, ending = self._states(place, mesh, parts, row)
+        if walked:  # micro-batches that are not alike are walked as a run walks them
             scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=micro))
-            uses = stage_memory(scenario, self.parallel, mesh, parts, row, orders)
-            held = np.array([use.total for use in uses])
+            gpu = self.known.device(place[0], scenario, self.model)
+            held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
         else:
             held = np.maximum(always + micro * self.known.held[key], ending) + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
         return self._bound(place, parts, row, orders, scenario, micro, passes, held)
+
+    def _states(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> tuple[Floats, Floats]:
+        """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
+        if place not in self._held:
+            states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in parts.stages]
+            versions = [row.versions(rank, len(states)) for rank in range(len(states))]
+            self._held[place] = _always(parts, states, versions), _always(parts, states, versions, updating=True)
+        return self._held[place]
 
     def _mesh(self, place: Place) -> Mesh:
         if place not in self._meshes:

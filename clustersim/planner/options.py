@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from clustersim.economics import Rates
@@ -76,12 +77,12 @@ class Searched:
     tokens: bool
     combined: int = 0
 
-    @property
+    @cached_property
     def split(self) -> bool:
         """Whether any option splits the model."""
         return any(one.candidate.split for one in self.options)
 
-    @property
+    @cached_property
     def front(self) -> list[Option]:
         """Options worth having, fastest first."""
         return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
@@ -93,11 +94,13 @@ class Searched:
         tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
         marked = tuple(
             replace(one, on_front=one.candidate.number in best, tempting=one.candidate.number in tempting)
+            if one.counts
+            else one
             for one in self.options
         )
         return replace(self, options=marked)
 
-    @property
+    @cached_property
     def tempting(self) -> list[Option]:
         """Options that would be worth having if their predictions held, fastest first."""
         return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)

@@ -14,6 +14,7 @@ from clustersim import scenario
 from clustersim.errors import ClusterSimError
 from clustersim.planner.candidates import Candidate, base, scenario_of
 from clustersim.planner.spec import PlanFile
+from clustersim.scenario.parts import model_of
 from clustersim.scenario.reading import Table
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task
@@ -22,18 +23,24 @@ from clustersim.sweeps.running import compute
 from clustersim.sweeps.store import Store
 
 
-def roughly(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
-    """In a worker: (seconds, a line for each task), of steps that are roughly folded, which say their time alone."""
+SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
+"""How near a run is to the whole one: see :mod:`clustersim.scenario.folded`."""
+MOST_PASSES = 300_000
+"""Passes through a layer, of all ranks, up to which a split model is run whole: 20 CPU seconds and half a GiB."""
+
+
+def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
+    """In a worker: (seconds, a line for each task), of steps that say their time alone."""
     if version() != expected:
         raise ClusterSimError(f"the worker has clustersim {version()}, the plan {expected}")
     begin = time.perf_counter()
-    lines = [line(task.identity, _rough(scenario.from_table(base, path, task.changes))) for task in tasks]
+    lines = [line(task.identity, _rough(scenario.from_table(base, path, task.changes), fidelity)) for task in tasks]
     return time.perf_counter() - begin, lines
 
 
-def _rough(one: scenario.Scenario) -> dict[str, Any]:
+def _rough(one: scenario.Scenario, fidelity: str) -> dict[str, Any]:
     try:
-        found = one.folded(roughly=True)
+        found = one.folded(roughly=True, sketched=fidelity == SKETCHED)
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
@@ -57,15 +64,31 @@ class Runner:
         self.plan, self.path, self.append, self.team = plan, path, append, team
         self.rows: dict[str, dict[str, Any]] = {row["key"]: row for row in store.rows()}
         self.prints = Fingerprints()
+        self.run_table = base(plan)["run"]
+        self.layers = len(model_of(scenario.from_table(base(plan), path)).layers)
+
+    def fidelity(self, candidate: Candidate, *, rough: bool) -> str:
+        """How an option is run, first (``rough``) and last. Traffic of sharded parameters runs beside everything, so
+        that a sketch says nothing of them."""
+        if rough:
+            return SKETCHED if candidate.changes["strategy"]["kind"] == "ddp" else FOLDED
+        each = self.layers / candidate.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
+        return WHOLE if not candidate.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
     def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, dict[str, Any]]:
-        """Rows by number, of whole runs or ``rough`` ones; of one that killed its worker each time, the row says so."""
+        """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so."""
+        found: dict[int, dict[str, Any]] = {}
+        for how in (SKETCHED, FOLDED, WHOLE):
+            found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how)
+        return found
+
+    def _run(self, chosen: Sequence[Candidate], fidelity: str) -> dict[int, dict[str, Any]]:
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
             known = self.prints(scenario_of(self.plan, self.path, candidate))
-            if rough:
-                known = identity({**known.inputs, "fidelity": "roughly folded"}, known.files)
+            if fidelity != WHOLE:
+                known = identity({**known.inputs, "fidelity": fidelity}, known.files)
             keys[candidate.number] = known.key
             if known.key not in self.rows:
                 tasks[known.key] = Task(known, dict(candidate.changes))
@@ -76,7 +99,8 @@ class Runner:
                 row: dict[str, Any] = msgspec.json.decode(text)
                 self.rows[row["key"]] = row
 
-        work = partial(roughly if rough else compute, base(self.plan), str(self.path), version())
+        known_as = base(self.plan), str(self.path), version()
+        work = partial(compute, *known_as) if fidelity == WHOLE else partial(roughly, fidelity, *known_as)
         driver: Driver[Task] = Driver(self.team, work, took)
         driver.run(iter(list(tasks.values())))
         for task, error in driver.given_up:

@@ -5,11 +5,13 @@ already beaten in everything by a simulated one cannot be on the front, so it ne
 one an exhaustive search finds. Candidates are simulated in rounds of a fixed size, the most promising first, so that
 what is pruned does not depend on how many processes there are.
 
-An option with a split model is first run roughly folded (:mod:`clustersim.scenario.folded`), which is taken to be
-within :data:`~clustersim.planner.seen.ROUGH` of the whole run, as it was wherever that was looked at: what is beaten by
-more is not run whole. Of a space of more than :data:`~clustersim.planner.spec.EXACT` options only so many are run as
-the plan says, and of each machine and number of nodes the :data:`~clustersim.planner.seen.FINALISTS` best ones whole;
-what the others could have given by their bounds is told.
+An option with a split model is first sketched (:mod:`clustersim.scenario.sketch`), or run roughly folded where
+parameters are shared out; that is taken to be within :data:`~clustersim.planner.seen.ROUGH` of the whole run, as it was
+wherever that was looked at: what is beaten by more is not run again. What is left is run whole, or, where that has more
+than :data:`~clustersim.planner.rounds.MOST_PASSES`, roughly folded. Of a space of more than
+:data:`~clustersim.planner.spec.EXACT` options only so many are run as the plan says, and of each machine and number of
+nodes the :data:`~clustersim.planner.seen.FINALISTS` best ones twice; what the others could have given by their bounds
+is told.
 
 What is worth having is decided with the errors of predictions: every option is as good as it is at the worse end of
 what half of published steps lay within. One that would be worth having if its prediction held is *tempting*.
@@ -24,11 +26,12 @@ from clustersim.outputs import Folder
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.rounds import Runner
 from clustersim.planner.seen import Seen, machines_of
+from clustersim.planner.sieve import SIEVED
 from clustersim.planner.spec import PlanFile
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.store import Store
 
-FILES = ("plan.json", "front.png")
+FILES = ("plan.json", "front.png", SIEVED)
 """What a plan leaves beside its rows."""
 ROUND = 8
 """Candidates simulated between two looks at what they prune."""
@@ -60,10 +63,10 @@ def search(
     folder = Folder(store.path, "plan", name, FILES, (name, plan.model))
     folder.check()
     seen = Seen(plan, path, *machines_of(plan, path), told=told)
-    best = seen.open()
     team = crew(executor, jobs)
     try:
         with store.writing(folder) as writer:
+            best = seen.open(store.path)
             runner = Runner(plan, path, store, writer.append, team)
             for rough in (True, False):
                 waiting = seen.waiting(best, rough=rough and not exhaustive)

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,19 @@ from clustersim.planner.candidates import Candidate, base, candidates, combined,
 from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.known import Place
-from clustersim.planner.limits import SLACK, Bound, least_joules, memory_verdict, step_bound, too_much
+from clustersim.planner.limits import SLACK, Bound, least_joules
 from clustersim.planner.options import Option, Searched, at_worst, title
 from clustersim.planner.rules import rule
-from clustersim.planner.sieve import Sieve
+from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.scenario.parts import machine, model_of, shape_of
 from clustersim.topology import Topology
 
 ROUGH = 0.05
-"""How far a roughly folded step may be from the whole one, relatively; 2.6 % at most was seen."""
-FINALISTS = 1
-"""Of one machine and number of nodes in a large space, options that are run whole."""
+"""How far a step that is sketched or roughly folded may be from the whole one, relatively. Seen were 1.8 % at most of a
+sketch, of replicated parameters, and 2.6 % of a rough run."""
+FINALISTS = 2
+"""Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
 
 
 class Seen:
@@ -72,18 +72,18 @@ class Seen:
         """What is assumed of its machine."""
         return self.rates[self.plan.machines.index(candidate.machine)]
 
-    def open(self) -> list[int]:
-        """Numbers of the options that fit and are read, the most promising first."""
-        whole = [option for option in self.options if not option.candidate.split]
-        found = chain(
-            ((one.candidate, _looked(self.plan, self.path, one.candidate)) for one in whole),
-            self.sieve.look([one.candidate for one in self.options if one.candidate.split]),
-        )
+    def open(self, folder: Path | None = None) -> list[int]:
+        """Numbers of the options that fit and are read, the most promising first.
+
+        ``folder`` : where what the sieve says is kept, and read from if it is there.
+        """
+        options = [option.candidate for option in self.options]
+        found = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
         self.seq_len = _seq_len(self.plan, self.path, self.options[0].candidate)
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
-        for candidate, what in found:
-            option = self.options[candidate.number]
+        for number, what in found:
+            option, candidate = self.options[number], options[number]
             if isinstance(what, Refused):
                 self._note(option, what.state, what.reason)
                 continue
@@ -185,7 +185,7 @@ class Seen:
             if "error" in row:
                 self._note(option, "error", row["error"]["message"])
                 continue
-            result = row["result"] | (_parts_of(row["result"], option.bound) if rough else {})
+            result = row["result"] if row["result"]["phase_shares"] else _parts_of(row["result"], option.bound)
             option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
             slack = ROUGH if rough else 0.0
             if rough:
@@ -199,7 +199,7 @@ class Seen:
     def _simulated(self, option: Option, result: Mapping[str, Any], state: str) -> Option:
         candidate, known = option.candidate, self.rates_of(option.candidate)
         rate = candidate.batch * (self.seq_len or 1) / float(result["step_time_s"])
-        if state == "simulated":
+        if result["samples_per_s"]:
             rate = float(result["tokens_per_s"] or result["samples_per_s"])
         spent = costs(known, candidate.gpus, rate, result)
         cost = math.inf if spent["usd_per_sample"] is None else spent["usd_per_sample"]
@@ -257,21 +257,13 @@ class _Better:
         return np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
 
 
-def _looked(plan: PlanFile, path: str | Path, candidate: Candidate) -> Bound | Refused:
-    """An option with a whole model on every rank, from its Program."""
-    try:
-        one = scenario_of(plan, path, candidate)
-        reason = too_much(memory_verdict(one), plan.limits.memory_margin)
-        return Refused("memory", reason) if reason else step_bound(one.prepare())
-    except ClusterSimError as error:
-        return Refused("error", str(error))
-
-
-def _parts_of(result: Mapping[str, Any], bound: Bound | None) -> dict[str, float]:
-    """What a rough run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
+def _parts_of(result: Mapping[str, Any], bound: Bound | None) -> dict[str, Any]:
+    """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
     step, least = float(result["step_time_s"]), bound or Bound(0.0, 0.0)
     compute = min(step, least.compute_s / SLACK)
-    return {"compute_s": compute, "exposed_communication_s": max(0.0, step - compute - least.ramp_s)}
+    exposed = max(0.0, step - compute - least.ramp_s)
+    shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
+    return {**result, "compute_s": compute, "exposed_communication_s": exposed, "phase_shares": shares}
 
 
 def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:

@@ -8,25 +8,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import output_folder, together
 from clustersim.planner.candidates import Candidate, scenario_of
 from clustersim.planner.form import OF_REPLICAS, Form, Refused
 from clustersim.planner.known import Known
-from clustersim.planner.limits import Bound
+from clustersim.planner.limits import Bound, memory_verdict, step_bound, too_much
 from clustersim.scenario.parts import model_of, shape_of
+from clustersim.sweeps.row import Fingerprints, identity
+
+SIEVED = "sieve.msgpack"
+"""What the sieve says, beside the rows of what was simulated."""
 
 
 @dataclass(eq=False)
 class Sieve(Known):
     """Forms and their options, one after the other."""
 
-    def look(self, options: Sequence[Candidate]) -> Iterator[tuple[Candidate, Bound | Refused]]:
-        """Each option that splits the model with its bound, or why it is out."""
+    def look(self, options: Sequence[Candidate]) -> Iterator[tuple[int, Bound | Refused]]:
+        """Number of each option, with its bound or why it is out."""
         forms: defaultdict[int, list[Candidate]] = defaultdict(list)
         for option in options:
-            forms[option.form].append(option)
+            if option.split:
+                forms[option.form].append(option)
+            else:
+                yield option.number, self._whole(option)
         shape, model = None, None
         for mine in sorted(forms.values(), key=_alike):
             try:
@@ -35,13 +47,59 @@ class Sieve(Known):
                     shape, model = shape_of(scenario), model_of(scenario)
                 form = Form(self, scenario, model, shape)
             except ClusterSimError as error:
-                yield from ((option, Refused("error", str(error))) for option in mine)
+                yield from ((option.number, Refused("error", str(error))) for option in mine)
                 continue
             for option in mine:
                 try:
-                    yield option, form.look(option)
+                    yield option.number, form.look(option)
                 except ClusterSimError as error:
-                    yield option, Refused("error", str(error))
+                    yield option.number, Refused("error", str(error))
+
+    def _whole(self, option: Candidate) -> Bound | Refused:
+        """Of an option with a whole model on every rank, from its Program."""
+        try:
+            one = scenario_of(self.plan, self.path, option)
+            reason = too_much(memory_verdict(one), self.plan.limits.memory_margin)
+            return Refused("memory", reason) if reason else step_bound(one.prepare())
+        except ClusterSimError as error:
+            return Refused("error", str(error))
+
+
+def kept(sieve: Sieve, options: Sequence[Candidate], folder: Path) -> Iterator[tuple[int, Bound | Refused]]:
+    """What the sieve says of these options, from its file in ``folder`` where that is of this plan and version."""
+    plain = {"title": "", "campaign": None, "tried": msgspec.structs.replace(sieve.plan.tried, simulations=1)}
+    plan = msgspec.to_builtins(msgspec.structs.replace(sieve.plan, **plain), enc_hook=str)
+    prints = Fingerprints()
+    first = {option.machine.label: option for option in reversed(options)}
+    files: dict[str, str] = {}
+    for option in first.values():
+        with suppress(ClusterSimError):
+            files |= prints(scenario_of(sieve.plan, sieve.path, option)).files
+    key, path = identity({"plan": plan, "sieve": 1}, files).key, folder / SIEVED
+    with suppress(OSError, msgspec.DecodeError):
+        known = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        if known.key == key:
+            yield from known.bounds.items()
+            yield from known.refused.items()
+            return
+    bounds: dict[int, Bound] = {}
+    refused: dict[int, Refused] = {}
+    for number, what in sieve.look(options):
+        if isinstance(what, Refused):
+            refused[number] = what
+        else:
+            bounds[number] = what
+        yield number, what
+    with output_folder(folder) as there, together(there) as path_of:
+        path_of(SIEVED).write_bytes(msgspec.msgpack.encode(_Kept(key, bounds, refused)))
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """A sieve's file: of which plan, and what it says of every option."""
+
+    key: str
+    bounds: dict[int, Bound]
+    refused: dict[int, Refused]
 
 
 def _alike(options: Sequence[Candidate]) -> str:

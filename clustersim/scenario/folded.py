@@ -186,7 +186,7 @@ class _Fold:
     def _kept(self) -> Ints:
         """Ranks that stand for all: of few replicas, and of a node's GPUs those of one NIC, where all NICs have as
         many and a switch joins the GPUs."""
-        mesh, top = self.found.mesh, self.found.topology
+        mesh = self.found.mesh
         inside = mesh.size("tp", "cp")
         unit = lcm(inside, mesh.nproc_per_node, mesh.size("ep") * mesh.size("etp"))
         kept = np.arange(mesh.workers, dtype=np.int64)

@@ -86,7 +86,7 @@ class Sketch:
         return self._keys[own]
 
     def alone(self, taken: Mapping[Key, float]) -> tuple[Program, tuple[Key, ...]]:
-        """A Program that makes each transfer that is not ``taken`` yet once, one after the other, and which they are."""
+        """A Program that makes each transfer that is not ``taken`` yet once, one after the other, and which."""
         found: dict[Key, dict[int, Transfer]] = {}
         for i, role in enumerate(self.program.roles):
             for op in role.ops:
