@@ -18,7 +18,7 @@ from clustersim.planner.knobs import combinations
 from clustersim.planner.rules import rule
 from clustersim.planner.searching import search
 from clustersim.planner.seen import machines_of
-from clustersim.planner.sieve import Sieve
+from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import from_table
 from clustersim.planner.traffic import first_group
 from clustersim.planner.verdict import left_over
@@ -192,6 +192,18 @@ def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monke
     for name in ("compute", "roughly"):
         monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
     assert figures(search(read, "plan.toml", folder, jobs=1)) == figures(before)
+
+
+def test_what_the_sieve_said_is_kept_and_of_another_plan_it_is_not(small, monkeypatch):
+    read, folder, _ = small
+    options = [option.candidate for option in search(read, "plan.toml", folder, jobs=1).options]
+    sieve = Sieve(read, "plan.toml", machines_of(read, "plan.toml")[0])
+    said = dict(sieve.look(options))
+    monkeypatch.setattr(Sieve, "look", lambda *_: pytest.fail("sieved again"))
+    assert dict(kept(sieve, options, folder)) == said
+    sieve.plan = from_table(SMALL | {"limits": {"memory_margin": 0.5}})
+    with pytest.raises(pytest.fail.Exception, match="sieved again"):
+        dict(kept(sieve, options, folder))
 
 
 def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule_costs(small):

@@ -138,8 +138,8 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
         )
     if found.split:
         yield (
-            "a split model's options are first sketched, taken to be within 5% of the whole run; what more than that is "
-            "beaten is not run again; those whose whole run is too long are run folded, where replicas do the same; of "
+            "a split model's options are first sketched, taken to be within 5% of the whole run; what more than that "
+            "is beaten is not run again; those whose whole run is too long are run folded, one replica for all; of "
             "options closer than their error the one with the best worst case is named"
         )
     everything = ranges.of_step("all")

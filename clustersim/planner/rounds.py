@@ -22,7 +22,6 @@ from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
 from clustersim.sweeps.running import compute
 from clustersim.sweeps.store import Store
 
-
 SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
 """How near a run is to the whole one: see :mod:`clustersim.scenario.folded`."""
 MOST_PASSES = 300_000
