@@ -13,6 +13,7 @@ from clustersim.compute.price import Pass
 from clustersim.dims import Dims
 from clustersim.engine import simulate
 from clustersim.mesh import Mesh
+from clustersim.mix import Mix
 from clustersim.model import Kernel, Model, StepCost
 from clustersim.partition.base import Chunk, LocalLayer, Partition, Stage, Work
 from clustersim.schedules.base import stage_count, stage_of
@@ -32,9 +33,8 @@ class ToyCost:
 
     def work(self, runs, *, dense, cast=0):
         runs = [run for run in runs if run[0][0].kind != "host"]
-        return Pass(
-            sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs), 0.0, "compute", 0.0
-        )
+        seconds = sum({"F": self.f, "R": self.f, "I": self.i, "W": self.w}[part] for _, part in runs)
+        return Pass(seconds, 0.0, "compute", 0.0, Mix(peak=seconds))
 
 
 class Nothing:

@@ -19,6 +19,7 @@ from clustersim.calibration.sharded_rows import is_sharded, peak_memory, read_sh
 from clustersim.calibration.step_rows import COLUMNS, Row, publisher
 from clustersim.device import device_from_text
 from clustersim.memory_use import MemoryUse
+from clustersim.models.sized import BY_COUNT
 from clustersim.ranges import of_memory
 from clustersim.scenario.held import held
 
@@ -74,7 +75,10 @@ def _use(row: Row) -> MemoryUse:
         return _held(json.dumps(scenario_table(row), sort_keys=True))
     if not is_sharded(row):
         raise ValueError(f"the memory of strategy {row['strategy']!r} is not compared")
-    return peak_memory(read_sharded(row, timed=False))
+    run = read_sharded(row, timed=False)
+    if any(BY_COUNT in note for note in run.model.notes):  # a step's time follows from the count, activations do not
+        raise ValueError("the row gives no layers and d_model, which decide what activations take")
+    return peak_memory(run)
 
 
 @lru_cache(maxsize=256)

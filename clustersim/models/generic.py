@@ -19,7 +19,7 @@ from clustersim.models.electra import electra
 from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
 from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
-from clustersim.models.sized import named_shape, of_size, size_in
+from clustersim.models.sized import BY_COUNT, named_shape, of_size, size_in
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.paths import shipped
@@ -197,7 +197,7 @@ def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, .
     first = min(shapes.values(), key=lambda s: s.layers * s.d_model)
     if size and not (c.layers or c.d_model or first.experts):
         sized = of_size(replace(first, vocab=c.vocab or first.vocab), size)
-        return sized, (f"taken for {sized.layers} layers of {sized.d_model} by its parameter count alone",)
+        return sized, (f"taken for {sized.layers} layers of {sized.d_model} {BY_COUNT}",)
     if not (c.layers and c.d_model):
         raise ModelError(f"model {name!r}: not a known size, and the row gives no layers and d_model")
     if first.gated:

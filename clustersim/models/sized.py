@@ -20,6 +20,9 @@ GPT3_WIDTHS = (768, 1024, 1536, 2048, 2560, 4096, 5120, 12288, 20480, 25600)
 rounded to its heads of 128), which Megatron-LM's, BLOOM's and OPT's follow; the two largest are Megatron-LM's
 (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", table 1)."""
 
+BY_COUNT = "by its parameter count alone"
+"""How a model's note says that its width and depth were assumed."""
+
 HEAD = 128
 """Elements of a head of every model of GPT-3 above 1.3B that is not 96 or 80."""
 
