@@ -64,6 +64,19 @@ def test_symmetric_memory_holds_a_copy_of_the_own_piece(overlap: str, staged: in
     assert names.count("staged") == staged
 
 
+def test_transformer_engines_pieces_are_of_one_product_of_an_input_and_dtensors_of_each() -> None:
+    """linear_qkv and linear_fc1 hold q, k, v and gate, up: sliced along the rows, each slice is a product of all."""
+    count = {}
+    for overlap in ("userbuffers", "async_tp"):
+        config = ParallelConfig(tp=4, sequence_parallel=True, tp_overlap=overlap)
+        block = partition(LLAMA, config).stages[0].layers[1]
+        found = [k for k in kernels(block.forward, "F") if k.kind == "gemm" and k.name in {"q", "k", "v", "gate", "up"}]
+        count[overlap] = len(found), sum(k.n * k.m for k in found), sum(k.flops for k in found)
+    (fused, elements, flops), (apart, *same) = count["userbuffers"], count["async_tp"]
+    assert (fused, apart) == (2 * 4, 5 * 4)  # qkv, fc1; q, k, v, gate, up: four slices of each
+    assert [elements, flops] == same
+
+
 @pytest.mark.parametrize(("framework", "copies"), [("megatron", 0), ("torchtitan", 10)])
 def test_dtensor_copies_what_it_gathers_and_what_it_scatters_along_the_sequence(framework: str, copies: int) -> None:
     """torch/distributed/_functional_collectives.py: chunk and cat where the dimension is not the first."""

@@ -20,6 +20,8 @@ The list has the pieces as works and exchanges with their needs; how many SMs a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from clustersim.model import Kernel
@@ -50,8 +52,10 @@ def gathered_products(
     name, what : of the work and of the exchange. elements : of the gathered tensor, per sample. dtype : of what is
     sent, the activations' when None.
     staged : the own piece is copied to where others may read it first (``async_tp``'s symmetric memory; the norm ahead
-        writes to Transformer Engine's user buffer itself).
+        writes to Transformer Engine's user buffer itself, and its products of one input are one).
     """
+    if not staged:
+        kernels = joined(kernels)
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
     if staged:
         out.work(name, (copy("staged", elements / tp, elements / tp),), part)
@@ -78,6 +82,30 @@ def gathered_products(
     for step, piece in zip(steps, parts[1:], strict=True):
         out.wait_for(step)
         out.work(name, piece, part)
+
+
+def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """Products of one input as the one that Megatron's ``linear_qkv`` and ``linear_fc1`` make of them; others as they are.
+
+    >>> from clustersim.models.kernels import linear
+    >>> [(one.name, one.n) for one in joined((linear("gate", 8, 4, 6), linear("up", 8, 4, 6)))]
+    [('gate', 12)]
+    """
+    first = kernels[0]
+    if any((one.kind, one.batch, one.m, one.k) != ("gemm", 0, first.m, first.k) for one in kernels):
+        return kernels
+    again = (len(kernels) - 1) * float(first.m * first.k)  # the input is read once
+    return (
+        replace(
+            first,
+            n=sum(one.n for one in kernels),
+            flops=sum(one.flops for one in kernels),
+            backward_flops=sum(one.backward_flops for one in kernels),
+            nbytes=sum(one.nbytes for one in kernels) - again,
+            backward_nbytes=sum(one.backward_nbytes for one in kernels) - 2 * again,
+            saved=sum(one.saved for one in kernels),
+        ),
+    )
 
 
 def reduced_products(
