@@ -115,7 +115,7 @@ def test_the_command_prints_the_usual_table(tmp_path, capsys):
         main(["validate", "nccl", str(path), "--cross-validate", "half", "--by", "size_class"])
     assert done.value.code == 0
     out = capsys.readouterr().out
-    assert "held out: half" in out
+    assert "held out: half" in " ".join(out.split())  # the path of the table may fill the line
     assert "<=64 KiB" in out
 
 
