@@ -60,14 +60,15 @@ def _plain(cell: object) -> str:
 
 
 def _widths(table: Table, columns: Sequence[int], need: Sequence[int], width: int) -> list[int]:
-    """Letters of each of these columns: what it needs, and from the left on what it would like while room is left."""
-    room, found = max(0, width - _wide(need, columns)), []
-    for i in columns:
-        column = table.columns[i]
-        most = max(len(_plain(cell)) for cell in (column.header, *column._cells))
-        more = min(room, max(0, most - need[i]))
-        room -= more
-        found.append(need[i] + more)
+    """Letters of each of these columns: what it needs, and what room is left goes to the one whose cells would take
+    most lines, letter by letter."""
+    found = [need[i] for i in columns]
+    most = [max(len(_plain(cell)) for cell in (table.columns[i].header, *table.columns[i]._cells)) for i in columns]
+    for _ in range(max(0, width - _wide(need, columns))):
+        tallest = max(range(len(found)), key=lambda at: most[at] / max(1, found[at]))
+        if found[tallest] >= most[tallest]:
+            break
+        found[tallest] += 1
     return found
 
 
