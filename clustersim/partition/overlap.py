@@ -85,7 +85,7 @@ def gathered_products(
 
 
 def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Products of one input as the one that Megatron's ``linear_qkv`` and ``linear_fc1`` make of them; others as they are.
+    """Products of one input as one, like Megatron's ``linear_qkv`` and ``linear_fc1``; others stay apart.
 
     >>> from clustersim.models.kernels import linear
     >>> [(one.name, one.n) for one in joined((linear("gate", 8, 4, 6), linear("up", 8, 4, 6)))]
