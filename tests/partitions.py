@@ -40,12 +40,15 @@ def flops(items: tuple[Item, ...], part: str = "F") -> float:
 
 
 def amounts(found: list[Kernel]) -> dict[str, float]:
-    """Backward traffic and FLOPs by kernel; pieces of one add up, and copies around exchanges are not the model's."""
+    """Backward traffic and FLOPs by kernel; pieces of one and products of one input add up, and copies around exchanges
+    are not the model's."""
     total: Counter[str] = Counter()
     for kernel in found:
         if kernel.name in {"joined", PARTED, "partial sums", "staged"}:
             continue
-        total[kernel.name] += kernel.backward_flops + kernel.backward_nbytes
+        total[{"k": "q", "v": "q", "up": "gate"}.get(kernel.name, kernel.name)] += (
+            kernel.backward_flops + kernel.backward_nbytes
+        )
     return dict(total)
 
 

@@ -94,15 +94,14 @@ def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     first = kernels[0]
     if any((one.kind, one.batch, one.m, one.k) != ("gemm", 0, first.m, first.k) for one in kernels):
         return kernels
-    again = (len(kernels) - 1) * float(first.m * first.k)  # the input is read once
     return (
         replace(
             first,
             n=sum(one.n for one in kernels),
             flops=sum(one.flops for one in kernels),
             backward_flops=sum(one.backward_flops for one in kernels),
-            nbytes=sum(one.nbytes for one in kernels) - again,
-            backward_nbytes=sum(one.backward_nbytes for one in kernels) - 2 * again,
+            nbytes=sum(one.nbytes for one in kernels),
+            backward_nbytes=sum(one.backward_nbytes for one in kernels),
             saved=sum(one.saved for one in kernels),
         ),
     )
