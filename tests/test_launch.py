@@ -510,8 +510,3 @@ def test_what_cannot_be_written_is_one_line(clustersim, tmp_path, words, said):
     done = clustersim("export-config", *words, cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines()), list(tmp_path.iterdir())) == (2, 1, [])
     assert said in done.stderr
-
-
-def test_toml_that_is_written_is_read_as_it_was():
-    table = {"a": {"b": 1, "c": [1, 2], "d": {"e f": 'x"y\n', "g": True, "h": 1e-5}}, "i": {"j": {"k": [[1], ["a"]]}}}
-    assert tomllib.loads(exchange.toml_text(table)) == table

@@ -46,13 +46,14 @@ def import_(
     error. Nothing in a script is run.
     """
     from clustersim import exchange, scenario
+    from clustersim.tomls import toml_text
 
     machine = {"topology": _beside(topology, out), "nodes": nodes, "gpus_per_node": gpus_per_node}
     found = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out)
     told = list(_told(found))
     about = f"From {', '.join(file.name for file in files)} of {found.framework.title}: `clustersim run {out.name}`."
     comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *told))
-    write_new(out, comment + "\n" + exchange.toml_text(found.tables), scenario.load, said=not as_json)
+    write_new(out, comment + "\n" + toml_text(found.tables), scenario.load, said=not as_json)
     if as_json:
         print_json(_json(found) | {"wrote": str(out)})
     else:

@@ -4,9 +4,8 @@
 framework, in ``data/exchange/``; a row is read and written.
 """
 
-from clustersim.exchange.forms import toml_text
 from clustersim.exchange.reading import Imported, read
 from clustersim.exchange.table import NAMES, load
 from clustersim.exchange.writing import Exported, canonical, written
 
-__all__ = ["NAMES", "Exported", "Imported", "canonical", "load", "read", "toml_text", "written"]
+__all__ = ["NAMES", "Exported", "Imported", "canonical", "load", "read", "written"]

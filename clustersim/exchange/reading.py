@@ -16,6 +16,7 @@ from clustersim.exchange.table import Table, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table as Tables
 from clustersim.scenario.splitting import PLAYED
+from clustersim.tomls import nested
 
 CONFIGURATIONS = (".json", ".yaml", ".yml")
 
@@ -129,11 +130,4 @@ def _tables(table: Table, fields: Fields, place: dict[str, Any], world: int) -> 
     kept |= batches.said(fields, world, split)
     if not split:
         kept = {name: value for name, value in kept.items() if not name.startswith("parallel.")}
-    made: Tables = {"cluster": place}
-    for name, value in kept.items():
-        *way, last = name.split(".")
-        here = made
-        for part in way:
-            here = here.setdefault(part, {})
-        here[last] = value
-    return made
+    return {"cluster": place} | nested(kept)

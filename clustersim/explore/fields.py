@@ -13,12 +13,12 @@ from clustersim.compute.optimizer import STATES
 from clustersim.device import devices
 from clustersim.errors import ScenarioError
 from clustersim.explore.fence import FILES
-from clustersim.explore.files import toml_text
 from clustersim.models.catalog import catalog
 from clustersim.paths import shipped
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import parse_overrides
 from clustersim.schedules import SCHEDULES
+from clustersim.tomls import toml_value
 
 Node = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def form_of(scenario: Scenario, schema: Node) -> Form:
 def _own(key: str, value: object, offered: Mapping[tuple[str, str], Field]) -> Field:
     """A field that the file sets."""
     same = [one for (_, name), one in offered.items() if name == key]
-    text = toml_text(value)
+    text = toml_value(value)
     known = same[0] if same else Field(key)
     if not (known.choices or known.number or known.textual):
         known = _of_value(known, value)
@@ -174,7 +174,7 @@ def _field(key: str, node: Node, inner: Node) -> Field:
     meaning, default = str(node.get("description", "")), node.get("default")
     unit = re.match(r"\[(\w[\w/]*)\][,;]? ?", meaning)
     empty = default is None or (hasattr(default, "__len__") and not len(default))
-    said = "" if empty else default if isinstance(default, str) else toml_text(default)
+    said = "" if empty else default if isinstance(default, str) else toml_value(default)
     low, high = inner.get("minimum"), inner.get("maximum")
     return Field(
         key,

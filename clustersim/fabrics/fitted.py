@@ -6,13 +6,13 @@ where it has one; ``low`` and ``high`` are its 95 % interval.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 
 from clustersim import units
 from clustersim.calibrated import PARTS, Calibration, Constant, Provenance, names, unit_of
 from clustersim.errors import TopologyError, UnitError, nearest
 from clustersim.fabrics.schema import CalibrationSpec, ConstantSpec
+from clustersim.tomls import toml_value
 
 _PARSE: Mapping[str, Callable[[str], float]] = {
     "s": units.parse_time,
@@ -62,9 +62,9 @@ def calibration_text(found: Calibration) -> str:
 def _lines(found: Calibration) -> Iterator[str]:
     told = found.provenance
     yield "[calibration]"
-    yield f"date = {_quoted(told.date)}"
-    yield f"data = [{', '.join(map(_quoted, told.data))}]"
-    yield f"versions = [{', '.join(map(_quoted, told.versions))}]"
+    yield f"date = {toml_value(told.date)}"
+    yield f"data = {toml_value(told.data)}"
+    yield f"versions = {toml_value(told.versions)}"
     yield f"rows = {told.rows}"
     for part in PARTS:
         constants: Mapping[str, Constant] = getattr(found, part)
@@ -72,17 +72,13 @@ def _lines(found: Calibration) -> Iterator[str]:
             yield f"\n[calibration.{part}]"
         for name, one in constants.items():
             value, low, high = (_written(number, unit_of(part, name)) for number in (one.value, one.low, one.high))
-            yield f"{_quoted(name)} = {{ value = {value}, low = {low}, high = {high} }}"
+            yield f"{toml_value(name)} = {{ value = {value}, low = {low}, high = {high} }}"
     if told.refused:
         yield "\n[calibration.refused]"
-        yield from (f"{_quoted(name)} = {_quoted(why)}" for name, why in told.refused.items())
+        yield from (f"{toml_value(name)} = {toml_value(why)}" for name, why in told.refused.items())
 
 
 def _written(value: float, unit: str) -> str:
     scale, suffix = _WRITTEN[unit]
     text = f"{value * scale:.5g}"
-    return _quoted(text + suffix) if suffix else text if "." in text or "e" in text else text + ".0"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return toml_value(text + suffix) if suffix else text if "." in text or "e" in text else text + ".0"

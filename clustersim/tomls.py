@@ -1,0 +1,58 @@
+"""Plain values as TOML text, which the standard library reads and does not write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """A table of plain values, nested tables under heads of their own after what is plain; None is left out."""
+    return "\n".join(_lines(table, "")).lstrip("\n") + "\n"
+
+
+def toml_value(value: object) -> str:
+    """A value as TOML writes it on one line.
+
+    >>> toml_value([{"match": "node0/nic0", "factor": 0.5}])
+    '[{match = "node0/nic0", factor = 0.5}]'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {toml_value(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, str):  # as JSON, but for DEL, which JSON leaves as it is and TOML refuses
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted names as tables in tables.
+
+    >>> nested({"model.name": "resnet50", "seed": 1})
+    {'model': {'name': 'resnet50'}, 'seed': 1}
+    """
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        *way, last = name.split(".")
+        here = made
+        for part in way:
+            here = here.setdefault(part, {})
+        here[last] = value
+    return made
+
+
+def _lines(table: Mapping[str, Any], head: str) -> Iterator[str]:
+    plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    if head and (plain or not table):
+        yield f"\n[{head}]"
+    yield from (f"{_key(name)} = {toml_value(value)}" for name, value in plain.items())
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{head}.{_key(name)}".lstrip("."))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml_value(name)
