@@ -7,6 +7,7 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
+import campaign_laws as laws
 import msgspec
 import numpy as np
 import pytest
@@ -115,11 +116,11 @@ def test_mean_spread_and_tail_of_exponential_failures_are_dalys(name):
         seed=1,
     )  # fmt: skip
     case = (mtbf, delta, recovery, tau, work)
-    mean, sd = renewal.expected_time(*case), renewal.spread(*case)
+    mean, sd = renewal.expected_time(*case), laws.spread(*case)
     assert found.elapsed.mean() == pytest.approx(mean, abs=4 * sd / math.sqrt(n))
     assert found.elapsed.std() == pytest.approx(sd, rel=0.06)
     # The law of a few hundred segments is not quite normal: its tail is a little longer.
-    assert np.percentile(found.elapsed, 95) == pytest.approx(renewal.percentile_95(*case), abs=0.15 * sd)
+    assert np.percentile(found.elapsed, 95) == pytest.approx(laws.percentile_95(*case), abs=0.15 * sd)
 
 
 def test_the_closed_form_of_a_campaign_is_its_mean():
@@ -151,7 +152,7 @@ def test_failures_are_counted_as_poisson_counts_them():
 def test_the_first_failure_of_new_machines_is_the_first_of_weibull_lives(shape):
     one = made(failures=[{"name": "any", "rate": "1 per 1000 node-days", "shape": shape}])
     first = one.causes[0].lives(20_000, np.random.default_rng(0), 1e8).following(np.arange(20_000))
-    want = pools.first_of_weibull(64, shape, 1000 * 86400)
+    want = laws.first_of_weibull(64, shape, 1000 * 86400)
     # The minimum is Weibull itself, about its scale rather than about Gamma(1 + 1/k) of it.
     assert first.mean() == pytest.approx(want, rel=0.03)
 
@@ -188,7 +189,7 @@ def test_a_dropped_replica_costs_its_share_of_the_pace_and_nothing_else():
     )
     found = play(one, 4000, seed=4)
     working = found.part("productive") / found.elapsed
-    assert working.mean() == pytest.approx(pools.working_replicas(8, rate, away), abs=2e-4)
+    assert working.mean() == pytest.approx(laws.working_replicas(8, rate, away), abs=2e-4)
     assert (found.part("lost work") == 0).all()
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 
+import campaign_laws as laws
 import numpy as np
 import pytest
 from conftest import SHARED
@@ -62,8 +63,8 @@ def daly(row: Row) -> float:
         "mean": lambda: renewal.expected_time(*run),
         "eff": lambda: renewal.efficiency(*run[:4]),
         "norestartfail": lambda: renewal.expected_time(*run, recovery_fails=False),
-        "sd": lambda: renewal.spread(*run),
-        "p95": lambda: renewal.percentile_95(*run),
+        "sd": lambda: laws.spread(*run),
+        "p95": lambda: laws.percentile_95(*run),
     }[what[0]]()
 
 
@@ -79,13 +80,13 @@ def intervals(row: Row) -> float:
 
 def ettr(row: Row) -> float:
     if row["id"] == "ettr-100k-max":
-        return renewal.longest_recovery(minutes(2.34, 12500), 0.9)
+        return laws.longest_recovery(minutes(2.34, 12500), 0.9)
     if row["id"] in ETTR:
         nodes, rate, restart, write, interval = ETTR[row["id"]]
         mtbf = minutes(rate, nodes)
-        return renewal.kokolis_ettr(mtbf, restart, write, interval or renewal.young_interval(write, mtbf))
+        return laws.kokolis_ettr(mtbf, restart, write, interval or renewal.young_interval(write, mtbf))
     n = case(row)
-    return renewal.kokolis_ettr(n["M"], n["R"], n["delta"], n["tau"])
+    return laws.kokolis_ettr(n["M"], n["R"], n["delta"], n["tau"])
 
 
 def young_of_rate(row: Row) -> float:
@@ -101,7 +102,7 @@ def mtbf_of(row: Row) -> float:
 def binomial(row: Row) -> float:
     last = row["id"].split("-")[-1]
     if last in ("plo", "phi"):
-        return pools.daily_probabilities(SPARES)[last == "phi"]
+        return laws.daily_probabilities(SPARES)[last == "phi"]
     return pools.spares_refilled_daily(int(last), 0.0012)
 
 
@@ -113,7 +114,7 @@ def queue(row: Row) -> float:
 
 def lognormal(row: Row) -> float:
     cv, ranks = row["id"].removeprefix("max-lognormal-cv").split("-")
-    return maxima.mean_max_lognormal(int(ranks), float(cv))
+    return laws.mean_max_lognormal(int(ranks), float(cv))
 
 
 def ranks_of(row: Row) -> int:
@@ -122,12 +123,12 @@ def ranks_of(row: Row) -> int:
 
 def slow(row: Row) -> float:
     share, nodes = (float(part) for part in row["id"].removeprefix("slow-nodes-").split("-"))
-    return maxima.step_with_slow_nodes(int(nodes), share, float(re.search(r"x([\d.]+)", row["inputs"])[1]))
+    return laws.step_with_slow_nodes(int(nodes), share, float(re.search(r"x([\d.]+)", row["inputs"])[1]))
 
 
 def weibull(row: Row) -> float:
     shape, nodes = row["id"].removeprefix("weibull-min-k").split("-")
-    return pools.first_of_weibull(int(nodes), float(shape), 24_000)
+    return laws.first_of_weibull(int(nodes), float(shape), 24_000)
 
 
 def saved(row: Row) -> float:
@@ -136,84 +137,84 @@ def saved(row: Row) -> float:
 
 
 def requeued(row: Row) -> float:
-    return sums.requeue_time(ranks_of(row))
+    return laws.requeue_time(ranks_of(row))
 
 
 def elastic(row: Row) -> float:
     _, replicas, away = row["id"].split("-")
-    return pools.working_replicas(int(replicas), 0.333, float(away))
+    return laws.working_replicas(int(replicas), 0.333, float(away))
 
 
 def only_recovery(row: Row) -> float:
     law, mtbf = row["id"].split("-")
-    laws = {
-        "naive": renewal.share_of_wall_time,
-        "renewal": renewal.share_of_renewals,
-        "memoryless": renewal.share_without_memory,
+    shares = {
+        "naive": laws.share_of_wall_time,
+        "renewal": laws.share_of_renewals,
+        "memoryless": laws.share_without_memory,
     }
-    return laws[law](float(mtbf), 10)
+    return shares[law](float(mtbf), 10)
 
 
 def racks(row: Row) -> float:
-    per_day = pools.interruptions_with_racks(2048, 3e-3, 128, 1e-3)
+    per_day = laws.interruptions_with_racks(2048, 3e-3, 128, 1e-3)
     return {
         "rack-rate": per_day,
-        "rack-lost": pools.nodes_lost_with_racks(2048, 3e-3, 1e-3),
-        "rack-share": 1 - pools.interruptions_with_racks(2048, 3e-3, 128, 0) / per_day,
+        "rack-lost": laws.nodes_lost_with_racks(2048, 3e-3, 1e-3),
+        "rack-share": 1 - laws.interruptions_with_racks(2048, 3e-3, 128, 0) / per_day,
     }[row["id"]]
 
 
 EACH: dict[str, Callable[[], float]] = {
-    "two-level": lambda: maxima.step_of_two_levels(1024, 0.02, 0.005),
-    "rsc-implied-8": lambda: 1000 * pools.rate(1, 1, 47.7),
-    "rsc-implied-1024": lambda: 1000 * pools.rate(1, 128, 7.9 * HOUR),
-    "rsc-implied-16384": lambda: 1000 * pools.rate(1, 2048, 1.8 * HOUR),
-    "llama3-mtti-unexp": lambda: pools.mtbf(1, pools.rate(419, 1, 54)) / HOUR,
-    "llama3-mtti-all": lambda: pools.mtbf(1, pools.rate(466, 1, 54)) / HOUR,
-    "llama3-rate-node": lambda: 1000 * pools.rate(419, 2048, 54),
-    "llama3-rate-gpu": lambda: 1000 * pools.rate(419, 16384, 54),
-    "llama3-gpu-mtbf": lambda: pools.mtbf(1, pools.rate(419, 16384, 54)) / HOUR,
+    "two-level": lambda: laws.step_of_two_levels(1024, 0.02, 0.005),
+    "rsc-implied-8": lambda: 1000 * laws.rate(1, 1, 47.7),
+    "rsc-implied-1024": lambda: 1000 * laws.rate(1, 128, 7.9 * HOUR),
+    "rsc-implied-16384": lambda: 1000 * laws.rate(1, 2048, 1.8 * HOUR),
+    "llama3-mtti-unexp": lambda: pools.mtbf(1, laws.rate(419, 1, 54)) / HOUR,
+    "llama3-mtti-all": lambda: pools.mtbf(1, laws.rate(466, 1, 54)) / HOUR,
+    "llama3-rate-node": lambda: 1000 * laws.rate(419, 2048, 54),
+    "llama3-rate-gpu": lambda: 1000 * laws.rate(419, 16384, 54),
+    "llama3-gpu-mtbf": lambda: pools.mtbf(1, laws.rate(419, 16384, 54)) / HOUR,
     "llama3-count-lo": lambda: pools.count_range(419)[0],
     "llama3-count-hi": lambda: pools.count_range(419)[1],
-    "llama3-budget": lambda: sums.loss_per_stop(0.90, 466, 54 * 1440),
+    "llama3-budget": lambda: laws.loss_per_stop(0.90, 466, 54 * 1440),
     "llama3-rsc1-pred": lambda: 54 / pools.mtbf(2048, 6.5e-3),
-    "br-dense-mtti": lambda: pools.mtbf(1, pools.rate(175, 1, 90)) / HOUR,
-    "br-dense-rate": lambda: 1000 * pools.rate(143, 1200, 90),
-    "br-moe-rate": lambda: 1000 * pools.rate(80, 1200, 30),
-    "br-budget-dense": lambda: sums.loss_per_stop(0.97, 175, 90 * 1440),
-    "avail-node": lambda: pools.availability(1000 / 6.5, 2),
-    "ckpt-bloom-bpp": lambda: sums.bytes_per_parameter(2.3 * 2**40, PARAMETERS["bloom-176b"]),
+    "br-dense-mtti": lambda: pools.mtbf(1, laws.rate(175, 1, 90)) / HOUR,
+    "br-dense-rate": lambda: 1000 * laws.rate(143, 1200, 90),
+    "br-moe-rate": lambda: 1000 * laws.rate(80, 1200, 30),
+    "br-budget-dense": lambda: laws.loss_per_stop(0.97, 175, 90 * 1440),
+    "avail-node": lambda: laws.availability(1000 / 6.5, 2),
+    "ckpt-bloom-bpp": lambda: laws.bytes_per_parameter(2.3 * 2**40, PARAMETERS["bloom-176b"]),
     "ckpt-bloom-bf16": lambda: sums.checkpoint_bytes(PARAMETERS["bloom-176b"], 2) / 2**30,
-    "ckpt-mlperf-8-bpp": lambda: sums.bytes_per_parameter(105 * 2**30, PARAMETERS["llama3-8b"]),
-    "ckpt-mlperf-70-bpp": lambda: sums.bytes_per_parameter(912 * 2**30, PARAMETERS["llama3-70b"]),
-    "ckpt-mlperf-405-bpp": lambda: sums.bytes_per_parameter(5.29 * 2**40, PARAMETERS["llama3-405b"]),
+    "ckpt-mlperf-8-bpp": lambda: laws.bytes_per_parameter(105 * 2**30, PARAMETERS["llama3-8b"]),
+    "ckpt-mlperf-70-bpp": lambda: laws.bytes_per_parameter(912 * 2**30, PARAMETERS["llama3-70b"]),
+    "ckpt-mlperf-405-bpp": lambda: laws.bytes_per_parameter(5.29 * 2**40, PARAMETERS["llama3-405b"]),
     # A bandwidth is a size over a time, as a time is a size over a bandwidth.
     "ckpt-bloom-bw": lambda: sums.write_time(2.3 * 2**40, 40) / 1e9,
-    "ckpt-bloom-ovh": lambda: 100 * sums.overhead(40, 100 * 105.22),
+    "ckpt-bloom-ovh": lambda: 100 * laws.overhead(40, 100 * 105.22),
     "ckpt-405-d2h": lambda: 1e3 * sums.copy_to_host(sums.checkpoint_bytes(PARAMETERS["llama3-405b"]), 8192, 55e9),
     "ckpt-405-2tbs": lambda: sums.write_time(sums.checkpoint_bytes(PARAMETERS["llama3-405b"]), 2e12),
-    "bloom-goodput": lambda: sums.goodput(94767 - 12695, 105.5, 108 * 86400),
-    "bloom-goodput-spring": lambda: sums.goodput(31214 - 12695, 105.5, 25 * 86400),
-    "bloom-eval": lambda: 100 * renewal.loss_of_planned_stops(720, 0, 1000 * 105.2),
+    "bloom-goodput": lambda: laws.goodput(94767 - 12695, 105.5, 108 * 86400),
+    "bloom-goodput-spring": lambda: laws.goodput(31214 - 12695, 105.5, 25 * 86400),
+    "bloom-eval": lambda: 100 * laws.loss_of_planned_stops(720, 0, 1000 * 105.2),
     "p-survive": lambda: renewal.survival(24, 3.093),
     "p-survive-1024": lambda: renewal.survival(24, pools.mtbf(1 / 16, 1 / 3.093)),
     "lost-work": lambda: renewal.mean_lost_work(60, 180),
-    "cost-point": lambda: 0.01 * sums.cost(16384, 54 * 24, 3),
-    "detect-timeout": lambda: 100 * sums.lost_to_detection(419, 0.1, 10, 54 * 1440),
-    "lognormal-sigma": lambda: pools.lognormal_sigma(10, 30),
-    "lognormal-p95": lambda: pools.lognormal_p95(10, 30),
-    "lognormal-sd": lambda: pools.lognormal_sd(10, 30),
-    "restart-sum": lambda: renewal.time_lost([10, 12.8, 0.5, 2.16, 1], 10),
-    "mix-2": lambda: 100 * renewal.loss_of_causes([(3 / 1440, 5), (0.5 / 1440, 120)], 10),
-    "drain": lambda: 100 * renewal.loss_of_planned_stops(0.5, 10, 1440),
+    "cost-point": lambda: 0.01 * laws.cost(16384, 54 * 24, 3),
+    "detect-timeout": lambda: 100 * laws.lost_to_detection(419, 0.1, 10, 54 * 1440),
+    "lognormal-sigma": lambda: laws.lognormal_sigma(10, 30),
+    "lognormal-p95": lambda: laws.lognormal_p95(10, 30),
+    "lognormal-sd": lambda: laws.lognormal_sd(10, 30),
+    "restart-sum": lambda: laws.time_lost([10, 12.8, 0.5, 2.16, 1], 10),
+    "mix-2": lambda: 100 * laws.loss_of_causes([(3 / 1440, 5), (0.5 / 1440, 120)], 10),
+    "drain": lambda: 100 * laws.loss_of_planned_stops(0.5, 10, 1440),
 }
 FAMILIES: dict[str, Callable[[Row], float]] = {
     r"max-normal-\d+": lambda row: maxima.mean_max_normal(ranks_of(row)),
-    r"max-normal-sd-\d+": lambda row: maxima.sd_max_normal(ranks_of(row)),
-    r"max-normal-p50-\d+": lambda row: maxima.quantile_max_normal(ranks_of(row), 0.5),
-    r"max-normal-p95-\d+": lambda row: maxima.quantile_max_normal(ranks_of(row), 0.95),
+    r"max-normal-sd-\d+": lambda row: laws.sd_max_normal(ranks_of(row)),
+    r"max-normal-p50-\d+": lambda row: laws.quantile_max_normal(ranks_of(row), 0.5),
+    r"max-normal-p95-\d+": lambda row: laws.quantile_max_normal(ranks_of(row), 0.95),
     r"max-lognormal-.*": lognormal,
-    r"max-exp-\d+": lambda row: maxima.mean_max_exponential(ranks_of(row)),
+    r"max-exp-\d+": lambda row: laws.mean_max_exponential(ranks_of(row)),
     r"barriers-\d+": lambda row: maxima.step_with_barriers(1024, 0.02, ranks_of(row)),
     r"slow-nodes-.*": slow,
     r"weibull-min-.*": weibull,
@@ -269,7 +270,7 @@ def test_no_interval_beats_the_best_one(mtbf, delta_share, off):
 
 def test_without_failures_only_saves_are_added():
     assert renewal.expected_time(math.inf, 1.0, 5.0, 9.0, 90.0) == 100.0
-    assert renewal.spread(math.inf, 1.0, 5.0, 9.0, 90.0) == 0.0
+    assert laws.spread(math.inf, 1.0, 5.0, 9.0, 90.0) == 0.0
     assert pools.mtbf(1000, 0.0) == math.inf
 
 
@@ -280,5 +281,5 @@ def test_a_run_that_fails_before_it_can_save_never_ends():
 @given(st.integers(2, 10**5), st.floats(1e-3, 0.2))
 def test_a_heavier_tail_waits_longer_for_its_slowest(ranks, cv):
     normal = maxima.step_with_barriers(ranks, cv)
-    assert 1.0 < normal <= maxima.mean_max_lognormal(ranks, cv) + 0.2 * cv
-    assert maxima.mean_max_exponential(ranks) > np.log(ranks)
+    assert 1.0 < normal <= laws.mean_max_lognormal(ranks, cv) + 0.2 * cv
+    assert laws.mean_max_exponential(ranks) > np.log(ranks)

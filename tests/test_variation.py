@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import campaign_laws as laws
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -44,8 +45,8 @@ def latest(**fields):
     ("law", "want"),
     [
         ("normal", 1 + 0.05 * maxima.mean_max_normal(RANKS)),
-        ("lognormal", maxima.mean_max_lognormal(RANKS, 0.05)),
-        ("exponential", 1 + 0.05 * (maxima.mean_max_exponential(RANKS) - 1)),
+        ("lognormal", laws.mean_max_lognormal(RANKS, 0.05)),
+        ("exponential", 1 + 0.05 * (laws.mean_max_exponential(RANKS) - 1)),
     ],
 )
 def test_the_latest_of_many_ranks_is_as_late_as_its_law_says(law, want):
@@ -56,13 +57,13 @@ def test_the_latest_of_many_ranks_is_as_late_as_its_law_says(law, want):
 def test_quantiles_of_the_latest_normal_rank_are_exact():
     found = latest(step_cv=0.02, step_law="normal")
     for q in (0.5, 0.95):
-        assert np.quantile(found, q) == pytest.approx(1 + 0.02 * maxima.quantile_max_normal(RANKS, q), abs=1e-3)
+        assert np.quantile(found, q) == pytest.approx(1 + 0.02 * laws.quantile_max_normal(RANKS, q), abs=1e-3)
 
 
 def test_what_is_for_good_and_what_is_fresh_add_as_squares_over_runs_and_only_fresh_moves_in_one():
     v = Variation(gpu_cv=0.02, step_cv=0.005, step_law="normal")
     runs = [drawn(v, 20, WHERE, 0, machine=m).pace.max(axis=1) for m in range(1500)]
-    want = maxima.step_of_two_levels(RANKS, 0.02, 0.005)
+    want = laws.step_of_two_levels(RANKS, 0.02, 0.005)
     assert np.mean(runs) == pytest.approx(want, abs=4 * np.std([one.mean() for one in runs]) / np.sqrt(1500))
     assert np.mean([one.std() for one in runs]) < 0.6 * np.std([one.mean() for one in runs])
     assert np.ptp(drawn(Variation(gpu_cv=0.02), 20, WHERE, 0).pace, axis=0).max() == 0
@@ -71,7 +72,7 @@ def test_what_is_for_good_and_what_is_fresh_add_as_squares_over_runs_and_only_fr
 def test_slow_hosts_slow_a_step_as_often_as_one_of_them_is_there():
     v = Variation(slow_hosts=0.05, slow_factor=1.25)
     found = np.array([drawn(v, 1, WHERE, 0, machine=m).pace.max() for m in range(4000)])
-    want = maxima.step_with_slow_nodes(8, 0.05, 1.25)
+    want = laws.step_with_slow_nodes(8, 0.05, 1.25)
     assert found.mean() == pytest.approx(want, abs=4 * found.std() / np.sqrt(4000))
 
 

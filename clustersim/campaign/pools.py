@@ -6,7 +6,6 @@ A rate is failures per node and time, a time is in the same unit in all argument
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -18,11 +17,6 @@ def mtbf(nodes: float, rate: float) -> float:
     1.8
     """
     return 1.0 / (nodes * rate) if rate > 0 else math.inf
-
-
-def rate(count: float, nodes: float, time: float) -> float:
-    """Failures per node and time, of a count."""
-    return count / nodes / time
 
 
 def count_range(mean: float, inside: float = 0.95) -> tuple[int, int]:
@@ -41,16 +35,6 @@ def _poisson_quantile(q: float, mean: float) -> int:
 
     counts = np.arange(math.ceil(mean + 12.0 * math.sqrt(mean) + 12.0))
     return int(np.searchsorted(pdtr(counts, mean), q))
-
-
-def first_of_weibull(nodes: int, shape: float, mean_life: float) -> float:
-    """Mean time to the first failure of new nodes whose lives are Weibull: ``eta N^(-1/k) Gamma(1 + 1/k)``, where
-    ``mean_life = eta Gamma(1 + 1/k)``. With a shape below 1 it comes fast.
-
-    >>> round(first_of_weibull(2048, 0.7, 24_000), 3)
-    0.446
-    """
-    return float(mean_life * nodes ** (-1.0 / shape))
 
 
 def weibull_scale(shape: float, mean_life: float) -> float:
@@ -87,14 +71,6 @@ def standby_gain(
     return instead / ((1.0 - late) * ready + late * other)
 
 
-def daily_probabilities(spares: Mapping[int, int], q: float = 0.99) -> tuple[float, float]:
-    """The smallest and the largest daily probability of a failure for which these are the spares by number of nodes."""
-    from scipy.special import bdtri
-
-    low = max(float(bdtri(k - 1, n, q)) for n, k in spares.items())
-    return low, min(float(bdtri(k, n, q)) for n, k in spares.items())
-
-
 def in_repair(nodes: float, rate: float, repair: float) -> float:
     """Mean number of nodes in repair, whatever the repair's law: an M/G/inf queue, Poisson with mean ``N r MTTR``."""
     return nodes * rate * repair
@@ -107,39 +83,3 @@ def spares_for(nodes: float, rate: float, repair: float, short: float = 0.01) ->
     39
     """
     return _poisson_quantile(1.0 - short, in_repair(nodes, rate, repair))
-
-
-def availability(mttf: float, mttr: float) -> float:
-    """Of a node: ``MTTF/(MTTF + MTTR)``."""
-    return mttf / (mttf + mttr)
-
-
-def interruptions_with_racks(nodes: int, rate: float, racks: int, rack_rate: float) -> float:
-    """Interruptions of a job per time, where whole racks fail too."""
-    return nodes * rate + racks * rack_rate
-
-
-def nodes_lost_with_racks(nodes: int, rate: float, rack_rate: float) -> float:
-    """Nodes lost per time: one of a node's failure, all of its own of a rack's, however large racks are."""
-    return nodes * (rate + rack_rate)
-
-
-def working_replicas(replicas: int, failures: float, away: float) -> float:
-    """Mean share of replicas that work, where a failure takes one away and the others go on: ``1 - lambda L/D``
-    (M/G/inf). ``failures`` : of the job per time. ``away`` : how long a replica is gone."""
-    return 1.0 - failures * away / replicas
-
-
-def lognormal_sigma(median: float, mean: float) -> float:
-    """Standard deviation of the logarithm: ``sqrt(2 ln(mean/median))``."""
-    return math.sqrt(2.0 * math.log(mean / median))
-
-
-def lognormal_p95(median: float, mean: float) -> float:
-    """95th percentile of a lognormal time."""
-    return median * math.exp(1.6448536269514722 * lognormal_sigma(median, mean))
-
-
-def lognormal_sd(median: float, mean: float) -> float:
-    """Standard deviation of a lognormal time."""
-    return mean * math.sqrt(math.expm1(lognormal_sigma(median, mean) ** 2))
