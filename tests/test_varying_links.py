@@ -96,6 +96,22 @@ def test_a_change_that_no_counted_step_sees_is_told():
     assert len(late) == 1
 
 
+@pytest.mark.parametrize("now", [0.0, 1.0, 5.0, 1e3, 1e5])
+def test_a_flap_has_a_next_edge_however_late_it_is(now):
+    flap = Varying((0,), 0.5, begin=0.0, end=1e-6, every=3e-6)
+    seen = []
+    for _ in range(6):
+        now = flap.edge(now)
+        seen.append((now, flap.at(now)))
+    assert [factor for _, factor in seen] in ([0.5, 1.0] * 3, [1.0, 0.5] * 3)
+    assert seen[-1][0] - seen[0][0] == pytest.approx(2.5 * 3e-6, abs=1.1e-6)
+
+
+def test_a_link_that_flaps_without_end_is_one_line_and_no_hang():
+    with pytest.raises(ClusterSimError, match=r"links changed 30,000 times by .*; use a longer every"):
+        step({"factor": 0.5, "from": "0 s", "until": "1 us", "every": "2 us"})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -103,6 +119,7 @@ def test_a_change_that_no_counted_step_sees_is_told():
         ({"factor": 2.0, "from": "1 s"}, "need a factor of at most 1"),
         ({"factor": 0.5, "from": "2 s", "until": "1 s"}, "until must be later than from"),
         ({"factor": 0.5, "from": "1 s", "until": "2 s", "every": "1 s"}, "every needs an until, and to be longer"),
+        ({"factor": 0.5, "until": "1 ns", "every": "10 ns"}, "every must be at least 1 us"),
         ({"factor": 0.5, "from": "soon"}, "cannot read 'soon' as a time"),
         ({"factor": 0.5, "match": "node9/nic0", "from": "1 s"}, "no vertex matches 'node9/nic0'"),
     ],

@@ -22,7 +22,9 @@ from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import SHORT, level
 from clustersim.engine.flows import UNKNOWN, Equals, Spells
 from clustersim.engine.loads import INSTANT, Loads, Slots, reduced
-from clustersim.engine.varying import taken
+from clustersim.engine.varying import MOST_EDGES, taken
+from clustersim.errors import ProgramError
+from clustersim.units import format_time
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -52,7 +54,7 @@ class Network:
     ) -> None:
         self.clock, self.loads, self.on_end = clock, loads, on_end
         self.segments = Spells()
-        self.n_flows = self.n_solves = 0
+        self.n_flows = self.n_solves = self._edges = 0
         self._which = which
         self._slots: Slots | None = None
         self._classes: dict[tuple[int, float], Equals] = {}
@@ -151,6 +153,9 @@ class Network:
         if not np.array_equal(gone, self._taken):
             self._taken, self._few = gone, True
         if (self._active or self._new) and self._edge <= now:
+            self._edges += 1
+            if self._edges > MOST_EDGES:
+                raise ProgramError(f"links changed {MOST_EDGES:,} times by {format_time(now)}; use a longer every")
             self._edge = min(one.edge(now) for one in self.loads.varying)
             if self._edge < np.inf:
                 self.clock.call(self._edge, self._ask_solve)

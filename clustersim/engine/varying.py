@@ -12,6 +12,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+MOST_EDGES = 30_000
+"""Changes of rates that a run follows, some seconds of work: a link that flaps every microsecond is none."""
+
 
 @dataclass(frozen=True)
 class Varying:
@@ -43,7 +46,7 @@ class Varying:
 
     def _slack(self, now: float) -> float:
         """A moment this close to an edge is the edge."""
-        return 1e-9 * self.every or 1e-12 * now
+        return max(1e-9 * self.every, 1e-12 * now)
 
     def _start(self, now: float) -> float:
         """When the spell before this moment began, or the first one will."""
