@@ -37,6 +37,7 @@ from hostile_files import (
     table,
     with_table,
 )  # fmt: skip
+from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
 
@@ -76,7 +77,8 @@ def split_with(**more: Any) -> dict[str, Any]:
 
 def kinds() -> dict[str, Kind]:
     """Every kind of file."""
-    return {**_scenarios(), **_split(), **_studies(), **_measured(), **_ours(), **_words()}
+    return {**_scenarios(), **_split(), **_studies(), **_measured(), **_ours(), **_words(),
+            **launch_files(), **page_kinds(), **machine_kinds()}  # fmt: skip
 
 
 def _scenarios() -> dict[str, Kind]:
@@ -134,6 +136,8 @@ def _split() -> dict[str, Kind]:
 
 
 def _studies() -> dict[str, Kind]:
+    from clustersim.parallel import ParallelConfig
+
     tried = PLAN | {
         "model": SPLIT["model"],
         "machines": [{"topology": "hgx-a100", "nodes": [1]}],
@@ -143,6 +147,11 @@ def _studies() -> dict[str, Kind]:
         "topology": Kind("mine.toml", table(TOPOLOGY), (
             "check {}", "run gpt.toml --json --set cluster.topology=mine.toml",
             "collective all_reduce --size 1MiB --json --topology {}")),
+        "drawn": Kind("mine.toml", table(TOPOLOGY), ("plot topology {} p.svg", "plot topology {} p.png --nodes 3"),
+                      share=SLOW),
+        "exported": Kind("mine.toml", settings(SPLIT, "parallel", ParallelConfig), tuple(
+            f"export-config {{}} --to {to}" for to in ("megatron --json", "torchtitan -o l.toml", "deepspeed --json",
+                                                       "megatron -o l.sh", "accelerate -o l.yaml"))),
         "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",), share=SLOW),
         "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",), share=SLOW),
         "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",), share=SLOW),
@@ -187,7 +196,8 @@ def _ours() -> dict[str, Kind]:
         "swept": answered(swept, "results.jsonl", *table),
         "cases": answered(swept, "cases.jsonl", *table),
         "swept words": answered(swept, "sweep.json", *table),
-        "planned": answered("plan @plan.toml --jobs 1", "plan.json", "report ."),
+        "planned": answered("plan @plan.toml --jobs 1", "plan.json", "report .",
+                            "export-config . --to megatron --json", "export-config . --to deepspeed --option 1"),
         "played": answered("campaign @mine.toml --replicas 3 --jobs 1", "campaign.json", "report ."),
         "manifest": answered(swept, "clustersim.json", "report .", "run mine.toml --out .",
                              "sweep sweep.toml --out . --jobs 1", "lessons .", "campaign mine.toml --out ."),
@@ -205,6 +215,12 @@ def _words() -> dict[str, Kind]:
             "export . t.csv --ranks <>", f"{plot} --window <>", f"{plot} --title <>", f"{plot} --zoom <>",
             "plot <> . p.svg", "trace . --format <>", "describe mine.toml --rank <>", "list <>", "schema <>",
             "check dgx-1v --nodes <>", "run <> --json", "plan <> --out out", "sweep <> --out out", "report <>",
-            "sensitivity mine.toml --nodes <>", "validate steps t.csv --by <>", "run mine.toml --out <>/x",
+            "sensitivity mine.toml --nodes <>", "new scenario made.toml --model <>", "new scenario <>",
+            "new topology made.toml --topology dgx-1v --nics <>", "new plan made.toml --gpu <>",
+            "new sweep made.toml --base <>", "new topology made.toml --oversubscription <>", "describe --keys <>",
+            "plot topology <> p.svg", "plot topology dgx-1v p.svg --nodes <>", "compare . <>", "explain <>",
+            "import mine.toml -o <> --topology dgx-1v", "import <> -o made.toml", "export-config mine.toml --to <>",
+            "export-config split.toml --to megatron -o <>", "import mine.toml -o made.toml --topology <> --model gpt2",
+            "explore <> body.json", "memory <>", "replay . --topology <>", "export . <>", "lessons <>/x/y", "validate steps t.csv --by <>", "run mine.toml --out <>/x",
         ), words=WORDS),
     }  # fmt: skip
