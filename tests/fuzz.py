@@ -35,6 +35,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 SECONDS, BYTES = 10.0, 2**30
+SHOWN = 2000
+"""Characters of a file that a wrong answer is printed with."""
 LEFT_HALF = re.compile(r"\.\d+-")
 """How a temporary file's name begins."""
 
@@ -140,7 +142,8 @@ def play(kind: Kind, budget: int, tally: Tally, first: int = 0) -> None:
             os.chdir(folder)
             try:
                 words = [one.replace("{}", kind.name).replace("<>", word) for one in command.split()]
-                tally.add(*judge(words, folder, kind.ours))
+                end, told = judge(words, folder, kind.ours)
+                tally.add(end, told and f"{kind.name}: {data[:SHOWN]!r}\n{told}")
             finally:
                 os.chdir(home)
 
@@ -175,7 +178,7 @@ def main(words: list[str] | None = None, say: Callable[[str], None] = print) -> 
             every += tally.ends
             say(line(name, tally.ends))
             for told in tally.wrong.values():
-                say(f"    {told[-1500:]}")
+                say(f"    {told[-2 * SHOWN :]}")
     say(line("all", every))
     return int(every["wrong"] > 0)
 
