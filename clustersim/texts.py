@@ -196,7 +196,7 @@ def csv_rows(text: str, where: str, error: Raised) -> Iterator[list[str]]:
 def check(table: Any, where: str, error: Raised) -> None:
     """Raise ``error`` for what no field can hold: numbers without end or of more than 64 bits, NUL, endless nesting."""
     for path, depth, value in _values(table):
-        at = f"(at $.{path[:200]})"
+        at = f"(at $.{path[:200]})" if path else "(at $)"
         if depth > DEEPEST:
             raise error(f"{where}: tables and lists lie more than {DEEPEST} deep inside each other {at}")
         if isinstance(value, str) and "\0" in value:

@@ -6,12 +6,15 @@ import json
 import os
 
 import pytest
+from hostile_documents import CAMPAIGN, SCENARIO
+from hostile_values import toml_file
 
 from clustersim import fabrics, limits, planner, scenario, sweeps
 from clustersim.cli import main
 from clustersim.errors import ClusterSimError, ScenarioError, TopologyError
 from clustersim.fabrics.names import expand
 from clustersim.paths import data_path
+from clustersim.scenario import reading
 from clustersim.texts import json_table, toml
 from clustersim.traces.saved import load_run
 
@@ -115,6 +118,30 @@ def test_nothing_after_the_sign_takes_a_field_away():
     assert scenario.load(BASE, scenario.parse_overrides(["run.jitter="])).file.run.jitter is None
     with pytest.raises(ScenarioError, match="missing field 'topology'"):
         scenario.load(BASE, scenario.parse_overrides(["cluster.topology="]))
+
+
+def test_nothing_after_the_sign_takes_a_table_or_an_item_of_an_array_away_too():
+    whole = {"cluster": {"changes": [{"match": "a"}, {"match": "b"}, {"match": "c"}]}, "campaign": {"duration": "2 d"}}
+    for texts, left in (
+        (["campaign="], {"cluster": whole["cluster"]}),
+        (["campaign=", "cluster.changes="], {"cluster": {}}),
+        (["campaign=", "cluster.changes.0=", "cluster.changes.1="], {"cluster": {"changes": [{"match": "c"}]}}),
+        (["campaign=", "parallel.routing.kind=", "run="], {"cluster": whole["cluster"]}),  # what is not there
+    ):
+        assert reading.override(whole, reading.parse_overrides(texts)) == left
+    for text in ("campaign=5", "=", "cluster.=", ".="):
+        with pytest.raises(ScenarioError, match=r"write it as table\.key=value"):
+            reading.parse_overrides([text])
+    with pytest.raises(ScenarioError, match="'3' is not an index of an array of 3"):
+        reading.override(whole, {"cluster.changes.3": None})
+
+
+def test_a_campaign_that_is_taken_away_is_no_campaign(tmp_path):
+    tables = toml_file(SCENARIO | {"campaign": CAMPAIGN})
+    (tmp_path / "mine.toml").write_bytes(tables)
+    made = scenario.load(tmp_path / "mine.toml", scenario.parse_overrides(["campaign=", "cluster.changes="]))
+    assert made.file.campaign is None
+    assert made.file.cluster.changes == ()
 
 
 def test_a_path_that_is_set_starts_at_the_working_folder_and_then_beside_the_scenario(tmp_path, monkeypatch):

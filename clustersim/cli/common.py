@@ -26,7 +26,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 set_option: Decorator = click.option(
-    "--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="Change one value of the scenario (TOML)."
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY.PATH=VALUE",
+    help="Change one value of the scenario (TOML); KEY= takes it away.",
 )
 
 ranks_option: Decorator = click.option(

@@ -68,15 +68,16 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
     >>> parse_overrides(["cluster.nodes=4", "model.dtype=bf16", "run.fidelity='flow'"])
     {'cluster.nodes': 4, 'model.dtype': 'bf16', 'run.fidelity': 'flow'}
 
-    Nothing after the sign takes a field away:
+    Nothing after the sign takes a field away, or a table:
 
-    >>> parse_overrides(["model.seq_len="])
-    {'model.seq_len': None}
+    >>> parse_overrides(["model.seq_len=", "campaign="])
+    {'model.seq_len': None, 'campaign': None}
     """
     found: dict[str, object] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key.strip()):
+        least = "+" if value.strip() else "*"  # a whole table is taken away, and never a value
+        if not equals or not re.fullmatch(rf"[\w-]+(\.[\w-]+){least}", key.strip()):
             raise ScenarioError(f"--set {short(text)}: write it as table.key=value, like cluster.nodes=4")
         found[key.strip()] = _value(text, value.strip()) if value.strip() else None
     return found
@@ -101,7 +102,7 @@ def _value(text: str, value: str) -> object:
 def override(table: Table, changes: Mapping[str, object]) -> Table:
     """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
 
-    None takes a field away, and so does the other of two that exclude each other, which is not set itself. Another
+    None takes a field, a table or an item of an array away, and so does the other of two that exclude each other, which is not set itself. Another
     machine comes with its own GPUs: what the table says of the device was about the machine it names.
     """
     result = copy.deepcopy(table)
@@ -109,19 +110,26 @@ def override(table: Table, changes: Mapping[str, object]) -> Table:
     cluster = result.get("cluster")
     if isinstance(cluster, dict) and changes.get(TOPOLOGY, cluster.get("topology")) != cluster.get("topology"):
         gone |= {DEVICE: None} if DEVICE not in changes else {}
+    emptied = []
     for key, value in (gone | dict(changes)).items():
         here: Any = result
         *way, last = key.split(".")
         for part in way:
+            if value is None and isinstance(here, dict) and part not in here:
+                break  # what is not there cannot be taken away
             here = _step(here, part, key)
-        if value is None and isinstance(here, dict):
-            here.pop(last, None)
-        elif isinstance(here, list):
-            here[_index(here, last, key)] = value
-        elif isinstance(here, dict):
-            here[last] = value
         else:
-            raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {shown(here)}, not a table")
+            if isinstance(here, list):
+                here[_index(here, last, key)] = value
+                emptied += [here] if value is None else []
+            elif not isinstance(here, dict):
+                raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {shown(here)}, not a table")
+            elif value is None:
+                here.pop(last, None)
+            else:
+                here[last] = value
+    for items in emptied:  # at the end: indices are those of the file
+        items[:] = [one for one in items if one is not None]
     return result
 
 
