@@ -23,7 +23,8 @@ settings.load_profile("repo")
 SLOW = frozenset(
     ("calibrate_capture", "capture", "claims", "cli", "cross_validate", "engine_async", "engine_reference", "equality",
      "explain", "explore", "fitting", "flow_and_chunk", "fuzz", "hybrid_rows", "interrupt", "launch", "lessons", "need",
-     "new", "partition_kept", "physics_slips", "pipeline_traces", "plan", "plots_figures", "readme", "schedules_torch")
+     "new", "partition_kept", "physics_slips", "pipeline_traces", "plan", "plots_figures", "readme", "same_bytes",
+     "schedules_torch")
 )  # fmt: skip
 """Files of tests that take ten CPU seconds and more; ``tests/run.py --quick`` leaves them out."""
 

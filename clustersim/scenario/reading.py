@@ -102,8 +102,9 @@ def _value(text: str, value: str) -> object:
 def override(table: Table, changes: Mapping[str, object]) -> Table:
     """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
 
-    None takes a field, a table or an item of an array away, and so does the other of two that exclude each other, which is not set itself. Another
-    machine comes with its own GPUs: what the table says of the device was about the machine it names.
+    None takes a field, a table or an item of an array away, and so does the other of two that exclude each other, which
+    is not set itself. Another machine comes with its own GPUs: what the table says of the device was about the machine
+    it names.
     """
     result = copy.deepcopy(table)
     gone = {other: None for one, other in EXCLUSIVE if changes.get(one) is not None and other not in changes}
