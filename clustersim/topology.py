@@ -90,7 +90,8 @@ class Topology(Keeper):
     node_types : one :class:`NodeType` per node.
     fabric : str, what joins the nodes, such as ``"rail_optimised"``; for people and for :meth:`describe`.
     routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
-        fat-tree routing) or ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP).
+        fat-tree routing), ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP), or
+        ``"adaptive"`` (by load: parallel ways are one link already).
     calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
     measured : a few numbers of its own, which :func:`clustersim.fitting.load` turns into constants.
     """

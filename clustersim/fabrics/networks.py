@@ -2,6 +2,10 @@
 
 Parallel cables between the same two switches are one link with their summed bandwidth. A builder lays out as much of
 the network as the nodes need; leaves keep the up-link bandwidth they were designed with.
+
+Under ``routing = "adaptive"`` switches spread every transfer over the ways there are, by load (Slingshot; InfiniBand
+where a subnet manager turns it on). What they spread over is one link here: a tree has one spine for all of a tier, and
+a group of a dragonfly one vertex, ``local``, for the links among its switches.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from clustersim.fabrics.draft import Draft, Ports, lay
 from clustersim.fabrics.node import Node
 from clustersim.topology import Ints, Topology
 
+ADAPTIVE = "adaptive"
 PORT_LATENCY, SWITCH_LATENCY = 300e-9, 230e-9
 """Seconds between a NIC and its switch (half of 0.6 us from NIC to NIC, HDR InfiniBand) and between two switches."""
 
@@ -67,7 +72,7 @@ def rail_optimised(
     _attach(draft, leaves[leaf_of], port_latency)
     up = per_unit * float(ports.rate.max()) / oversubscription
     pods = (used // units) * math.ceil(units / max(radix // 2, 1)) + (used % units) // max(radix // 2, 1)
-    _clos(draft, leaves, pods, up, radix, switch_latency)
+    _clos(draft, leaves, pods, up, radix, switch_latency, pooled=routing == ADAPTIVE)
     return draft.topology(name, "rail_optimised", routing)
 
 
@@ -103,7 +108,8 @@ def fat_tree(
     leaves = draft.add_switches([f"leaf{i}" for i in range(n_leaves)])
     _attach(draft, leaves[np.arange(len(ports)) // down], port_latency)
     pods = np.arange(n_leaves) // pod if levels == 3 else np.zeros(n_leaves, dtype=np.int64)
-    _clos(draft, leaves, pods, down * float(ports.rate.max()) / oversubscription, radix, switch_latency, levels)
+    up = down * float(ports.rate.max()) / oversubscription
+    _clos(draft, leaves, pods, up, radix, switch_latency, levels, pooled=routing == ADAPTIVE)
     return draft.topology(name, "fat_tree", routing)
 
 
@@ -117,11 +123,12 @@ def dragonfly(
     taper: float = 1.0,
     port_latency: float = PORT_LATENCY,
     switch_latency: float = SWITCH_LATENCY,
-    routing: str = "destination",
+    routing: str = ADAPTIVE,
 ) -> Topology:
-    """Groups whose switches are all joined; switch s of a group is joined to switch s of every other (minimal routing).
+    """Groups whose switches are all joined; switch s of a group is joined to switch s of every other.
 
     The ``global_links_per_switch`` links of a switch are shared evenly by the other groups; ``taper`` scales them.
+    ``routing`` other than adaptive takes the one shortest way, which neighbours then share.
     """
     _positive("switches_per_group", switches_per_group, "nics_per_switch", nics_per_switch, "taper", taper)
     _positive("global_links_per_switch", global_links_per_switch)
@@ -131,19 +138,43 @@ def dragonfly(
         return draft.topology(name, "dragonfly", routing)
     n_switches, rate = math.ceil(len(ports) / nics_per_switch), float(ports.rate.max())
     groups = math.ceil(n_switches / switches_per_group)
-    if groups > 1:
+    if groups > 1 and routing != ADAPTIVE:
         n_switches = groups * switches_per_group
     names = [f"group{i // switches_per_group}/switch{i % switches_per_group}" for i in range(n_switches)]
     switches = draft.add_switches(names)
     _attach(draft, switches[np.arange(len(ports)) // nics_per_switch], port_latency)
-    place, group = np.arange(n_switches) % switches_per_group, np.arange(n_switches) // switches_per_group
-    a, b = np.triu_indices(n_switches, 1)
-    inside = group[a] == group[b]
-    draft.add_cables(switches[a[inside]], switches[b[inside]], rate, switch_latency)
-    far = ~inside & (place[a] == place[b])
     share = rate * taper * global_links_per_switch / max(groups - 1, 1)
-    draft.add_cables(switches[a[far]], switches[b[far]], share, switch_latency)
+    if routing == ADAPTIVE:
+        _pooled_groups(draft, switches, switches_per_group, rate, share, switch_latency)
+    else:
+        _minimal_groups(draft, switches, switches_per_group, rate, share, switch_latency)
     return draft.topology(name, "dragonfly", routing)
+
+
+def _minimal_groups(draft: Draft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
+    """A cable between any two switches of a group, and between those of the same place in any two groups."""
+    place, group = np.arange(len(switches)) % size, np.arange(len(switches)) // size
+    a, b = np.triu_indices(len(switches), 1)
+    inside = group[a] == group[b]
+    draft.add_cables(switches[a[inside]], switches[b[inside]], rate, latency)
+    far = ~inside & (place[a] == place[b])
+    draft.add_cables(switches[a[far]], switches[b[far]], share, latency)
+
+
+def _pooled_groups(draft: Draft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
+    """Switches below their group's ``local``, and all of those joined.
+
+    To one other switch there are the direct cable and ``size - 2`` ways of two hops, each of which is another pair's
+    direct cable: were all switches to send so at once, half of ``size`` cables' rate would be left to each (Kim et al.,
+    "Technology-Driven, Highly-Scalable Dragonfly Topology", ISCA 2008, on non-minimal routing).
+    """
+    if len(switches) == 1:
+        return
+    group = np.arange(len(switches)) // size
+    local = draft.add_switches([f"group{g}/local" for g in range(int(group.max()) + 1)])
+    draft.add_cables(switches, local[group], rate * size / 2, latency / 2)
+    a, b = np.triu_indices(len(local), 1)
+    draft.add_cables(local[a], local[b], size * share, 2 * latency)
 
 
 def _attach(draft: Draft, switch: Ints, latency: float) -> None:
@@ -152,20 +183,23 @@ def _attach(draft: Draft, switch: Ints, latency: float) -> None:
     draft.add_cables(ports.vertex, switch, ports.rate, latency)
 
 
-def _clos(draft: Draft, leaves: Ints, pod: Ints, up: float, radix: int, latency: float, levels: int = 0) -> None:
+def _clos(
+    draft: Draft, leaves: Ints, pod: Ints, up: float, radix: int, latency: float, levels: int = 0, *, pooled: bool
+) -> None:
     """Spines above leaves, and cores above spines if the leaves fill more than one tier reaches.
 
-    ``up`` [bytes/s] is what one leaf sends upwards, spread evenly over the spines it sees.
+    ``up`` [bytes/s] is what one leaf sends upwards, spread evenly over the spines it sees; ``pooled`` ones are one.
     """
     if len(leaves) <= 1:
         return
     if levels != 3 and len(leaves) <= radix:
-        spines = draft.add_switches([f"spine{i}" for i in range(_tier(len(leaves), radix, radix))])
+        width = 1 if pooled else _tier(len(leaves), radix, radix)
+        spines = draft.add_switches([f"spine{i}" for i in range(width)])
         _full_mesh(draft, leaves, spines, up / len(spines), latency)
         return
     all_spines: list[Ints] = []
     pods, counts = np.unique(pod, return_counts=True)
-    width = _tier(int(counts.max()), radix, radix // 2)
+    width = 1 if pooled else _tier(int(counts.max()), radix, radix // 2)
     for number, value in enumerate(pods):
         spines = draft.add_switches([f"pod{number}/spine{i}" for i in range(width)])
         _full_mesh(draft, leaves[pod == value], spines, up / width, latency)

@@ -107,17 +107,21 @@ class DomainSpec(_Strict, frozen=True):
     links: list[LinksSpec]
 
 
+Routing: TypeAlias = Literal["destination", "hash", "adaptive"]
+
+
 class _Fabric(_Strict, frozen=True, tag_field="kind"):
     """What joins nodes.
 
     Parameters
     ----------
-    source : where its shape and numbers are from. routing : one path to each destination, or by a hash of the flow.
+    source : where its shape and numbers are from. routing : one path to each destination, by a hash of the flow, or
+        spread over all of them by load.
     port_latency : of a NIC and its cable. switch_latency : of each switch passed.
     """
 
     source: str
-    routing: Literal["destination", "hash"] = "destination"
+    routing: Routing = "destination"
     port_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(300e-9))
     switch_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(230e-9))
 
@@ -166,7 +170,7 @@ class FatTree(_Fabric, frozen=True, tag="fat_tree"):
 
 
 class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
-    """Groups of fully joined switches, all groups joined.
+    """Groups of fully joined switches, all groups joined; Slingshot's switches route adaptively.
 
     Parameters
     ----------
@@ -177,6 +181,7 @@ class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
     nics_per_switch: int = 16
     global_links_per_switch: int = 16
     taper: float = 1.0
+    routing: Routing = "adaptive"
 
 
 FabricSpec: TypeAlias = NoFabric | OneSwitch | RailOptimised | FatTree | Dragonfly
