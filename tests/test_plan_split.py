@@ -17,7 +17,7 @@ from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.rules import rule
 from clustersim.planner.searching import search
-from clustersim.planner.seen import machines_of
+from clustersim.planner.seen import ROUGH, machines_of
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import from_table
 from clustersim.planner.traffic import first_group
@@ -178,8 +178,6 @@ def test_the_front_over_split_models_is_the_exhaustive_one(small, tmp_path):
 
 
 def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small, tmp_path):
-    from clustersim.planner.seen import ROUGH
-
     read, _, found = small
     for one in found.options:
         if one.state == "simulated" and one.candidate.split:
@@ -238,6 +236,63 @@ def test_alternatives_differ_from_the_fastest_in_a_degree(small):
     for one in alternatives(found):
         assert one.candidate.degrees != chosen
         assert one.state in {"error", "limits", "memory"} or what_limits(one)
+
+
+# ---- the robust choice -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def robust(small):
+    read, folder, _ = small
+    return search(read, "plan.toml", folder, jobs=1, robust=True)
+
+
+def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_best_at_every_corner(small, robust):
+    said = planner.told(small[0], robust)["robust"]
+    regrets = np.array([row["regrets"] for row in said["rows"]])
+    assert regrets.shape == (len(said["rows"]), len(said["corners"]))
+    assert (regrets.min(axis=0) == 0).all()
+    assert [row["regret"] for row in said["rows"]] == regrets.max(axis=1).tolist()
+    assert [row["robust"] for row in said["rows"]].index(True) == regrets.max(axis=1).argmin()
+    rates = np.array([row["rate"] for row in said["rows"]])
+    assert regrets[:, 0] == pytest.approx(rates.max() / rates - 1)
+
+
+def test_who_knows_on_which_side_a_number_is_regrets_no_more(small, robust):
+    said = planner.told(small[0], robust)["robust"]
+    regrets, worst = np.array([row["regrets"] for row in said["rows"]]), min(row["regret"] for row in said["rows"])
+    assert [one["name"] for one in said["uncertain"]] == ["links inside a node", "kernels"]  # one node: no network
+    for one in said["measure"]:
+        assert 0 <= one["worth"] <= worst
+        assert set(one["choice"].values()) <= {row["option"] for row in said["rows"]}
+    for name in ("inside", "kernels"):
+        for end in {corner[name] for corner in said["corners"][1:]}:
+            there = [k for k, corner in enumerate(said["corners"]) if corner.get(name) == end]
+            assert regrets[:, there].max(axis=1).min() <= worst
+
+
+def test_a_step_on_a_machine_with_other_rates_is_the_rerun_that_sensitivity_makes(small, robust):
+    from clustersim.scenario.rerun import rerun_step, rerun_with
+
+    one = scenario_of(small[0], "plan.toml", robust.front[0].candidate)
+    for knob in ("inside", "kernels"):
+        assert rerun_with(one, {knob: 0.8}) == rerun_step(one.prepare(), knob, 0.8)
+    both = rerun_with(one, {"inside": 0.8, "kernels": 0.8})
+    assert both > rerun_with(one, {"kernels": 0.8}) > rerun_with(one, {})
+    rough = one.folded(roughly=True, sketched=True, factors={"inside": 0.8, "kernels": 0.8}).step_time_s
+    assert rough == pytest.approx(both, rel=ROUGH)
+
+
+def test_a_robust_search_goes_on_where_it_was_and_its_page_has_the_table(small, robust, monkeypatch):
+    read, folder, _ = small
+    for name in ("compute", "roughly"):
+        monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
+    again = search(read, "plan.toml", folder, jobs=1, robust=True)
+    assert again.turned == robust.turned
+    said = planner.told(read, again)
+    (part,) = [one for one in plan_page(said).sections if one.id == "robust"]
+    assert said["robust"]["verdict"] in part.words
+    assert len(part.grid.rows) == len(said["robust"]["rows"])
 
 
 # ---- the space -------------------------------------------------------------------------------------------------------

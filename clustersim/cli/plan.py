@@ -22,21 +22,25 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
 @click.option("--exhaustive", is_flag=True, help="Simulate also what bounds rule out.")
+@click.option("--robust", is_flag=True, help="Choose also for the worst case of what is uncertain.")
 @click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
 @json_option
-def plan(file: str, out: Path, jobs: int | None, exhaustive: bool, page: Path | None, as_json: bool) -> None:
+def plan(
+    file: str, out: Path, jobs: int | None, exhaustive: bool, robust: bool, page: Path | None, as_json: bool
+) -> None:
     """Search the options of a plan: FILE is a .toml file, or the name of a shipped one.
 
     What does not fit in memory or breaks a limit is ruled out, what cannot win by its bounds need not run, and the
     rest is simulated. Printed are the options that no other beats in speed, cost, GPUs and energy at once, why each is
-    there, and why the alternatives lost. Rows are kept in OUT: the same command goes on after an interruption.
+    there, and why the alternatives lost; with --robust also which is least wrong where machines are not as predicted,
+    and what to measure before deciding. Rows are kept in OUT: the same command goes on after an interruption.
     """
     from clustersim import planner
 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
         found = planner.search(
-            read, path, out, jobs=jobs, exhaustive=exhaustive, progress=progress,
+            read, path, out, jobs=jobs, exhaustive=exhaustive, robust=robust, progress=progress,
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
         )  # fmt: skip
         said = planner.with_campaign(planner.told(read, found, path), read)
@@ -69,12 +73,12 @@ def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) 
     for row in said["front"]:
         table.add_row(escape(row["option"]), *_cells(row))
     console.print(table)
-    if "failures" in said:
-        from clustersim.report.plan import with_failures
+    from clustersim.report.plan import failures, robust
 
-        grid = with_failures(said)
-        console.print(rich_table("with failures", grid.head, grid.rows))
-        for line in said["failures"]:
+    for part in (*failures(said), *robust(said)):
+        if part.grid is not None:
+            console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
+        for line in part.words:
             console.print(f"- {escape(line)}", soft_wrap=True, highlight=False)
     for row in said["front"]:
         if row["limited_by"] and row["stage_bytes"]:

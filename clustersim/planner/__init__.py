@@ -22,6 +22,7 @@ def plan(
     executor: Executor | None = None,
     jobs: int | None = None,
     exhaustive: bool = False,
+    robust: bool = False,
 ) -> dict[str, Any]:
     """Search the options of a plan, and say which are worth having and why.
 
@@ -29,14 +30,16 @@ def plan(
     ----------
     what : a plan's file, the name of a shipped one, or a :class:`PlanFile`. out : a folder; what is simulated is kept
         there, so that a second call goes on. executor, jobs : as for :func:`clustersim.sweep`.
-    exhaustive : simulate also what bounds rule out; the answer is the same.
+    exhaustive : simulate also what bounds rule out; the answer is the same. robust : say too what would be chosen if
+        machines were as far from their predictions as published ones (:mod:`clustersim.planner.robust`).
 
     Returns the answer as :func:`told` gives it, which is also written to ``plan.json`` in ``out``.
 
     Raises :class:`clustersim.errors.ScenarioError` for a plan that cannot be read.
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
-    said = told(read, search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive), path)
+    found = search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive, robust=robust)
+    said = told(read, found, path)
     said = with_campaign(said, read)
     write(said, out)
     return said

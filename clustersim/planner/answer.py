@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
+from clustersim.planner.campaigns import goodput
 from clustersim.planner.candidates import base
 from clustersim.planner.options import Option, Searched, title
+from clustersim.planner.robust import robustness
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.planner.verdict import left_over, too_close, verdict
 from clustersim.planner.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
@@ -36,15 +39,17 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
     ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario`` and the plan's
     ``path``; ``warnings``; ``counts`` by what became of options; ``combined``, how many combinations there were;
     ``assumptions``, sentences; ``options``, with ``state`` and ``reason``: every one, of a large space those that came
-    to be simulated; ``landscape``, of a split model rows of ``tp``, ``pp`` and ``step_s`` on the fastest one's machine.
+    to be simulated; ``landscape``, of a split model rows of ``tp``, ``pp`` and ``step_s`` on the fastest one's machine;
+    ``robust``, of a robust search, as of :func:`clustersim.planner.robust.robustness`.
     """
     unit = "tokens" if found.tokens else "samples"
-    front = [
-        row(one)
-        | {"why": why_on_front(one, found), "scenario": _tables(plan, one), "path": str(path)}
-        | {"tokens_per_step": round(one.rate * float(one.result["step_time_s"])) if found.tokens else None}
-        for one in found.front
-    ]
+    front = [_whole(plan, found, one, path) | {"why": why_on_front(one, found)} for one in found.front]
+
+    @cache
+    def lasting(number: int, rate: float) -> float | None:
+        return goodput(_whole(plan, found, found.options[number], path), plan, rate)
+
+    robust = robustness(found, None if plan.campaign is None else lasting)
     others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
     tempting = [row(one) | {"why": why_tempting(one, found)} for one in found.tempting]
     states = Counter(one.state for one in found.options)
@@ -65,7 +70,13 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
             if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
         ],
         "landscape": list(landscape(found)),
-    }
+    } | ({"robust": robust} if robust else {})
+
+
+def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> dict[str, Any]:
+    """An option's figures with its scenario."""
+    per_step = round(one.rate * float(one.result["step_time_s"])) if found.tokens else None
+    return row(one) | {"scenario": _tables(plan, one), "path": str(path), "tokens_per_step": per_step}
 
 
 def row(option: Option) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import numpy as np
 
 from clustersim import scenario
 from clustersim.campaign import Runs, play
-from clustersim.campaign.job import Job, campaign
+from clustersim.campaign.job import Campaign, Job, campaign
 from clustersim.campaign.ledger import percentiles
 from clustersim.campaign.of_scenario import job_at, job_of, table_of
+from clustersim.campaign.whatif import of_rate
 from clustersim.errors import ScenarioError
 from clustersim.planner.pareto import dominates
 from clustersim.planner.spec import PlanFile
@@ -59,9 +60,7 @@ def with_campaign(said: Told, plan: PlanFile, seed: int = 0) -> dict[str, Any]:
 
 def _played(row: Told, plan: PlanFile, seed: int) -> Played:
     try:
-        loaded = _scenario(row, plan)
-        job = _job(row, loaded)
-        made = campaign(table_of(loaded), job)
+        made, job = _campaign(row, plan)
         if made.hopeless:
             return Played(wrong="does not finish: failures come too often for its recovery")
         runs = play(made, REPLICAS, seed)
@@ -77,6 +76,25 @@ def _played(row: Told, plan: PlanFile, seed: int) -> Played:
         goodput=float(np.median(runs.goodput("effective_training_time"))),
         in_time=None if deadline is None else float((runs.elapsed <= float(deadline)).mean()),
     )
+
+
+def goodput(row: Told, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
+    """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
+    finish."""
+    try:
+        made = of_rate(_campaign(row, plan)[0], rate)
+    except ScenarioError:
+        return None
+    runs = None if made.hopeless else play(made, REPLICAS, seed)
+    if runs is None or not runs.finished.all():
+        return None
+    return float(np.median(runs.goodput("effective_training_time")))
+
+
+def _campaign(row: Told, plan: PlanFile) -> tuple[Campaign, Job]:
+    loaded = _scenario(row, plan)
+    job = _job(row, loaded)
+    return campaign(table_of(loaded), job), job
 
 
 def _job(row: Told, loaded: Scenario) -> Job:

@@ -13,6 +13,7 @@ from clustersim.planner.candidates import Candidate
 from clustersim.planner.limits import Bound
 from clustersim.planner.pareto import front
 from clustersim.ranges import of_step
+from clustersim.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,26 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Turned:
+    """First runs of some options on a machine whose rates are multiplied by ``factors``: ``seconds`` of a step by
+    number."""
+
+    factors: Mapping[str, float]
+    seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True)
 class Searched:
     """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
-    machines and knobs, possible or not."""
+    machines and knobs, possible or not. ``turned`` : of a robust search, :func:`clustersim.planner.robust.at_corners`.
+    ``topologies`` : by a machine's label and nodes."""
 
     options: tuple[Option, ...]
     rates: tuple[Rates, ...]
     tokens: bool
     combined: int = 0
+    turned: tuple[Turned, ...] = ()
+    topologies: Mapping[tuple[str, int], Topology] = field(default_factory=dict)
 
     @cached_property
     def split(self) -> bool:

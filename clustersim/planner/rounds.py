@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from clustersim.planner.candidates import Candidate, base, scenario_of
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario.parts import model_of
 from clustersim.scenario.reading import Table
+from clustersim.scenario.rerun import Factors
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task
 from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
@@ -24,6 +25,8 @@ from clustersim.sweeps.store import Store
 
 SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
 """How near a run is to the whole one: see :mod:`clustersim.scenario.folded`."""
+TURNED = "turned"
+"""Of a run on a machine with other rates, what they are multiplied by: a field of its inputs."""
 MOST_PASSES = 300_000
 """Passes through a layer, of all ranks, up to which a split model is run whole: 20 CPU seconds and half a GiB."""
 
@@ -33,13 +36,16 @@ def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequenc
     if version() != expected:
         raise ClusterSimError(f"the worker has clustersim {version()}, the plan {expected}")
     begin = time.perf_counter()
-    lines = [line(task.identity, _rough(scenario.from_table(base, path, task.changes), fidelity)) for task in tasks]
+    lines = [
+        line(task.identity, _rough(scenario.from_table(base, path, task.changes), fidelity, task.identity.inputs))
+        for task in tasks
+    ]
     return time.perf_counter() - begin, lines
 
 
-def _rough(one: scenario.Scenario, fidelity: str) -> dict[str, Any]:
+def _rough(one: scenario.Scenario, fidelity: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found = one.folded(roughly=True, sketched=fidelity == SKETCHED)
+        found = one.folded(roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
@@ -81,13 +87,24 @@ class Runner:
             found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how)
         return found
 
-    def _run(self, chosen: Sequence[Candidate], fidelity: str) -> dict[int, dict[str, Any]]:
+    def turned(self, chosen: Sequence[Candidate], factors: Factors) -> dict[int, float]:
+        """Seconds of a step by number, as first runs have it, on a machine with rates turned; those that ran."""
+        found: dict[int, dict[str, Any]] = {}
+        for how in (SKETCHED, FOLDED):
+            mine = [one for one in chosen if self.fidelity(one, rough=True) == how]
+            found |= self._run(mine, how, factors)
+        return {number: float(row["result"]["step_time_s"]) for number, row in found.items() if "result" in row}
+
+    def _run(
+        self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None
+    ) -> dict[int, dict[str, Any]]:
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
             known = self.prints(scenario_of(self.plan, self.path, candidate))
             if fidelity != WHOLE:
-                known = identity({**known.inputs, "fidelity": fidelity}, known.files)
+                turned = {TURNED: dict(factors)} if factors else {}
+                known = identity({**known.inputs, "fidelity": fidelity, **turned}, known.files)
             keys[candidate.number] = known.key
             if known.key not in self.rows:
                 tasks[known.key] = Task(known, dict(candidate.changes))

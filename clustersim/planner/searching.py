@@ -20,10 +20,12 @@ what half of published steps lay within. One that would be worth having if its p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clustersim.outputs import Folder
 from clustersim.planner.options import Option, Searched
+from clustersim.planner.robust import at_corners
 from clustersim.planner.rounds import Runner
 from clustersim.planner.seen import Seen, machines_of
 from clustersim.planner.sieve import SIEVED
@@ -45,6 +47,7 @@ def search(
     executor: Executor | None = None,
     jobs: int | None = None,
     exhaustive: bool = False,
+    robust: bool = False,
     progress: Callable[[int, int], None] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Searched:
@@ -54,6 +57,7 @@ def search(
     ----------
     path : the plan's file. out : folder of ``results.jsonl``; rows that are there are not simulated again.
     executor, jobs : as for :func:`clustersim.sweeps.sweep`. exhaustive : simulate also what bounds rule out.
+    robust : run the rivals of the fastest again at the ends of what is uncertain (:mod:`clustersim.planner.robust`).
     progress : called with (options done with, options in all). told : called with the size of the space, in words,
         before anything is looked at.
 
@@ -75,9 +79,10 @@ def search(
                     seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
                     if progress:
                         progress(len(seen.options) - len(waiting), len(seen.options))
+            found = seen.done()
+            return replace(found, turned=at_corners(found, seen, runner)) if robust else found
     finally:
         team.close()
-    return seen.done()
 
 
 def _next_round(waiting: Sequence[int], seen: Seen, exhaustive: bool, rough: bool) -> tuple[list[Option], list[int]]:

@@ -204,7 +204,7 @@ class Seen:
         spent = costs(known, candidate.gpus, rate, result)
         cost = math.inf if spent["usd_per_sample"] is None else spent["usd_per_sample"]
         energy = float(spent["kwh_per_sample"] or 0.0) * 3.6e6
-        per_day = math.inf if spent["usd_per_hour"] is None else 24.0 * spent["usd_per_hour"]
+        per_day = _per_day(spent)
         tokens = self.plan.limits.tokens
         days = None if tokens is None else tokens / rate / DAY
         usd = None if days is None or math.isinf(per_day) else days * per_day
@@ -220,7 +220,12 @@ class Seen:
 
     def done(self) -> Searched:
         """All of it, judged."""
-        return Searched(tuple(self.options), self.rates, self.tokens, self.combined).judged()
+        tops = {(self.plan.machines[m].label, n): top for (m, n), (top, _) in self.sieve.machines.items()}
+        return Searched(tuple(self.options), self.rates, self.tokens, self.combined, topologies=tops).judged()
+
+    def keeps(self, option: Option) -> bool:
+        """Whether a simulated option keeps the limits."""
+        return not self._broken(option.rate, _per_day(option.costs))
 
 
 @dataclass
@@ -255,6 +260,11 @@ class _Better:
             return np.zeros(0, dtype=np.int64)
         rows = np.array(known)
         return np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
+
+
+def _per_day(spent: Mapping[str, float | None]) -> float:
+    hourly = spent.get("usd_per_hour")
+    return math.inf if hourly is None else 24.0 * hourly
 
 
 def _parts_of(result: Mapping[str, Any], bound: Bound | None) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def plan_page(said: Said) -> Page:
                 "option's machine; that option is framed."], _landscape(said)),
         Section("made", "What a step is made of", ["The least a step can take, by what it waits for, and what each "
                 "stage holds."], grid=_made_of(said)),
-        *_failures(said),
+        *robust(said),
+        *failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
                 [(row["option"], row["why"]) for row in said["tempting"]]),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
@@ -67,15 +68,31 @@ def _made_of(said: Said) -> Grid:
     return Grid([("option", False), ("made of", False), ("GiB by stage", False)], rows)
 
 
-def _failures(said: Said) -> list[Section]:
+def robust(said: Said) -> list[Section]:
+    """Regrets of the fastest one's rivals where machines are not as predicted, of a robust search."""
+    if "robust" not in said:
+        return []
+    found = said["robust"]
+    head = [("option", False), (f"{said['unit']}/s", True), ("regret at worst", True), ("which is at", False)]
+    rows = [
+        [row["option"], number(row["rate"], ",.0f"), number(row["regret"], ".1%") or "never ends", row["at"]]
+        for row in found["rows"]
+    ]
+    best = frozenset(i for i, row in enumerate(found["rows"]) if row["robust"])
+    worth = [(f"Measure {one['name']}", f"worth {one['worth']:.1%} of the training: {one['command']}")
+             for one in found["measure"] if one["worth"] >= 0.0005]  # fmt: skip
+    return [Section("robust", "Robust", [found["verdict"]], [], worth, Grid(head, rows, best))]
+
+
+def failures(said: Said) -> list[Section]:
     """Days and cost of the front with its campaign, where the plan names one."""
     if "failures" not in said:
         return []
     words = ["Whole trainings with the plan's [campaign], played many times: the middle one, and p5 to p95."]
-    return [Section("failures", "With failures", [*words, *said["failures"]], grid=with_failures(said))]
+    return [Section("failures", "With failures", [*words, *said["failures"]], grid=_with_failures(said))]
 
 
-def with_failures(said: Said) -> Grid:
+def _with_failures(said: Said) -> Grid:
     """A row for each option of the front whose campaign was played."""
     head = ["option", "days of steps", "days, p50", "p5 to p95", "USD, p50", "USD, p5 to p95", "new steps", "in time"]
     rows = []

@@ -107,15 +107,18 @@ class Scenario:
         """
         return self.prepare().run(progress)
 
-    def folded(self, *, roughly: bool = False, sketched: bool = False) -> Folded:
+    def folded(
+        self, *, roughly: bool = False, sketched: bool = False, factors: Mapping[str, float] | None = None
+    ) -> Folded:
         """How long a step takes, from a run in which what repeats is played once: for who asks nothing else.
 
         It is the whole run's step to rounding; ``roughly``, within some percent (mostly one), in a tenth of the time;
-        ``sketched``, with nothing beside anything else, in a fiftieth.
+        ``sketched``, with nothing beside anything else, in a fiftieth. ``factors`` : of rates of the machine, by the
+        knobs of :func:`clustersim.scenario.rerun.rerun_step`.
         """
         from clustersim.scenario.folded import folded
 
-        return folded(self, roughly=roughly, sketched=sketched)
+        return folded(self, roughly=roughly, sketched=sketched, factors=factors)
 
 
 def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scenario:

@@ -34,13 +34,14 @@ from clustersim import engine
 from clustersim.builder import build
 from clustersim.builder.at_once import Known, alone, spent, what
 from clustersim.builder.representative import Representative, representative
-from clustersim.device import AS_IS, Device
+from clustersim.device import Device
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Exchange, Stage
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import backend_of, cost_of
 from clustersim.scenario.replicas import sharding_zero
+from clustersim.scenario.rerun import Factors, rerun_with, speed_of, widened
 from clustersim.scenario.rerun import step_time as measured_step
 from clustersim.scenario.schema import version
 from clustersim.scenario.sketch import Key, Sketch
@@ -83,15 +84,21 @@ class Folded:
     exact: bool = True
 
 
-def folded(scenario: Scenario, *, roughly: bool = False, sketched: bool = False) -> Folded:
+def folded(
+    scenario: Scenario, *, roughly: bool = False, sketched: bool = False, factors: Factors | None = None
+) -> Folded:
     """How long a step takes, as :meth:`clustersim.scenario.Scenario.run` would find, folded where that is possible;
-    ``sketched`` goes before ``roughly``.
+    ``sketched`` goes before ``roughly``. ``factors`` : rates of the machine turned, as
+    :func:`clustersim.scenario.rerun.rerun_with` does.
 
     A scenario whose ranks differ (jitter, variation, slow GPUs), or whose model is not split, is played whole. Raises
     as ``run``.
     """
-    found = held(scenario)
-    gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, AS_IS)
+    factors = factors or {}
+    speed = speed_of(factors)
+    found = held(scenario, speed)
+    found = replace(found, topology=widened(found.topology, factors))
+    gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, speed)
     parallel, split = scenario.file.parallel, found.split
     cluster = scenario.file.cluster
     differ = (
@@ -101,7 +108,7 @@ def folded(scenario: Scenario, *, roughly: bool = False, sketched: bool = False)
         or scenario.file.run.variation is not None
     )
     if parallel is None or split is None or differ or not split.schedule.synchronous:
-        return Folded(measured_step(scenario.run().timeline))
+        return Folded(rerun_with(scenario, factors))
     return _Fold(found, parallel, split, gpu, cost, roughly or sketched, sketched).result()
 
 

@@ -22,8 +22,13 @@ from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
 if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
 
+Factors = Mapping[str, float]
+"""Knob -> what it is multiplied by."""
+LINKS = ("network", "inside")
+"""Knobs of links between nodes and inside them."""
 BUCKETS = (1, 5, 25, 100, 1000)
 """Sizes [MiB] tried for ``bucket size``, and PyTorch's own first bucket."""
 
@@ -42,8 +47,8 @@ def rerun_step(prepared: Prepared, knob: str, factor: float) -> float | None:
     """Seconds of a step with a knob turned; ``factor`` below 1 makes it worse.
 
     Beside the knobs of :data:`clustersim.analysis.whatif.KNOBS`: ``GPU compute`` and ``HBM``, the GPU's own rates, each
-    kernel priced anew; ``network``, NICs and switches together. Returns None for a knob this scenario does not have.
-    Raises :class:`ScenarioError` for an unknown one.
+    kernel priced anew, and ``kernels``, both; ``network``, NICs and switches together; ``inside``, all other links.
+    Returns None for a knob this scenario does not have. Raises :class:`ScenarioError` for an unknown one.
     """
     if knob not in _RERUNS:
         raise ScenarioError(f"no knob {knob!r}; {nearest(knob, _RERUNS)}")
@@ -70,26 +75,44 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
 
 
 def links_of(topology: Topology, knob: str) -> npt.NDArray[np.bool_]:
-    """(links,) bool: those that ``NVLink``, ``NIC``, ``fabric`` or ``network`` widens."""
+    """(links,) bool: those that ``NVLink``, ``NIC``, ``fabric``, ``network`` or ``inside`` widens."""
     kinds = enumerate(topology.link_kinds)
-    if knob == "network":
-        return np.array([kind == "net" for _, kind in kinds], dtype=np.bool_)
+    if knob in LINKS:
+        return np.array([(kind == "net") == (knob == "network") for _, kind in kinds], dtype=np.bool_)
     return np.array([WIDER[knob](kind, topology.link_name(i)) for i, kind in kinds], dtype=np.bool_)
 
 
-def _another_gpu(prepared: Prepared, knob: str, factor: float) -> float:
+def speed_of(factors: Factors) -> Speed:
+    """The GPU's rates with ``kernels``, ``GPU compute`` and ``HBM`` turned."""
+    both = factors.get("kernels", 1.0)
+    return Speed(both * factors.get("GPU compute", 1.0), both * factors.get("HBM", 1.0))
+
+
+def widened(topology: Topology, factors: Factors) -> Topology:
+    """The machine with links turned, by the knobs of :func:`links_of`; itself where none is."""
+    bandwidth = topology.link_bandwidth
+    for knob, factor in factors.items():
+        if knob in WIDER or knob in LINKS:
+            bandwidth = bandwidth * np.where(links_of(topology, knob), factor, 1.0)
+    return topology if bandwidth is topology.link_bandwidth else replace(topology, link_bandwidth=bandwidth)
+
+
+def rerun_with(scenario: Scenario, factors: Factors) -> float:
+    """Seconds of a whole step with several of a GPU's rates and links turned at once."""
     from clustersim.scenario.running import prepare
 
-    speed = Speed(compute=factor) if knob == "GPU compute" else Speed(memory=factor)
-    return step_time(prepare(prepared.scenario, speed).run().timeline)
+    prepared = prepare(scenario, speed_of(factors))
+    return step_time(replace(prepared, topology=widened(prepared.topology, factors)).run().timeline)
+
+
+def _another_gpu(prepared: Prepared, knob: str, factor: float) -> float:
+    return rerun_with(prepared.scenario, {knob: factor})
 
 
 def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
-    topology = prepared.topology
-    helped = links_of(topology, knob)
-    if not helped.any():
+    if not links_of(prepared.topology, knob).any():
         return None
-    wider = replace(topology, link_bandwidth=topology.link_bandwidth * np.where(helped, factor, 1.0))
+    wider = widened(prepared.topology, {knob: factor})
     return step_time(replace(prepared, topology=wider).run().timeline)
 
 
@@ -144,10 +167,12 @@ _RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
     "host speed": _faster,
     "GPU compute": _another_gpu,
     "HBM": _another_gpu,
+    "kernels": _another_gpu,
     "NVLink": _wider,
     "NIC": _wider,
     "fabric": _wider,
     "network": _wider,
+    "inside": _wider,
     "latency": _nearer,
     "bucket size": _other_buckets,
     "batch": _larger_batch,
