@@ -13,8 +13,10 @@ from click.testing import CliRunner
 
 import clustersim
 from clustersim import fabrics, traces
+from clustersim.calibration.replay_scale import Scale
 from clustersim.calibration.trace_replay import replay
 from clustersim.cli import cli
+from clustersim.device import device
 from clustersim.errors import ClusterSimError, TraceError
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.saved import load_run
@@ -64,21 +66,59 @@ def test_twice_the_ranks_keep_the_work_of_each_and_widen_the_groups():
     assert again.totals["communication_s"][1] > again.totals["communication_s"][0]
 
 
-def test_groups_that_are_not_everybody_are_copied():
+@pytest.mark.parametrize(
+    ("members", "purpose", "groups"),
+    [((0, 2), "", ((0, 2, 4, 6),)), ((0, 1), "", ((0, 1), (4, 5))), ((0, 1), "DATA_PARALLEL_GROUP", ((0, 1, 4, 5),)),
+     ((0, 2), "mesh_tp", ((0, 2), (4, 6)))],
+)  # fmt: skip
+def test_data_parallel_groups_grow_and_the_others_are_copied(members, purpose, groups):
     ops = (OpInfo("all_reduce a", "all_reduce", "comm", "communication", "communication", 1e6,
-                  detail={"group_size": 2, "members": (0, 2), "transfer_s": 1e-4}),
+                  detail={"group_size": 2, "members": members, "purpose": purpose, "transfer_s": 1e-4}),
            OpInfo("all_reduce b", "all_reduce", "comm", "communication", "communication", 1e6,
                   detail={"group_size": 2}))  # fmt: skip
     times = np.array([[0.0, 0.0, 1e-4], [0.0, 0.0, 1e-4], [2e-4, 2e-4, 3e-4]])
-    run = Timeline(
-        4, ops, (np.array([0]), np.array([2])), np.array([0, 0, 1]), np.array([0, 1, 0]), *times.T, source="x"
-    )
+    ranks = tuple(np.array([rank]) for rank in members)
+    run = Timeline(4, ops, ranks, np.array([0, 0, 1]), np.array([0, 1, 0]), *times.T, source="x")
     again = replay(run, *machine("hgx-h100", 1, 8), times=2)
-    groups = {tuple(map(tuple, op.groups.tolist())) for role in again.program.roles for op in role.ops
-              if hasattr(op, "groups")}  # fmt: skip
-    assert groups == {((0, 2), (4, 6))}
-    assert again.notes[0] == "kept as measured, 1: all_reduce of 2 ranks: which ones is not known"
-    assert "2 of 4 ranks were measured" in again.notes[1]
+    found = {tuple(map(tuple, op.groups.tolist())) for role in again.program.roles for op in role.ops
+             if hasattr(op, "groups")}  # fmt: skip
+    assert found == {groups}
+    assert "kept as measured, 1: all_reduce of 2 ranks: which ones is not known" in again.notes
+    assert "2 of 4 ranks were measured" in again.notes[-1]
+
+
+def exposed_and_step(run: Timeline) -> tuple[float, float]:
+    """What a run exposes and takes [s], as a replay counts it."""
+    totals = replay(run).totals
+    return totals["exposed_communication_s"][0], totals["step_s"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [({"cluster__nodes": 4}, Scale(times=4)), ({"strategy__bucket_cap_mb": 5}, Scale(bucket=5 * 2**20)),
+     ({"strategy__bucket_cap_mb": 100}, Scale(bucket=100 * 2**20))],
+)  # fmt: skip
+def test_a_run_predicted_from_a_smaller_one_or_other_buckets_is_the_run_itself(changes, scale):
+    run, _ = measured("ddp_resnet50_1x8_v100", run__jitter=0.0, run__steps=2)
+    aim, result = measured("ddp_resnet50_1x8_v100", run__jitter=0.0, run__steps=2, **changes)
+    again = replay(run, result.prepared.topology, result.prepared.mesh, scale=scale)
+    exposed, step = exposed_and_step(aim)
+    assert again.totals["step_s"][1] == pytest.approx(step, rel=0.01)
+    assert again.totals["exposed_communication_s"][1] == pytest.approx(exposed, abs=0.02 * step)
+
+
+def test_kernels_scale_by_class_and_the_host_stays():
+    kinds = {"sgemm_128": ("other", "compute"), "elementwise": ("other", "compute"), "host": ("other", "host")}
+    ops = tuple(OpInfo(name, "compute", "compute", *words) for name, words in kinds.items())
+    times = np.array([[0.0, 0.0, 1e-3], [1e-3, 1e-3, 2e-3], [2e-3, 2e-3, 3e-3]])
+    run = Timeline(1, ops, (np.array([0]),), np.arange(3), np.zeros(3, dtype=int), *times.T, source="x")
+    was, gpu = device("V100-SXM2-16GB"), device("A100-SXM4-40GB")
+    again = replay(run, scale=Scale(was=was, gpu=gpu))
+    took = [op.duration for op in again.program.roles[0].ops]
+    assert took[0] == pytest.approx(1e-3 * was.matmul_rate("fp32") / gpu.matmul_rate("fp32"))
+    assert took[1] == pytest.approx(1e-3 * was.stream_rate() / gpu.stream_rate())
+    assert took[2] == pytest.approx(1e-3)
+    assert sum(line.startswith("from the model: ") for line in again.notes) == 2
 
 
 def test_a_simulated_run_and_a_mesh_of_another_size_are_refused():
@@ -103,6 +143,8 @@ def test_published_traces_replay_to_their_own_step_time(shared: Path, name, topo
     again = replay(run, *machine(topology, 1, ranks))
     seen, played = again.totals["step_s"]
     assert played == pytest.approx(seen, rel=within)
+    exposed = again.totals["exposed_communication_s"]
+    assert exposed[1] == pytest.approx(exposed[0], abs=0.03 * seen)
     assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0], rel=1e-3)
     large = [row for row in again.collectives if row["nbytes"] >= 2**20 and not row["waiting_included"]]
     reduced = [row for row in large if row["kind"] == "all_reduce"]
@@ -143,3 +185,28 @@ def test_times_of_collectives_are_no_run(tmp_path: Path):
     log.write_text("kind,nbytes,seconds\n")
     done = CliRunner().invoke(cli, ["replay", str(log), "--topology", "dgx-1v"])
     assert isinstance(done.exception, ClusterSimError)
+
+
+def test_the_command_scales_and_says_what_is_from_where(shared: Path):
+    files = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
+    words = ["dp=16", "gpu=A100-SXM4-40GB", "bucket=1MiB"]
+    args = [word for scale in words for word in ("--scale", scale)]
+    done = CliRunner().invoke(cli, ["replay", files, "--topology", "dgx-1v", *args, "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["ranks"] == 16
+    assert said["totals"]["compute_s"][1] < 0.9 * said["totals"]["compute_s"][0]
+    assert {line.partition(":")[0] for line in said["notes"]} >= {"from the trace", "from the model", "not seen"}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("dp=12", "the run has 8 data-parallel ranks"), ("dp=0", "8 data-parallel"), ("nodes=2", "once each: dp=64"),
+     ("dtype=q", "--scale dtype"), ("gpu=Q9", "cannot tell which GPU"), ("bucket=3", "'3'"), ("bucket=1B", "million")],
+)  # fmt: skip
+def test_a_scale_that_cannot_be_is_said(shared: Path, word: str, said: str):
+    files = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto" / "rank0.json.gz")
+    scales = ["--scale", word, *(["--scale", "gpu=A100-SXM4-40GB"] if word.startswith("dtype") else [])]
+    done = CliRunner().invoke(cli, ["replay", files, *scales])
+    assert isinstance(done.exception, ClusterSimError)
+    assert said in str(done.exception)

@@ -11,20 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis import pipeline, plays
+from clustersim.calibration.replay_scale import Scale, groups_of
 from clustersim.label import Label
 from clustersim.program import (
-    COLLECTIVES,
-    COMM_STREAM,
-    COMPUTE_STREAM,
-    DTYPE_BYTES,
-    Collective,
-    Compute,
-    Op,
-    Program,
-    Recv,
-    Role,
-    Send,
-)
+    COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Collective, Compute, Op, Program, Recv, Role, Send,
+)  # fmt: skip
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.pipeline_csv import STEPS_APART
 
@@ -81,8 +72,9 @@ class _SoFar:
 class Writer:
     """Turns the measured spans of each rank into an op list."""
 
-    def __init__(self, measured: Timeline, times: int) -> None:
-        self.measured, self.times = measured, times
+    def __init__(self, measured: Timeline, scale: Scale) -> None:
+        self.measured, self.times, self.scale = measured, scale.times, scale
+        self.data_parallel = groups_of(measured)
         columns = measured.spans()
         self.ranks = np.unique(columns["rank"]).tolist()
         self.spans: dict[int, list[Span]] = {rank: [] for rank in self.ranks}
@@ -128,9 +120,10 @@ class Writer:
         members = tuple(info.detail.get("members", ()))
         size, known = int(info.detail.get("group_size", 0)), info.nbytes > 0 or info.kind == "barrier"
         everybody = len(members) == world or (not members and size == world)
-        groups = np.arange(world * self.times, dtype=np.int64).reshape(1, -1)
-        if not everybody:
-            groups = np.array(members, dtype=np.int64) + world * np.arange(self.times, dtype=np.int64)[:, None]
+        copies = world * np.arange(self.times, dtype=np.int64)[:, None]
+        groups = copies + np.array(members or range(world), dtype=np.int64)
+        if everybody or self.data_parallel.grows.get(i):
+            groups = groups.reshape(1, -1)
         reason, how = "", "kept as measured"
         if info.kind not in COLLECTIVES:
             reason = f"{info.kind}: whom it talks to is not known"
@@ -218,6 +211,7 @@ class Writer:
             phase = info.phase if info.kind == "compute" else "other"
             bound = info.bound if info.kind == "compute" else "communication"
             took = self.shortest[span.op] if span.op in self.met else span.end - span.begin
+            took = self.scale.seconds(info, took, self.data_parallel.sharded)
             return Compute(info.name, took, span.stream, after, phase, bound, step=info.step, label=info.label)
         dtype = str(info.detail.get("dtype", ""))
         # A communicator of its own for each: ranks meet by what was joined, in whatever order they came.
@@ -256,7 +250,8 @@ class Writer:
 
     def notes(self) -> list[str]:
         """What was assumed."""
-        said = [reason.format(count) for reason, count in sorted(self.kept.items())]
+        kept = (reason.format(count) for reason, count in sorted(self.kept.items()))
+        said = [*self.scale.said(self.measured, self.data_parallel), *kept]
         if self.peers:
             said.append("messages between stages have no bytes: an action waits for its micro-batch's one before it")
         if self.peers and not self.waits_seen:

@@ -18,8 +18,8 @@ time, but for collectives whose size is not told and whose measured time is all 
 Waits that were not felt are not seen: an optimizer that found its gradients already there is not known to need them. A
 network much slower than the measured one is therefore told too optimistically.
 
-The same run on more nodes: every rank is copied, groups that were everybody become everybody, and the others are copied
-as they are. That is data parallelism with the same work per GPU.
+The same run on more nodes, faster GPUs or with other buckets: :mod:`clustersim.calibration.replay_scale`. Every rank is
+copied, data-parallel groups grow, and the others are copied as they are: the same work per GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import numpy.typing as npt
 from clustersim.analysis import pipeline
 from clustersim.analysis.occupancy import occupancy
 from clustersim.calibration.replay_program import Writer
+from clustersim.calibration.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
 from clustersim.collectives.base import Group, Plan, Request, bus_factor
 from clustersim.engine import simulate
 from clustersim.errors import TraceError
@@ -112,6 +113,7 @@ def replay(
     mesh: Mesh | None = None,
     *,
     times: int = 1,
+    scale: Scale = AS_MEASURED,
     **options: Any,
 ) -> Replayed:
     """Play a measured run on a topology.
@@ -119,13 +121,15 @@ def replay(
     Parameters
     ----------
     measured : as :func:`clustersim.traces.read` gives it. topology : None is free communication.
-    mesh : ``times`` as many ranks as the run had; needed with a topology.
+    mesh : ``times`` as many ranks as the run had; needed with a topology. scale : what else differs; its ``times`` is
+        multiplied by ``times``.
     options : for :func:`clustersim.engine.simulate` (``backend``, ``launch``, ``nccl_version``, ``fidelity``).
 
     Raises :class:`TraceError` for a simulated run, or a mesh of another size.
     """
     if measured.source == "simulated":
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
+    times, original = times * scale.times, measured
     ranks = measured.world_size * times
     check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)
     free = topology is None or mesh is None
@@ -137,16 +141,19 @@ def replay(
             f"the run has {measured.world_size} ranks, {times} time(s) as many are {ranks}, but {topology.name} offers "
             f"{mesh.world_size}"
         )
-    writer = Writer(measured, times)
+    if scale.bucket:
+        measured = rebucketed(measured, scale.bucket)
+    writer = Writer(measured, replace(scale, times=times))
     program = writer.program()
     where = f"replay on {topology.name}"
     simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
-    seen, played = _totals(measured, writer.ranks), _totals(simulated, writer.ranks)
+    seen, played = _totals(original, writer.ranks), _totals(simulated, writer.ranks)
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
-    steps = _steps(measured, simulated)
+    steps = _steps(original, simulated)
     idle = _idle(measured, simulated, steps.steps)
-    notes = (*((FREE,) if free else ()), *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
+    said = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
+    notes = (*said, *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
     slowdown = None
     if idle:
         alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
@@ -239,6 +246,8 @@ def _compared(writer: Writer, played: Timeline) -> list[dict[str, Any]]:
     rows: defaultdict[tuple[Any, ...], list[tuple[float, float, bool]]] = defaultdict(list)
     for op in (op for op, groups in writer.groups.items() if groups is not None):
         info = writer.measured.ops[op]
+        if "rebucketed" in info.detail or op not in took:
+            continue  # nobody measured it, or it is in another bucket now
         known = "transfer_s" in info.detail
         key = info.kind, info.nbytes, str(info.detail.get("dtype", "")), int(info.detail.get("group_size", 0))
         rows[key].append((float(info.detail["transfer_s"]) if known else writer.shortest[op], took[op], known))

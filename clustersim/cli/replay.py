@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.cli.common import json_option, print_json, stdout, working
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import Folder
-from clustersim.units import format_bytes, format_time
+from clustersim.texts import short
+from clustersim.units import format_bytes, format_time, parse_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from clustersim.calibration.replay_scale import Scale
     from clustersim.calibration.trace_replay import Replayed
     from clustersim.mesh import Mesh
     from clustersim.timeline import Timeline
@@ -29,6 +31,8 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--topology", "name", default=None, help="A shipped name, or a .toml file; without, transfers are free.")
 @click.option("--nodes", type=click.IntRange(min=1), default=None, help="Machines; as many as the trace names.")
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Copies of every rank.")
+@click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
+              help="What else differs: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="A folder: measured.npz and simulated.npz.")
 @json_option
@@ -37,6 +41,7 @@ def replay(
     name: str | None,
     nodes: int | None,
     times: int,
+    scales: tuple[str, ...],
     backend: str,
     out: Path | None,
     as_json: bool,
@@ -47,6 +52,10 @@ def replay(
     pipeline's ops.csv and steps.csv. Step time, exposed communication and each collective's time stand beside the
     measured ones, and of a pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks,
     on twice the machines unless --nodes says otherwise.
+
+    `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (products by their rate, other
+    kernels by memory bandwidth, the host as it is), `--scale bucket=` for gradient buckets of another size; what the
+    trace says and what the model is said line by line.
     """
     from clustersim import traces
     from clustersim.calibration.trace_replay import replay as played
@@ -54,7 +63,7 @@ def replay(
 
     folder = None
     if out is not None:
-        of = [*(str(file.resolve()) for file in files), name, nodes, times, backend]
+        of = [*(str(file.resolve()) for file in files), name, nodes, times, *scales, backend]
         folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
         folder.check()
     with working(f"replaying {len(files)} file(s)"):
@@ -63,8 +72,9 @@ def replay(
             raise ClusterSimError(
                 f"{files[0]}: holds times of collectives, not a run; `clustersim calibrate` fits them"
             )
-        machine = _machine(measured, name, nodes, times)
-        result = played(measured, *(machine or ()), times=times, backend=backend)
+        scale = _scale(measured, times, scales)
+        machine = _machine(measured, name, nodes, scale.times)
+        result = played(measured, *(machine or ()), scale=scale, backend=backend)
         if folder is not None:
             _save(result, machine[0] if machine else None, folder)
     if as_json:
@@ -73,6 +83,46 @@ def replay(
         _print(result)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
+
+
+def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
+    """What differs from the measured run. Raises :class:`ClusterSimError` for a word or a value that cannot be used."""
+    from clustersim.calibration.replay_scale import Scale, groups_of
+    from clustersim.device import DTYPES, device_from_text
+    from clustersim.traces.joining import DEVICE
+
+    said: dict[str, str] = {}
+    for text in scales:
+        key, equals, value = text.partition("=")
+        if not equals or key not in SCALES or key in said:
+            raise ClusterSimError(
+                f"--scale {short(text)}: once each: {', '.join(f'{k}={v}' for k, v in SCALES.items())}"
+            )
+        said[key] = value
+    if dp := said.get("dp"):
+        degree = groups_of(measured).degree
+        if not dp.isdecimal() or len(dp) > 9 or times > 1 or not int(dp) or int(dp) % degree:
+            raise ClusterSimError(
+                f"--scale dp={short(dp)}: the run has {degree} data-parallel ranks; a multiple of it, without --times"
+            )
+        times = int(dp) // degree
+    bucket = parse_bytes(said["bucket"]) if "bucket" in said else 0.0
+    if bucket and measured.world_size * sum(op.nbytes for op in measured.ops if op.kind == "all_reduce") > 1e6 * bucket:
+        raise ClusterSimError(f"--scale bucket={said['bucket']}: over a million buckets; take larger ones")
+    if "gpu" not in said:
+        return Scale(times, bucket=bucket)
+    was, _, gpu = said["gpu"].rpartition(":")
+    was = was or next((n.removeprefix(DEVICE) for n in measured.stats if n.startswith(DEVICE)), "")
+    if not was:
+        raise ClusterSimError(f"--scale gpu={gpu}: the trace does not name its GPU; write gpu=FROM:TO")
+    dtype = said.get("dtype", "bf16")
+    if dtype not in DTYPES:
+        raise ClusterSimError(f"--scale dtype={short(dtype)}: {nearest(dtype, DTYPES)}")
+    return Scale(times, device_from_text(was), device_from_text(gpu), bucket, dtype)
+
+
+SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf16"}
+"""What --scale changes, and how it is written."""
 
 
 def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:

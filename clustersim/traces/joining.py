@@ -30,6 +30,9 @@ SAME_CLOCK = 50e-6
 HOST_BOUND = 20e-6
 """A kernel that starts this soon [s] after its launch call was waited for: the queue was empty."""
 
+DEVICE = "device: "
+"""Begins the name of a number in ``stats``: how many ranks ran on a device of that name."""
+
 _ONE_WAY = {"broadcast", "reduce", "scatter", "gather", "send", "recv"}
 """Kinds whose ranks may leave at different times: they say nothing of clocks."""
 
@@ -52,6 +55,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
         build.row(build.op(one.key, one.info), one.rank, one.ready, one.start, one.end)
     stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}
+    stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
     largest = max(abs(o) for o in offsets.values())
     if largest > 0:
         stats["clock_offset_s"] = largest
@@ -213,6 +217,7 @@ def _add_collectives(
         nbytes = max(s.nbytes for s in mine.values())
         detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": whole}
         detail |= {"members": any_one.members} if any_one.members else {}
+        detail |= {"purpose": any_one.purpose} if any_one.purpose else {}
         if whole:
             detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
         name = f"{any_one.kind} {any_one.kernel}".strip()

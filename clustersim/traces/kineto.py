@@ -183,7 +183,7 @@ class _Reader:
             members = ()  # the profiler cuts long lists off
         elements = args.outputs if kind == "all_gather" else args.inputs
         nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
-        return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step)
+        return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step, purpose=args.purpose)
 
     def _note(self, tid: int | str, ts: float) -> Event | None:
         """The annotation of the thread that a launch call lies in."""

@@ -41,6 +41,7 @@ class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributed
 class KernelArgs(msgspec.Struct, gc=False, rename={
     "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
+    "purpose": "Process Group Description",
 }):  # fmt: skip
     correlation: int = -1
     stream: int | str | None = None
@@ -49,6 +50,7 @@ class KernelArgs(msgspec.Struct, gc=False, rename={
     outputs: int = 0
     size: int = 0
     group: str | int = ""
+    purpose: str = ""
     ranks: str | list[int] | None = None
     dtype: str = ""
     seq: int | None = None

@@ -14,7 +14,7 @@ class Seen:
     """A collective as one rank saw it: ``start``, ``end`` [s] of its kernel, ``nbytes`` NCCL's S.
 
     ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
-    ``doing`` is the action of a pipeline that posted it.
+    ``doing`` is the action of a pipeline that posted it, ``purpose`` what the program calls the group (``"mesh_dp"``).
     """
 
     kind: str
@@ -29,6 +29,7 @@ class Seen:
     step: int = 0
     kernel: str = ""
     doing: Doing | None = None
+    purpose: str = ""
 
 
 class Work(NamedTuple):
