@@ -28,6 +28,15 @@ def toml_value(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
+def plainly(value: object) -> str:
+    """A changed value as a title shows it: text as it is, nothing for what was taken away, anything else as TOML.
+
+    >>> plainly("hgx-h100"), plainly({"speed": 0.8})
+    ('hgx-h100', '{speed = 0.8}')
+    """
+    return value if isinstance(value, str) else "" if value is None else toml_value(value)
+
+
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted names as tables in tables.
 

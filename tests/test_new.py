@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from clustersim.planner.spec import load
+
 COMMANDS = {
     "scenario": ("--gpu", "H100", "--nodes", "2", "--model", "gpt2"),
     "topology": ("--gpu", "H100", "--nics", "4x200Gb/s", "--oversubscription", "2"),
@@ -32,7 +34,34 @@ def test_a_new_scenario_runs_on_a_new_machine(clustersim, tmp_path):
     assert (values["device"], values["gpus"], values["fits"]) == ("H100-SXM5-80GB", 8, True)
 
 
-@pytest.mark.parametrize(("gpu", "machine"), [("H100", "hgx-h100"), ("V100", "dgx-1v"), ("B200", "hgx-b200")])
+def test_a_new_mix_of_nodes_runs_each_rank_on_its_own_gpu(clustersim, tmp_path):
+    mix = tmp_path / "deep" / "mix.toml"
+    mix.parent.mkdir()
+    clustersim("new", "topology", mix, "--mix", "hgx-a100:1", "--mix", "hgx-h100:2")
+    clustersim("new", "scenario", tmp_path / "s.toml", "--topology", mix, "--nodes", "3", "--model", "gpt2")
+    assert 'topology = "deep/mix.toml"' in (tmp_path / "s.toml").read_text()
+    values = json.loads(clustersim("run", tmp_path / "s.toml", "--json").stdout)
+    assert (values["gpus"], values["device"]) == (24, "A100-SXM4-80GB, H100-SXM5-80GB")
+
+
+def test_a_new_plan_names_every_machine_asked_for_and_the_tokens(clustersim, tmp_path):
+    file = tmp_path / "p.toml"
+    clustersim("new", "plan", file, "--gpu", "A100", "--gpu", "H100", "--model", "gpt2", "--tokens", "1e12")
+    plan, _ = load(file)
+    assert [machine.topology for machine in plan.machines] == ["hgx-a100", "hgx-h100"]
+    assert plan.limits.tokens == 1e12
+
+
+def test_a_new_scenario_with_tokens_has_a_campaign_to_play(clustersim, tmp_path):
+    file = tmp_path / "s.toml"
+    clustersim("new", "scenario", file, *COMMANDS["scenario"], "--tokens", "1e9")
+    done = clustersim("campaign", file, "--replicas", "20", "--json")
+    assert json.loads(done.stdout)["plan"]["ideal_days"] > 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine"), [("H100", "hgx-h100"), ("A100", "hgx-a100"), ("V100", "dgx-1v"), ("B200", "hgx-b200")]
+)
 def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_path, gpu, machine):
     assert clustersim("new", "scenario", tmp_path / "s.toml", "--gpu", gpu).returncode == 0
     assert f'topology = "{machine}"' in (tmp_path / "s.toml").read_text()
@@ -44,6 +73,9 @@ def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_p
         ("topology", "t.toml", "--nics", "16x200Gb/s"),
         ("topology", "t.toml", "--nics", "eight"),
         ("topology", "t.toml", "--nics", "4x200"),
+        ("topology", "t.toml", "--mix", "hgx-a100"),
+        ("topology", "t.toml", "--mix", "hgx-a100:0"),
+        ("topology", "t.toml", "--mix", "abacus:2"),
         ("scenario", "s.toml", "--gpu", "abacus"),
         ("scenario", "s.toml", "--model", "nope"),
         ("scenario", "s.txt"),

@@ -1,5 +1,6 @@
 """Links that slow down, recover or flap while a run goes on."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from clustersim import engine
 from clustersim.engine.varying import Varying
 from clustersim.errors import ClusterSimError, ProgramError
 from clustersim.program import Compute, Recv, Send
+from clustersim.units import parse_time
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 
@@ -110,6 +112,23 @@ def test_a_flap_has_a_next_edge_however_late_it_is(now):
 def test_a_link_that_flaps_without_end_is_one_line_and_no_hang():
     with pytest.raises(ClusterSimError, match=r"links changed 30,000 times by .*; use a longer every"):
         step({"factor": 0.5, "from": "0 s", "until": "1 us", "every": "2 us"})
+
+
+def test_a_link_that_flaps_between_the_counted_steps_is_told_too():
+    never = step({"factor": 0.001, "from": "0 s", "until": "1 us", "every": "60 s"})
+    assert any("changes outside of the steps" in note for note in never.notes)
+
+
+def test_figures_of_a_flapping_link_say_how_much_of_it_they_saw():
+    result = step({"factor": 0.2, "from": "0 s", "until": "20 ms", "every": "100 ms"})
+    (note,) = (note for note in result.notes if note.startswith("node0/nic0 is changed for"))
+    steady = result.summary["step_time_s"] * len(result.summary["steady_steps"])
+    seen = parse_time(re.search(r"changed for (\S+ \S+) of", note)[1])
+    assert seen == pytest.approx(0.2 * steady, abs=0.02)
+
+
+def test_a_link_changed_all_the_time_needs_no_note():
+    assert not [note for note in step({"factor": 0.2, "from": "0 s"}).notes if "node0/nic0" in note]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,17 @@ from clustersim.analysis import pipeline, plays
 from clustersim.calibration.replay_scale import Scale, groups_of
 from clustersim.label import Label
 from clustersim.program import (
-    COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Collective, Compute, Op, Program, Recv, Role, Send,
+    COLLECTIVES,
+    COMM_STREAM,
+    COMPUTE_STREAM,
+    DTYPE_BYTES,
+    Collective,
+    Compute,
+    Op,
+    Program,
+    Recv,
+    Role,
+    Send,
 )  # fmt: skip
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.pipeline_csv import STEPS_APART

@@ -37,7 +37,7 @@ def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
     from clustersim.units import format_bytes, format_time
 
     table = Table(title=f"{'ways to split' if split else 'strategies on'} {escape(scenario)}", title_justify="left")
-    table.add_column("split" if split else "strategy", style="bold", no_wrap=True)
+    table.add_column("split" if split else "strategy", style="bold")
     for name in (
         "step time",
         "samples/s",

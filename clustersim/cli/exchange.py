@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.cli.common import json_option, print_json, set_option
-from clustersim.cli.new import write_new
+from clustersim.cli.new_parts import write_new
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.outputs import together
 

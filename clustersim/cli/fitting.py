@@ -46,11 +46,13 @@ def _wide(need: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def _need(column: Column) -> int:
-    """Letters that a column needs at least: its longest figure, or word; and its heading's longest word."""
+    """Letters that a column needs at least: its longest figure, or word, or line where it must not be broken; and its
+    heading's longest word."""
     texts = [_plain(cell) for cell in column._cells]
     words = [word for text in (_plain(column.header), *texts) for word in text.split()]
     least = max((min(len(word), LONGEST_WORD) for word in words), default=1)
-    return max([least, *map(len, texts)]) if column.justify == "right" else least
+    whole = column.justify == "right" or column.no_wrap
+    return max([least, *map(len, texts)]) if whole else least
 
 
 def _plain(cell: object) -> str:
@@ -59,11 +61,15 @@ def _plain(cell: object) -> str:
     return Text.from_markup(cell).plain if isinstance(cell, str) else ""
 
 
+def _longest_line(cell: object) -> int:
+    return max(map(len, _plain(cell).split("\n")))
+
+
 def _widths(table: Table, columns: Sequence[int], need: Sequence[int], width: int) -> list[int]:
     """Letters of each of these columns: what it needs, and what room is left goes to the one whose cells would take
     most lines, letter by letter."""
     found = [need[i] for i in columns]
-    most = [max(len(_plain(cell)) for cell in (table.columns[i].header, *table.columns[i]._cells)) for i in columns]
+    most = [max(map(_longest_line, (table.columns[i].header, *table.columns[i]._cells))) for i in columns]
     for _ in range(max(0, width - _wide(need, columns))):
         tallest = max(range(len(found)), key=lambda at: most[at] / max(1, found[at]))
         if found[tallest] >= most[tallest]:

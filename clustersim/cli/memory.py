@@ -95,7 +95,7 @@ def _by_stage(scenario: str, row: dict[str, Any]) -> Table:
     return table
 
 
-PARTS = {"borrowed": "gathered", "buffers": "buckets", "activ": "activations", "logits": "logits"}
+PARTS = {"gather": "gathered", "bucket": "buckets", "activ": "activations", "logits": "logits"}
 """Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
 
 
@@ -106,7 +106,7 @@ def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
     split = bool(rows[0]["stages"])
     of = "the fullest GPU" if split else "one GPU"
     table = Table(title=f"memory of {of} [GiB]: {escape(scenario)}", title_justify="left")
-    table.add_column("split" if split else "strategy", style="bold", no_wrap=True)
+    table.add_column("split" if split else "strategy", style="bold")
     parts = {
         name: part for name, part in PARTS.items() if any(row["reason"] == "" and row["largest"][part] for row in rows)
     }
@@ -129,7 +129,9 @@ def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
     console = stdout()
     console.print(table)
     console.print(
-        "- states: parameters, gradients and optimizer states; most samples: the largest micro-batch that fits"
+        "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
+        "their way; most samples: the largest micro-batch that fits",
+        soft_wrap=True,
     )
     for row in rows:
         if row["reason"]:

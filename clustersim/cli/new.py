@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from clustersim.cli.new_parts import as_written, dtype_of, fits, has_tokens, machine_of, model_line, write_new
 from clustersim.errors import ClusterSimError
-from clustersim.outputs import fresh
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 gpu_option = click.option("--gpu", help="A GPU, such as H100: the machine is the shipped one that carries it.")
@@ -17,6 +16,34 @@ topology_option = click.option("--topology", help="A machine by name or file, in
 model_option = click.option(
     "--model", "model_name", default="llama3-8b", show_default=True, help="A shipped name, or a config.json."
 )
+
+
+CAMPAIGN = """
+[campaign]                   # the weeks of it: `clustersim campaign`
+tokens = {tokens:g}
+failures = "llama3"          # rates of 16,384 H100s; `clustersim list failures` has others, and yours are inputs
+
+[campaign.detection]
+report = "1 min"             # until a failure that something reports is noticed
+timeout = "10 min"           # until a silent one is
+
+[campaign.recovery]
+policy = "replace"           # or requeue, shrink, drop_replica
+restart = "5 min"
+
+[[campaign.checkpoints]]
+every = "best"               # or "30 min", "100 steps"
+tier = "storage"
+
+[campaign.storage]
+write = "100 GB/s"
+read = "100 GB/s"
+
+[campaign.nodes]
+spares = 1
+repair = "12 h"
+"""
+"""How long and how dear a training is depends on these."""
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
@@ -31,26 +58,28 @@ def new() -> None:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @model_option
 @click.option("--strategy", help="ddp where the model fits so, else fsdp, when absent.")
+@click.option("--tokens", type=click.FloatRange(min=1), help="To train on: adds the table of clustersim campaign.")
 def scenario(
-    file: Path, gpu: str | None, topology: str | None, nodes: int, model_name: str, strategy: str | None
-) -> None:
+    file: Path, gpu: str | None, topology: str | None, nodes: int, model_name: str, strategy: str | None,
+    tokens: float | None,
+) -> None:  # fmt: skip
     """A scenario for clustersim run."""
     from clustersim import scenario as scenarios
 
-    machine = _machine(gpu, topology)
-    kind = strategy or ("ddp" if _fits(machine, model_name) else "fsdp")
+    machine = machine_of(gpu, topology)
+    kind = strategy or ("ddp" if fits(machine, model_name) else "fsdp")
     text = f'''# {model_name} on {nodes} node(s) of {machine}: `clustersim run {file.name}`.
 
 [cluster]
-topology = "{machine}"        # `clustersim list topologies`, or a file of your own
+topology = "{as_written(machine, file)}"        # `clustersim list topologies`, or a file of your own
 nodes = {nodes}
 # device = "..."             # another GPU in the same sockets; `clustersim list devices`
 # changes = [{{match = "node0/nic0", bandwidth = "100 Gb/s"}}]   # parts degraded, or gone: remove = true
 
 [model]
-{_model(model_name, file)}
-dtype = "{_dtype(machine)}"               # of the matrix products
-{"attention = " + chr(34) + "flash" + chr(34) if _has_tokens(model_name) else ""}
+{model_line(model_name, file)}
+dtype = "{dtype_of(machine)}"               # of the matrix products
+{"attention = " + chr(34) + "flash" + chr(34) if has_tokens(model_name) else ""}
 activation_checkpointing = "{"none" if kind == "ddp" else "full"}"   # "none"; "full" or "selective" save memory
 
 [strategy]
@@ -66,7 +95,7 @@ gradient_accumulation_steps = 1
 [run]
 steps = 3
 seed = 0
-'''
+{"" if tokens is None else CAMPAIGN.format(tokens=tokens)}'''
     write_new(file, text, scenarios.load)
 
 
@@ -74,27 +103,54 @@ seed = 0
 @file_argument
 @gpu_option
 @topology_option
+@click.option(
+    "--mix", multiple=True, metavar="hgx-a100:2", help="Nodes of a machine; several such make a mixed cluster."
+)
 @click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
 @click.option("--oversubscription", type=click.FloatRange(min=1), help="Bandwidth down from a leaf switch over up.")
 def topology(
-    file: Path, gpu: str | None, topology: str | None, nics: str | None, oversubscription: float | None
-) -> None:
+    file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
+    oversubscription: float | None,
+) -> None:  # fmt: skip
     """A machine, as a few changes to a shipped one, for clustersim check and cluster.topology."""
     from clustersim import fabrics
 
-    base = _machine(gpu, topology)
+    if mix:
+        if gpu or topology or nics:
+            raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
+        write_new(file, _mixed(file, mix, oversubscription), lambda path: fabrics.load(str(path)))
+        return
+    base = machine_of(gpu, topology)
     parts = [
         f"# A machine of your own, as changes to {base}: `clustersim check {file.name} --nodes 4`.",
         "# Keys: `clustersim describe --keys topology`; every number has a source.",
         "",
         f'name = "{file.stem}"',
         f'title = "{base}, changed"',
-        f'extends = "{base}"',
+        f'extends = "{as_written(base, file)}"',
         *(_nics(nics, base) if nics else []),
     ]
-    if oversubscription:
-        parts += ["", "[fabric]", 'kind = "fat_tree"', f"oversubscription = {oversubscription}", 'source = "..."']
+    parts += _fabric(oversubscription) if oversubscription else []
     write_new(file, "\n".join(parts) + "\n", lambda path: fabrics.load(str(path)))
+
+
+def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> str:
+    """A cluster of several kinds of nodes."""
+    parts = [
+        f"# Nodes of several kinds, each rank at its own GPU's pace: `clustersim check {file.name}`.",
+        "",
+        f'name = "{file.stem}"',
+    ]
+    for text in mix:
+        machine, colon, count = text.rpartition(":")
+        if not colon or not count.isdecimal() or not int(count):
+            raise ClusterSimError(f"--mix {text!r}: write a machine and how many nodes of it, such as hgx-a100:2")
+        parts += ["", "[[nodes]]", f'type = "{as_written(machine_of(None, machine), file)}"', f"count = {int(count)}"]
+    return "\n".join([*parts, *_fabric(oversubscription or 1.0)]) + "\n"
+
+
+def _fabric(oversubscription: float) -> list[str]:
+    return ["", "[fabric]", 'kind = "fat_tree"', f"oversubscription = {oversubscription}", 'source = "..."']
 
 
 def _nics(text: str, base: str) -> list[str]:
@@ -115,34 +171,44 @@ def _nics(text: str, base: str) -> list[str]:
 
 @new.command()
 @file_argument
-@gpu_option
-@topology_option
+@click.option("--gpu", "gpus", multiple=True, help="A GPU, such as H100, by the shipped machine that carries it.")
+@click.option("--topology", "topologies", multiple=True, help="A machine by name or file. Several are compared.")
 @click.option("--nodes", type=click.IntRange(min=1), multiple=True, default=(4, 8), show_default=True)
 @model_option
-def plan(file: Path, gpu: str | None, topology: str | None, nodes: tuple[int, ...], model_name: str) -> None:
-    """A plan for clustersim plan: which strategy, and how many GPUs."""
+@click.option("--tokens", type=click.FloatRange(min=1), help="To train on: answers in days and USD, too.")
+def plan(
+    file: Path, gpus: tuple[str, ...], topologies: tuple[str, ...], nodes: tuple[int, ...], model_name: str,
+    tokens: float | None,
+) -> None:  # fmt: skip
+    """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
     from clustersim.planner.spec import load
 
-    machine = _machine(gpu, topology)
+    machines = [*(machine_of(gpu, None) for gpu in gpus), *(machine_of(None, one) for one in topologies)]
+    machines = list(dict.fromkeys(machines)) or [machine_of(None, None)]
+    tables = "\n".join(
+        f'''[[machines]]                 # one table for each kind of machine
+topology = "{as_written(machine, file)}"
+nodes = {list(nodes)}
+# usd_per_gpu_hour = 2.5     # yours, instead of a list price
+'''
+        for machine in machines
+    )
+    dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in machines) else "fp16"
     text = f'''# Which strategy for {model_name}, and how many GPUs? `clustersim plan {file.name} --out DIR`.
 
-title = "{model_name} on {machine}"
+title = "{model_name} on {" or ".join(machines)}"
 
 [model]
-{_model(model_name, file)}
-dtype = "{_dtype(machine)}"
+{model_line(model_name, file)}
+dtype = "{dtype}"
 
-[[machines]]                 # one table for each kind of machine
-topology = "{machine}"
-nodes = {list(nodes)}
-# usd_per_gpu_hour = 2.5
-
+{tables}
 [batch]
 samples = [256, 1024]        # of a step, over all ranks: at least, at most
 
 [limits]
 memory_margin = 0.05         # share of a GPU's memory that stays free
-# tokens = 1e12              # to train on; then also
+{"# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   "}             # to train on; then also
 # deadline = "30 d"
 # budget_usd = 1e6
 
@@ -187,76 +253,3 @@ key = "cluster.changes+"     # + makes a list longer
 "half the rate" = [{{match = "node*/nic*", factor = 0.5}}]
 '''
     write_new(file, text, load)
-
-
-def _machine(gpu: str | None, topology: str | None) -> str:
-    """The topology asked for; of a GPU, the plainest shipped machine that carries it."""
-    from clustersim import fabrics
-    from clustersim.device import device_from_text
-    from clustersim.paths import shipped
-
-    if topology is not None:
-        fabrics.load(topology, nodes=1)
-        return topology
-    wanted = device_from_text(gpu or "H100").name
-    carry = [name for name in shipped("topologies") if _devices(name) == {wanted}]
-    if not carry:
-        raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
-    plain = f"hgx-{wanted.split('-')[0].lower()}"
-    return min(carry, key=lambda name: (name != plain, not name.startswith(("dgx", "hgx", "pcie")), len(name)))
-
-
-def _devices(topology: str) -> set[str]:
-    from clustersim import fabrics
-
-    return {kind.device for kind in fabrics.load(topology, nodes=1).node_types}
-
-
-def _dtype(topology: str) -> str:
-    """bf16, or fp16 on GPUs without it."""
-    from clustersim.device import device
-
-    return "bf16" if all("bf16" in device(name).peak for name in _devices(topology)) else "fp16"
-
-
-def _model(name: str, file: Path) -> str:
-    """The line of ``[model]`` that names it; a path is written relative to the file."""
-    from clustersim.models.catalog import model
-
-    path = Path(name)
-    if path.suffix != ".json" and not path.is_dir():
-        return f'name = "{model(name).name}"'
-    import os
-
-    return f'hf_config = "{os.path.relpath(path, file.parent)}"'
-
-
-def _has_tokens(name: str) -> bool:
-    from clustersim.models.catalog import file
-
-    return file(name) is not None
-
-
-def _fits(machine: str, name: str) -> bool:
-    """Whether parameters, gradients and Adam's states (16 bytes a parameter) leave 40 % of a GPU for the rest."""
-    from clustersim.device import device
-    from clustersim.models.catalog import model
-
-    smallest = min(device(kind).memory_bytes for kind in _devices(machine))
-    return 16 * model(name).parameters < 0.6 * smallest
-
-
-def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
-    """The file, if it can be read back as what it is; an existing one is left alone."""
-    if file.exists():
-        raise ClusterSimError(f"{file}: is there already; choose another name")
-    if file.suffix != ".toml":
-        raise ClusterSimError(f"{file}: these files end in .toml")
-    try:
-        with fresh(file) as path:
-            path.write_text(re.sub(r"\n\n\n+", "\n\n", text), encoding="utf-8")
-            load(path)
-    except OSError as error:
-        raise ClusterSimError(f"{file}: cannot be written: {error.strerror or error}") from None
-    if said:
-        click.echo(f"wrote {file}")

@@ -96,6 +96,9 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     for what, words in ran(result.prepared):
         console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
     console.print(table)
+    if not values["fits"]:
+        text = f"{values['memory']['message']}; timed as if the memory were there"
+        console.print(escape(text), style="bold red", soft_wrap=True)
     console.print(f"trust: {trust_words(values['trust'])}", soft_wrap=True)
     print_where(console, result.where)
     if result.where:
@@ -104,9 +107,6 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     _print_links(console, values.get("hottest_links") or [])
     for line in lines(values["of_strategy"]):
         console.print(escape(line), soft_wrap=True)
-    if not values["fits"]:
-        text = f"{values['memory']['message']}; timed as if the memory were there"
-        console.print(escape(text), style="bold red", soft_wrap=True)
     for note in values["notes"]:
         console.print(f"- {escape(note)}", soft_wrap=True)
     if out is not None:

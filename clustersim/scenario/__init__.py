@@ -18,6 +18,7 @@ from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import shipped
 from clustersim.scenario.reading import EXCLUSIVE, Table, convert, file_of, override, parse_overrides, place, read_toml
 from clustersim.scenario.schema import ScenarioFile, version
+from clustersim.tomls import plainly
 from clustersim.units import quantity
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Scenario:
     @property
     def title(self) -> str:
         """The name, and what was changed."""
-        changes = ", ".join(f"{key}={value}" for key, value in self.changes.items())
+        changes = ", ".join(f"{key}={plainly(value)}" for key, value in self.changes.items())
         return f"{self.name} ({changes})" if changes else self.name
 
     def inputs(self) -> dict[str, Any]:

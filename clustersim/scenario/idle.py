@@ -8,6 +8,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.timeline import Timeline
+from clustersim.tomls import plainly
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -30,11 +31,11 @@ def idle_knobs(scenario: Scenario, timeline: Timeline) -> list[str]:
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)
         if _says(other) == _says(scenario):
-            said.append(f"{key}={value} changed nothing: it is what the scenario says anyway")
+            said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
             continue
         before = breakdown(other.run().timeline)
         if abs(before["step_time_s"] - now["step_time_s"]) <= SAME * now["step_time_s"]:
-            said.append(f"{key}={value} changed nothing: {_why(key, timeline, now)}")
+            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, now)}")
     return said
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from clustersim import ranges
+from clustersim.tomls import plainly
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     yield "model", f"{p.model.name}: {size}, {file.model.dtype}{tokens}"
     yield "strategy", f"{_strategy(p)}; {_batch(p)}"
     if p.scenario.changes:
-        yield "changed", ", ".join(f"{key} = {value}" for key, value in p.scenario.changes.items())
+        yield "changed", ", ".join(f"{key} = {plainly(value)}" for key, value in p.scenario.changes.items())
 
 
 def _strategy(p: Prepared) -> str:

@@ -15,6 +15,7 @@ from clustersim.units import format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result
+    from clustersim.scenario.schema import Change
 
 SETTLED = 0.03
 """How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""
@@ -27,7 +28,7 @@ def outcome_notes(result: Result) -> Iterator[str]:
     file, config = result.scenario.file, result.scenario.config
     if not STRATEGIES[file.strategy["kind"]].together(config):
         yield from _unsettled(result)
-    yield from _too_late(result)
+    yield from _timed_changes(result)
     if file.strategy["kind"] == "parameter_server" and STRATEGIES["parameter_server"].together(config):
         yield (
             "parameter_server: workers that end together send together, and those that end apart fill the servers' "
@@ -41,16 +42,34 @@ def outcome_notes(result: Result) -> Iterator[str]:
         )
 
 
-def _too_late(result: Result) -> Iterator[str]:
-    """Changes of links that no step the figures are of has seen."""
+def _timed_changes(result: Result) -> Iterator[str]:
+    """For how much of the steps that figures are of a link was changed that is so for a time only."""
     window = steady_window(result.timeline)
+    length, n = window.end - window.begin, len(window.steps)
     for one in result.scenario.file.cluster.changes:
-        since, until = one.since or 0.0, one.until or np.inf
-        if one.timed and (since >= window.end or (until <= window.begin and not one.every)):
+        seen = _overlap(one, window.begin, window.end) if one.timed else length
+        if not seen:
             yield (
                 f"{one.match} changes outside of the steps that figures are of, which are from "
                 f"{format_time(window.begin)} to {format_time(window.end)} of the run; run.steps makes it longer"
             )
+        elif seen < length:
+            took = np.diff([window.begin, *step_ends(result.timeline)[window.steps].max(axis=1)])
+            yield (
+                f"{one.match} is changed for {format_time(seen)} of the {format_time(length)} that figures are of, {n} "
+                f"step(s) of {format_time(took.min())} to {format_time(took.max())}; run.steps makes them more"
+            )
+
+
+def _overlap(change: Change, begin: float, end: float) -> float:
+    """Seconds between two moments in which a link is changed."""
+    since, lasts = change.since or 0.0, np.inf if change.until is None else change.until - (change.since or 0.0)
+
+    def until(moment: float) -> float:
+        periods, rest = divmod(max(moment - since, 0.0), change.every or np.inf)
+        return periods * min(lasts, change.every or 0.0) + min(rest, lasts)
+
+    return float(until(end) - until(begin))
 
 
 def _unsettled(result: Result) -> Iterator[str]:

@@ -19,6 +19,7 @@ from clustersim.sweeps.left import ABOUT, CASES, Left, Task
 from clustersim.sweeps.row import line, line_of, version
 from clustersim.sweeps.spec import Sweep
 from clustersim.sweeps.store import Store
+from clustersim.tomls import plainly
 
 Told = Callable[["Progress"], None]
 
@@ -117,7 +118,7 @@ def compute(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tup
 
 
 def _title(task: Task) -> str:
-    return ", ".join(f"{key}={value}" for key, value in task.changes.items())
+    return ", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items())
 
 
 class _Told:
