@@ -56,10 +56,13 @@ def _data() -> dict[str, Any]:
 def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> Rates:
     """What is assumed of a device; the caller's own numbers go before the shipped ones.
 
-    Raises :class:`clustersim.errors.TopologyError` for an unknown device.
+    ``name`` : of one device, or ``"A and B"`` of a mixed cluster, which has no price of its own and the highest of
+    their power limits. Raises :class:`clustersim.errors.TopologyError` for an unknown device.
     """
-    gpu, data = device(name), _data()
-    price, shares = data["price"].get(gpu.name), {k: v for k, v in data["power"].items() if not k.endswith("_source")}
+    gpus, data = [device(one) for one in name.split(" and ")], _data()
+    gpu = max(gpus, key=lambda one: one.tdp)
+    price = data["price"].get(gpu.name) if len(gpus) == 1 else None
+    shares = {k: v for k, v in data["power"].items() if not k.endswith("_source")}
     sources = {k.removesuffix("_source"): v for k, v in data["power"].items() if k.endswith("_source")}
     own = dict(power or {})
     sources |= dict.fromkeys(own, "the plan's own") | {"power limit": f"data sheet of {gpu.name}"}

@@ -6,6 +6,7 @@ import pytest
 import clustersim
 from clustersim.analysis.waterfall import waterfall
 from clustersim.device import device
+from clustersim.economics import rates
 from clustersim.program import Compute
 
 BASE = "ddp_gpt2_xl_2x8_a100"
@@ -83,3 +84,11 @@ def test_another_machine_comes_with_its_own_gpus():
     assert both.prepare().device.name == "A100-SXM4-40GB"
     same = clustersim.load(BASE, {"cluster.topology": "hgx-a100"})
     assert same.prepare().device.name == clustersim.load(BASE).prepare().device.name
+
+
+def test_a_mix_has_no_price_of_one_of_its_gpus(mixed):
+    names = mixed().run().to_dict()["device"]
+    assert names == "A100-SXM4-80GB and H100-SXM5-80GB"
+    known = rates(names)
+    assert (known.usd_per_gpu_hour, known.limit_w) == (None, device("H100").tdp)
+    assert rates(names, 2.0).usd_per_gpu_hour == 2.0

@@ -41,7 +41,7 @@ def test_a_new_mix_of_nodes_runs_each_rank_on_its_own_gpu(clustersim, tmp_path):
     clustersim("new", "scenario", tmp_path / "s.toml", "--topology", mix, "--nodes", "3", "--model", "gpt2")
     assert 'topology = "deep/mix.toml"' in (tmp_path / "s.toml").read_text()
     values = json.loads(clustersim("run", tmp_path / "s.toml", "--json").stdout)
-    assert (values["gpus"], values["device"]) == (24, "A100-SXM4-80GB, H100-SXM5-80GB")
+    assert (values["gpus"], values["device"]) == (24, "A100-SXM4-80GB and H100-SXM5-80GB")
 
 
 def test_a_new_plan_names_every_machine_asked_for_and_the_tokens(clustersim, tmp_path):

@@ -81,7 +81,7 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
         swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
         step_cv=0.0 if found is None else found.within,
     )
-    return job, _bill(table, rates(prepared.device.name, table.price.usd_per_gpu_hour), figures)
+    return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour), figures)
 
 
 def spreads(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Spread | None, Spread | None]:

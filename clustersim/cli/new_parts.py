@@ -20,7 +20,7 @@ def machine_of(gpu: str | None, topology: str | None) -> str:
     from clustersim.paths import shipped
 
     if topology is not None:
-        fabrics.load(topology, nodes=1)
+        fabrics.load(topology)
         return topology
     named, known = gpu or "H100", shipped("topologies")
     if (plain := f"hgx-{named.lower()}") in known:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
@@ -36,7 +36,7 @@ def devices(topology: str) -> set[str]:
     """GPUs of a machine."""
     from clustersim import fabrics
 
-    return {kind.device for kind in fabrics.load(topology, nodes=1).node_types}
+    return {kind.device for kind in fabrics.load(topology).node_types}
 
 
 def dtype_of(topology: str) -> str:

@@ -302,5 +302,5 @@ def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Top
             topology, _ = built[m, nodes] = machine(made)
         if topology is None:
             raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
-        devices.append(topology.node_types[0].device)
+        devices.append(" and ".join(dict.fromkeys(kind.device for kind in topology.node_types)))
     return built, devices

@@ -162,7 +162,7 @@ class Result:
             "topology": p.topology.name,
             "nodes": p.mesh.n_nodes,
             "gpus": p.gpus,
-            "device": p.device.name,
+            "device": p.devices,
             "model": p.model.name,
             "parameters": p.model.parameters,
             "strategy": self.scenario.file.strategy["kind"],
