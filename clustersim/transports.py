@@ -55,9 +55,12 @@ TRANSPORTS: Mapping[str, Transport] = {
     "roce": Transport("RoCE", "the same verbs as InfiniBand; a few per cent for Ethernet headers assumed", share=0.95),
     "opa": Transport(
         "Omni-Path (verbs or PSM2)",
-        "no published table: onloading of messages to the CPU assumed to cost 2 us and a tenth of the rate",
+        "bigscience-workshop/bigscience experiments/bandwidth (Jean Zay, NCCL 2.7 and 2.10 over verbs): no GPUDirect, "
+        "5.0 to 5.3 of a NIC's 12.5 GB/s in three of four tables, 6.8 in one; onloading to the CPU assumed, 2 us",
         hop=2.0 * US,
         share=0.9,
+        nic_rate=5.2e9,
+        direct=False,
     ),
     "slingshot": Transport(
         "Slingshot by libfabric (CXI)",
