@@ -19,7 +19,7 @@ from clustersim.costs import Costs, flat, overlaid
 from clustersim.fitting.bayes import Floats, Posterior, posterior
 from clustersim.fitting.priors import FACTORS, PRIORS
 
-LAW_ERRORS = ((2.0**16, 0.05), (2.0**25, 0.25), (np.inf, 0.05))
+LAW_ERRORS = ((2.0**16, 0.1), (2.0**25, 0.4), (np.inf, 0.05))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
 choice that is wrong, and one size there says little of others."""
 
