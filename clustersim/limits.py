@@ -11,6 +11,8 @@ MOST_NAMES = 1_000_000
 """Names that one field of a topology may stand for."""
 MOST_LAYERS = 100_000
 """Layers of a model."""
+MOST_EXPERTS = 100_000
+"""Experts of a model, those of all its layers together: each has tensors of its own."""
 MOST_VALUES = 100_000
 """Values of one axis of a sweep."""
 MOST_CASES = 1_000_000

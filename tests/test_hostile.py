@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_documents import CAPTURED, CONFIG, PLAN
-from hostile_values import toml_file
+from hostile_documents import CAPTURED, CONFIG, MOE_CONFIG, PLAN, SPLIT
+from hostile_values import json_file, toml_file
 
 from clustersim import limits, models, plots, scenario, traces
 from clustersim.calibration.trace_replay import replay
@@ -88,6 +88,13 @@ def test_a_limit_on_the_address_space_is_memory_that_is_not_there():
 def test_layers_that_a_layout_repeats_are_counted_before_they_are_written_out(layout):
     with pytest.raises(ScenarioError, match=r"layers of a layout .* are asked for; at most 100,000"):
         stages_of(layout)
+
+
+def test_experts_are_counted_before_each_has_its_tensors(tmp_path):
+    (tmp_path / "moe.json").write_bytes(json_file(MOE_CONFIG | {"num_local_experts": 626025}))
+    (tmp_path / "split.toml").write_bytes(toml_file(SPLIT))
+    with pytest.raises(ClusterSimError, match=r"experts of all layers: 2\.504e\+06 are asked for; at most 100,000"):
+        scenario.load(tmp_path / "split.toml").prepare()
 
 
 def test_saves_of_a_campaign_are_counted_before_they_are_made():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clustersim.errors import ModelError, nearest
-from clustersim.limits import MOST_LAYERS, counted
+from clustersim.limits import MOST_EXPERTS, MOST_LAYERS, counted
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "swiglu", "geglu")
 NORMS = ("layernorm", "rmsnorm")
@@ -168,6 +168,8 @@ class Shape:
 
     def __post_init__(self) -> None:
         counted(self.layers + self.mtp, MOST_LAYERS, f"{self.name}: layers", ModelError)
+        experts = self.experts.count * self.layers if self.experts else 0
+        counted(experts, MOST_EXPERTS, f"{self.name}: experts of all layers", ModelError)
 
     @property
     def fuses(self) -> bool:
