@@ -162,7 +162,8 @@ class Spells:
         if len(self._steady[0]):
             parts.append(tuple(np.array(column) for column in self._steady))  # type: ignore[arg-type]
         none = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-        ids, start, stop, rate = (np.concatenate(column) for column in zip(none, *self.whole, *parts, strict=True))
+        parts = [*self.whole, *parts] or [none]
+        ids, start, stop, rate = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
         if np.all(ids[1:] > ids[:-1]):
             return ids, start, stop, rate
         order = np.lexsort((start, ids))

@@ -23,10 +23,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.loads import ROOM, Loads, crowded, reduced
-from clustersim.engine.order import Column
+from clustersim.engine.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.planning import Plans
-from clustersim.engine.sites import Site, Standing
+from clustersim.engine.sites import Site
 from clustersim.program import Collective, Program, Recv
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -41,34 +40,35 @@ AT_ONCE = 2**20
 class Guess:
     """What is known of who may share with whom.
 
-    ``clocked`` : the sites played on the clock, by their first meeting.
+    ``clocked`` : the sites played on the clock, by their first meeting. ``slots`` : those that several may ask for more
+    than they have; None where there are none.
     """
 
     def __init__(self, program: Program, sites: tuple[Site, ...], loads: Loads) -> None:
         self._program = program
         self._sites = [site for site in sites if (site.plans.nbytes > 0).any()]
         self.clocked: set[int] = set()
+        self.slots: Slots | None = None
+        self._firsts = np.array([site.first for site in sites], dtype=np.int64)
         self._open: dict[int, Entries] = {}
-        self._lane: dict[int, object] = {}
-        self._entangled: set[object] = set()
-        self._lanes: dict[object, int] = {}
-        lanes = self._lanes
+        self._lane: dict[int, int] = {}
+        self._near: dict[int, list[int]] = {}
+        lanes: dict[object, int] = {}
         kinds: dict[tuple[int, int], Site] = {}
-        users = 0
+        users = [0]  # the groups of each lane, one after another
         for site in self._sites:
-            lane = self._lane[site.first] = _lane(program, site)
-            if lane not in lanes:
-                lanes[lane] = users
-                users += len(site.ranks)
-            kinds.setdefault((lanes[lane], id(site.plans)), site)
-        if users > 1:
-            self._look(kinds, loads)
+            lane = self._lane[site.first] = lanes.setdefault(_lane(program, site), len(lanes))
+            if lane == len(users) - 1:
+                users.append(users[-1] + len(site.ranks))
+            kinds.setdefault((lane, id(site.plans)), site)
+        if users[-1] > 1 or loads.varying:
+            self._look(kinds, np.array(users), loads)
         else:
             self._sites = []
 
-    def _look(self, kinds: dict[tuple[int, int], Site], loads: Loads) -> None:
+    def _look(self, kinds: dict[tuple[int, int], Site], starts: Ints, loads: Loads) -> None:
         """Find the slots that may be asked for too much, and what can be seen to share before anything is played."""
-        slots = reduced(loads.pairs, loads.topology.link_bandwidth)
+        slots = loads.slots()
         alone = np.array(loads.alone)
         user, where, most = [], [], []
         own: set[int] = set()
@@ -77,7 +77,7 @@ class Guess:
             if plans not in found:
                 found[plans] = _entries(site.plans, *slots.entries(site.plans.load), alone)
             which, slot, asked = found[plans]
-            user.append(lane + which)
+            user.append(starts[lane] + which)
             where.append(slot)
             most.append(asked)
             if len(site.ranks) > 1 and len(slot) and np.bincount(slot, asked).max() > 1 + ROOM:
@@ -91,7 +91,11 @@ class Guess:
         total = np.bincount(slot[last], asked[last], slots.n)
         several = np.bincount(slot[last], minlength=slots.n) > 1
         kept = several & (total > 1 + ROOM)
-        self._entangled = self._lanes_with_shared_slots(users[last], slot[last], kept)
+        kept[slots.slot[slots.ptr[len(loads.pairs)] :]] = True  # and links that vary, whoever is there
+        self.slots = slots.only(kept)
+        shared = last & kept[slot]
+        lanes = np.searchsorted(starts, users[shared], side="right") - 1
+        self._near = self._neighbours(lanes, slot[shared])
         for plans, (which, slot, asked) in found.items():
             some = kept[slot]
             if some.any():
@@ -133,72 +137,64 @@ class Guess:
             seen.setdefault(op.stream, []).append(i)
         return found
 
-    def _lanes_with_shared_slots(self, users: Ints, slot: Ints, kept: npt.NDArray[np.bool_]) -> set[object]:
-        """Lanes of which two groups use one slot: their sites do not follow one another there."""
-        starts = np.array(list(self._lanes.values()), dtype=np.int64)
-        names = list(self._lanes)
-        some = kept[slot]
-        slot, lane = slot[some], np.searchsorted(starts, users[some], side="right") - 1
-        twice = (slot[1:] == slot[:-1]) & (lane[1:] == lane[:-1])
-        return {names[i] for i in np.unique(lane[1:][twice]).tolist()}
+    def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
+        """Of each lane those that use a slot of it: its own, too, where two of its groups do, for they need not follow
+        one another. ``lane`` : of each user of each slot, slot by slot."""
+        found: dict[int, set[int]] = {}
+        for together in {tuple(lanes.tolist()) for lanes in np.split(lane, np.flatnonzero(np.diff(slot)) + 1)}:
+            for mine in set(together):
+                found.setdefault(mine, set()).update(other for other in together if other != mine)
+                if together.count(mine) > 1:
+                    found[mine].add(mine)
+        return {mine: sorted(others) for mine, others in found.items()}
 
     @property
     def open(self) -> set[int]:
         """Every site that could share with another, by its first meeting."""
         return firsts(self._sites)
 
-    def wrong(self, standing: dict[int, Standing]) -> set[int]:
-        """Free sites of a finished play, by first meeting, whose transfers did share."""
-        together = self._together(standing)
+    def wrong(self, begin: Floats, end: Floats) -> set[int]:
+        """Free sites of a finished play, by first meeting, whose transfers did share.
+
+        ``begin``, ``end`` : of every meeting, when it moves bytes [s].
+        """
+        together = self._together(begin, end) if self._sites else []
         entries = sum(len(self._open[id(site.plans)][1]) for site in together)
         parts = 1 + entries // AT_ONCE
-        return set().union(*(self._crowded(standing, together, part, parts) for part in range(parts))) - self.clocked
+        return set().union(*(self._crowded(begin, end, together, part, parts) for part in range(parts))) - self.clocked
 
-    def _together(self, standing: dict[int, Standing]) -> list[Site]:
-        """Sites that are played while another lane's are, of which one at least is free."""
-        windows = []
-        for site in self._sites:
-            one = standing[site.first]
-            windows.append((float(np.min(one.start + one.latency)), float(np.max(one.end)), site))
-        windows.sort(key=lambda window: (window[0], window[2].first))
-        found: dict[int, Site] = {}
-        now: list[tuple[float, Site, object, bool]] = []
-        for begin, end, site in windows:
-            now = [other for other in now if other[0] > begin]
-            lane, free = self._lane[site.first], site.first not in self.clocked
-            for _, other, its_lane, its_free in now:
-                if (its_lane != lane or lane in self._entangled) and (free or its_free):
-                    found[site.first], found[other.first] = site, other
-            now.append((end, site, lane, free))
-        return [found[first] for first in sorted(found)]
+    def _together(self, begin: Floats, end: Floats) -> list[Site]:
+        """Sites that are played while another lane's are with which they have a slot in common, and one is free."""
+        which = np.searchsorted(self._firsts, [site.first for site in self._sites])
+        low, high = np.minimum.reduceat(begin, self._firsts)[which], np.maximum.reduceat(end, self._firsts)[which]
+        lane = np.array([self._lane[site.first] for site in self._sites])
+        free = np.array([site.first not in self.clocked for site in self._sites])
+        moves, found = high > low, np.zeros(len(which), dtype=np.bool_)
+        for mine, others in self._near.items():
+            there = moves & np.isin(lane, others)
+            for some, with_whom in ((free, there), (~free, there & free)):
+                a = np.flatnonzero(moves & (lane == mine) & some)
+                met = np.searchsorted(np.sort(low[with_whom]), high[a], side="left")
+                met -= np.searchsorted(np.sort(high[with_whom]), low[a], side="right")
+                found[a] = met > with_whom[a]  # more than itself
+        return [self._sites[i] for i in np.flatnonzero(found).tolist()]
 
-    def _crowded(self, standing: dict[int, Standing], sites: list[Site], part: int, parts: int) -> set[int]:
+    def _crowded(self, begin: Floats, end: Floats, sites: list[Site], part: int, parts: int) -> set[int]:
         """Sites among these that share, on every slot of a part of them."""
-        alike: dict[int, list[Standing]] = {}
+        alike: dict[int, list[int]] = {}
         for site in sites:
-            alike.setdefault(id(site.plans), []).append(standing[site.first])
-        of, columns = [], []
+            alike.setdefault(id(site.plans), []).append(site.first)
+        of, columns = [np.zeros(0, dtype=np.int64)], [(np.zeros(0, dtype=np.int64), *[np.zeros(0)] * 3)]
         for key, each in alike.items():
             which, slot, asked = self._open[key]
             some = slot % parts == part
-            which, slot, asked = which[some], slot[some], asked[some]
-            times = (_of([one.start + one.latency for one in each], which), _of([one.end for one in each], which))
-            of.append(np.repeat([one.site.first for one in each], len(slot)))
-            columns.append((np.tile(slot, len(each)), *times, np.tile(asked, len(each))))
-        if not of:
-            return set()
+            at = (np.array(each)[:, None] + which[some]).ravel()
+            of.append(np.repeat(each, some.sum()))
+            columns.append((np.tile(slot[some], len(each)), begin[at], end[at], np.tile(asked[some], len(each))))
         slot, begin, end, asked = (np.concatenate(column) for column in zip(*columns, strict=True))
         some = end > begin * (1 + 1e-12)
         owner = np.concatenate(of)[some]
         return set(np.unique(owner[crowded(slot[some], begin[some], end[some], asked[some])]).tolist())
-
-
-def _of(columns: list[Column], which: Ints) -> Floats:
-    """Of sites of the same plans, one after another, the times of these meetings."""
-    if all(isinstance(column, float) for column in columns):
-        return np.repeat(np.array(columns), len(which))
-    parts = [column[which] if np.size(column) > 1 else np.full(len(which), column) for column in columns]  # type: ignore[index]
-    return np.concatenate(parts)
 
 
 def _lane(program: Program, site: Site) -> object:

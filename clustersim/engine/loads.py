@@ -73,6 +73,11 @@ class Loads:
         """Links that vary, ascending."""
         return np.unique(np.array([link for one in self.varying for link in one.links], dtype=np.int64))
 
+    def slots(self) -> Slots:
+        """The slots of all loads; after those a row for each link that varies, which so has a slot of its own."""
+        apart = [(link[None], np.ones(1)) for link in self.changing]
+        return reduced([*self.pairs, *apart], self.topology.link_bandwidth)
+
     def crossing(self, loads: Ints) -> bool:
         """Whether any of these loads crosses a link that varies."""
         return any(np.isin(self.pairs[i][0], self.changing).any() for i in np.unique(loads).tolist())
@@ -104,6 +109,12 @@ class Slots:
         """The slots of some loads: ``(place in loads, slot, weight)`` of each entry."""
         which, at = _pairs(self.ptr[loads], self.ptr[loads + 1])
         return which, self.slot[at], self.weight[at]
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Slots:
+        """Without the others, under the same numbers; ``kept`` : (n,) bool."""
+        some = kept[self.slot]
+        ptr = np.concatenate([[0], np.cumsum(some)])[self.ptr]
+        return Slots(self.n, ptr, self.slot[some], self.weight[some])
 
 
 def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import SHORT, level
 from clustersim.engine.flows import UNKNOWN, Equals, Spells
-from clustersim.engine.loads import INSTANT, Loads, Slots, reduced
+from clustersim.engine.loads import INSTANT, Loads, Slots
 from clustersim.engine.varying import MOST_EDGES, taken
 from clustersim.errors import ProgramError
 from clustersim.units import format_time
@@ -44,19 +44,18 @@ class Network:
 
     Parameters
     ----------
-    clock, loads : the run's. which : ids of the loads that flows here may have; None for all there will be when the
-        first one begins.
+    clock, loads : the run's. slots : where flows of these loads may hold each other up; None for wherever they meet,
+        once the first one begins.
     on_end : called as ``on_end(transfers, now)`` with the sorted ids of all transfers that end at an instant.
     """
 
     def __init__(
-        self, clock: Clock, loads: Loads, on_end: Callable[[Ints, float], None], which: Ints | None = None
+        self, clock: Clock, loads: Loads, on_end: Callable[[Ints, float], None], slots: Slots | None = None
     ) -> None:
         self.clock, self.loads, self.on_end = clock, loads, on_end
         self.segments = Spells()
         self.n_flows = self.n_solves = self._edges = 0
-        self._which = which
-        self._slots: Slots | None = None
+        self._slots, self._opened = slots, False
         self._classes: dict[tuple[int, float], Equals] = {}
         self._active: dict[Equals, None] = {}
         self._new: list[tuple[int, int, float, float]] = []
@@ -67,31 +66,21 @@ class Network:
         self._rng = np.random.default_rng(0)
 
     def _open(self) -> Slots:
-        """Reduce the links, once all loads are known, and open the books."""
-        which = np.arange(len(self.loads.pairs)) if self._which is None else self._which
-        varies = self.loads.changing
-        # A link that varies has a user of its own, so that it is no other's equal, and a slot of its own.
-        pairs = [
-            *(self.loads.pairs[i] for i in which.tolist()),
-            *((varies[i : i + 1], np.ones(1)) for i in range(len(varies))),
-        ]
-        slots = reduced(pairs, self.loads.topology.link_bandwidth)
-        self._slots = slots
-        self._slot_of = {link: int(slots.slot[slots.ptr[len(which) + i]]) for i, link in enumerate(varies.tolist())}
+        """Open the books, once all loads are known."""
+        slots = self._slots = self._slots or self.loads.slots()
+        n = len(self.loads.pairs)
+        self._slot_of = {link: slots.slot.item(slots.ptr[n + i]) for i, link in enumerate(self.loads.changing.tolist())}
         self._usage, self._taken = np.zeros(slots.n), np.zeros(slots.n)
         self._users = np.zeros(slots.n, dtype=np.int64)  # classes on each slot
         self._held = np.zeros(slots.n, dtype=np.int64)  # classes each slot holds
         self._holds: dict[int, dict[Equals, None]] = {}
         alike: dict[tuple[bytes, bytes], int] = {}
-        self._kind = np.full(len(self.loads.pairs), -1, dtype=np.int64).tolist()
-        self._row: list[int] = []
-        for row, load in enumerate(which.tolist()):
-            mine = slice(slots.ptr[row], slots.ptr[row + 1])
+        self._kind: list[int] = []  # of each load the first that takes as much of the same slots
+        for load in range(n):
+            mine = slice(slots.ptr[load], slots.ptr[load + 1])
             key = slots.slot[mine].tobytes(), slots.weight[mine].tobytes()
-            if key not in alike:
-                alike[key] = len(self._row)
-                self._row.append(row)
-            self._kind[load] = alike[key]
+            self._kind.append(alike.setdefault(key, load))
+        self._opened = True
         return slots
 
     def begin(self, transfers: Ints, loads: Ints, nbytes: Floats, ceilings: Floats) -> None:
@@ -102,18 +91,17 @@ class Network:
 
     def not_before(self, load: int, ceiling: float) -> float:
         """No flow of this load and ceiling ends before [s]: that is when, with its links to itself from now on."""
-        one = self._classes.get((self._kind[load], ceiling)) if self._slots else None
+        one = self._classes.get((self._kind[load], ceiling)) if self._opened else None
         if one is None or not one.n:
             return 0.0
         now = self.clock.now
         left = one.flows[0][0] - one.moved - one.rate * (now - one.since)
-        return now + max(left, 0.0) / min(self.loads.alone[load], ceiling)
+        return now + max(left, 0.0) / ceiling
 
     def moved(self, transfers: Ints, start: Floats, end: Floats, rate: Floats) -> None:
         """Note transfers whose times are known without a solve: nothing else is on their links meanwhile."""
-        some = end > start
-        self.n_flows += int(some.sum())
-        self.segments.whole.append((transfers[some], start[some], end[some], rate[some]))
+        self.n_flows += len(transfers)
+        self.segments.whole.append((transfers, start, end, rate))
 
     def _ask_solve(self) -> None:
         if self._solve_at != self.clock.now:
@@ -123,7 +111,7 @@ class Network:
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         self._solve_at, now = -1.0, self.clock.now
-        slots = self._slots or self._open()
+        slots = self._slots if self._slots and self._opened else self._open()
         if self.loads.varying:
             self._vary(now)
         new, self._new = self._new, []
@@ -133,7 +121,7 @@ class Network:
             key = self._kind[load], ceiling
             one = self._classes.get(key)
             if one is None:
-                mine = slice(slots.ptr[self._row[key[0]]], slots.ptr[self._row[key[0]] + 1])
+                mine = slice(slots.ptr[key[0]], slots.ptr[key[0] + 1])
                 one = self._classes[key] = Equals(len(self._classes), slots.slot[mine], slots.weight[mine], ceiling)
             if not one.n:
                 one.empty(now)

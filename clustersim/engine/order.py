@@ -266,7 +266,12 @@ def later(one: Column, other: Column) -> Column:
         if other <= 0.0 or other <= np.minimum.reduce(one):
             return one
         return other if other >= np.maximum.reduce(one) else np.maximum(one, other)
-    return one if one is other else np.maximum(one, other)
+    if one is other:
+        return one
+    ahead = one >= other
+    if np.logical_and.reduce(ahead):
+        return one
+    return np.maximum(one, other) if np.logical_or.reduce(ahead) else other
 
 
 def one_number(column: Column) -> Column:

@@ -165,10 +165,9 @@ class Play:
             standing.split()
             self._begin(standing, np.arange(len(standing.site.ranks)))
             return
-        standing.end = (standing.start + standing.latency) + standing.moving  # as the clock would add
+        start, end = standing.over()
         for side in standing.site.sides:
-            task = self.lists[side.key[0]][side.key[1]]
-            self._end(task, None, spread(side, standing.start), spread(side, standing.end))
+            self._end(self.lists[side.key[0]][side.key[1]], None, spread(side, start), spread(side, end))
 
     def _begin(self, standing: Standing, meetings: Ints) -> None:
         start = cast(Floats, standing.start)[meetings]

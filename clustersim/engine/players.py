@@ -19,7 +19,7 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk
 from clustersim.engine.clock import Clock
-from clustersim.engine.loads import Loads
+from clustersim.engine.loads import Loads, Slots
 from clustersim.engine.network import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
@@ -60,14 +60,12 @@ def at_each(times: Floats) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
 class Flows:
     """A meeting is its plan's latency, then one flow; its id is its transfer's id.
 
-    ``clocked`` : the sites it will be asked to play, by their first meeting.
+    ``slots`` : where it may have to wait for another; elsewhere it is bound by the rate it has alone.
     """
 
-    def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...], clocked: set[int]) -> None:
+    def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...], slots: Slots | None) -> None:
         self.clock, self.sites = clock, sites
-        parts = [site.plans.load for site in sites if site.first in clocked]
-        which = np.unique(np.concatenate([*parts, np.zeros(0, dtype=np.int64)]))
-        self.network = Network(clock, loads, self._over, which)
+        self.network = Network(clock, loads, self._over, slots)
         self.on_end: OnEnd = nobody
 
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
@@ -83,7 +81,7 @@ class Flows:
         plans, moves = site.plans, site.plans.nbytes[meetings] > 0
         some, none = meetings[moves], meetings[~moves]
         if len(some):
-            self.network.begin(site.first + some, plans.load[some], plans.nbytes[some], plans.ceiling[some])
+            self.network.begin(site.first + some, plans.load[some], plans.nbytes[some], plans.alone[some])
         if len(none):
             self.on_end(site.first + none, self.clock.now)
 
@@ -93,7 +91,7 @@ class Flows:
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""
         plans = site.plans
-        return self.network.not_before(int(plans.load[meeting]), float(plans.ceiling[meeting]))
+        return self.network.not_before(plans.load.item(meeting), plans.alone.item(meeting))
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""

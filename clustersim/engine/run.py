@@ -11,11 +11,11 @@ from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
 from clustersim.engine.guess import Guess, firsts
-from clustersim.engine.loads import Loads
+from clustersim.engine.loads import Loads, Slots
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.planning import Ints, PlanBook, Planner
+from clustersim.engine.planning import Floats, Ints, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, timeline
@@ -27,9 +27,9 @@ from clustersim.program import Collective, Op, Program, Send
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
-FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], set[int]], Player]] = {
-    "flow": lambda clock, loads, book, sites, clocked: Flows(clock, loads, sites, clocked),
-    "chunk": lambda clock, loads, book, sites, clocked: Replay(clock, loads, book, sites),
+FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots | None], Player]] = {
+    "flow": lambda clock, loads, book, sites, slots: Flows(clock, loads, sites, slots),
+    "chunk": lambda clock, loads, book, sites, slots: Replay(clock, loads, book, sites),
 }
 """How a transfer on the clock is played: as one fluid flow, or every step of its algorithm by itself."""
 
@@ -92,6 +92,7 @@ def simulate(
     # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
     billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
     bills = Bills(program.overlap_slowdown, lists) if billed else None
+    n_meetings = sum(len(site.ranks) for site in sites)
     guess = Guess(program, sites, loads) if fidelity == "flow" else None
     finished = _Finished(sum(map(len, lists)), progress)
     clocked, plays = guess.clocked if guess else firsts(sites), 0
@@ -99,8 +100,9 @@ def simulate(
         clocked |= {site.first for site in sites if loads.crossing(site.plans.load)}
     while True:
         clock = Clock()
-        standing = {site.first: _standing(site, site.first in clocked, bool(guess)) for site in sites}
-        player = FIDELITIES[fidelity](clock, loads, book, sites, clocked)
+        times = np.empty(n_meetings), np.empty(n_meetings)
+        standing = {site.first: _standing(site, site.first in clocked, bool(guess), times) for site in sites}
+        player = FIDELITIES[fidelity](clock, loads, book, sites, guess.slots if guess else None)
         if plays:
             _reset(lists)
         if bills:
@@ -116,17 +118,25 @@ def simulate(
             stuck = deadlock(program, standing, lists)
             _let_go(lists)
             raise stuck
-        wrong = guess.wrong(standing) if guess else set()
+        begin = times[0] + _all(sites, "latency") if guess else times[0]
+        wrong = guess.wrong(begin, times[1]) if guess else set()
         if not wrong:
-            played = _timeline(program, topology, mesh, lists, loads, player, clock, standing)
+            _note(sites, clocked, begin, times[1], player.network)
+            played = _timeline(program, topology, mesh, lists, loads, player, clock, sites)
             return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
         clocked |= wrong if plays < PATIENCE else guess.open if guess else set()
 
 
-def _standing(site: Site, clocked: bool, flows: bool) -> Standing:
-    if not flows:  # a plan's time is not that of its schedule
-        return Standing(site, True, 0.0, 0.0)
-    return Standing(site, clocked, site.plans.latency_column, site.plans.moving_column)
+def _standing(site: Site, clocked: bool, flows: bool, times: tuple[Floats, Floats]) -> Standing:
+    mine = slice(site.first, site.first + len(site.ranks))
+    # A plan's time is not that of its schedule.
+    alone = (site.plans.latency_column, site.plans.moving_column) if flows else (0.0, 0.0)
+    return Standing(site, clocked or not flows, alone, (times[0][mine], times[1][mine]))
+
+
+def _all(sites: tuple[Site, ...], name: str) -> Floats:
+    """A column of the plans of all meetings."""
+    return np.concatenate([np.zeros(0), *(getattr(site.plans, name) for site in sites)])
 
 
 def _reset(lists: list[list[Task]]) -> None:
@@ -163,7 +173,7 @@ def _timeline(
     loads: Loads,
     player: Player,
     clock: Clock,
-    standing: dict[int, Standing],
+    sites: tuple[Site, ...],
 ) -> Timeline:
     """The finished run, with its counts."""
     rows, network = Rows(program), player.network
@@ -171,30 +181,22 @@ def _timeline(
         for task in mine:
             rows.add(task)
     _let_go(lists)
-    _note([one for one in standing.values() if not one.clocked], network)
     transfers = player.transfers()
     counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
     stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
     if program.overlap_slowdown:
         stats["overlap_slowdown"] = program.overlap_slowdown
-    sites = tuple(one.site for one in standing.values())
     return timeline(program, topology, mesh, rows, sites, loads, network.segments.columns(), transfers, stats)
 
 
-def _note(free: list[Standing], network: Network) -> None:
+def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: Network) -> None:
     """What free transfers moved: each at the rate it has alone."""
-    if not free:
-        return
-    sizes = [len(one.site.ranks) for one in free]
-    bounds = np.cumsum([0, *sizes])
-    begin, end = np.empty(bounds[-1]), np.empty(bounds[-1])
-    for one, a, b in zip(free, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        begin[a:b], end[a:b] = one.start + one.latency, one.end
-    firsts = np.array([one.site.first for one in free], dtype=np.int64)
-    ids = np.repeat(firsts - bounds[:-1], sizes) + np.arange(bounds[-1])
-    moves = np.concatenate([one.site.plans.nbytes for one in free]) > 0
-    rate = np.concatenate([one.site.plans.alone for one in free])
-    network.moved(ids[moves], begin[moves], end[moves], rate[moves])
+    moves = (_all(sites, "nbytes") > 0) & (end > begin)
+    for site in sites if clocked else ():
+        if site.first in clocked:
+            moves[site.first : site.first + len(site.ranks)] = False
+    columns = begin, end, _all(sites, "alone")
+    network.moved(np.flatnonzero(moves), *(columns if moves.all() else [column[moves] for column in columns]))
 
 
 def _backend_planner(backend: str) -> Planner:

@@ -110,13 +110,15 @@ class Standing:
     site : who meets. clocked : whether its transfers are played on the clock.
     latency : before a transfer moves bytes [s]. moving : what it takes then, with its links to itself [s].
     start : the latest arrival so far [s]. end : inf for not known; both a number or one per meeting.
+    times : views of where the start and end of each meeting are kept, (G,) each [s].
     missing : (G,) members still to arrive; None while roles arrive as a whole.
     """
 
-    __slots__ = ("_came", "clocked", "end", "latency", "missing", "moving", "site", "start")
+    __slots__ = ("_came", "clocked", "end", "latency", "missing", "moving", "site", "start", "times")
 
-    def __init__(self, site: Site, clocked: bool, latency: Column, moving: Column) -> None:
-        self.site, self.clocked, self.latency, self.moving = site, clocked, latency, moving
+    def __init__(self, site: Site, clocked: bool, alone: tuple[Column, Column], times: tuple[Floats, Floats]) -> None:
+        self.site, self.clocked, self.times = site, clocked, times
+        self.latency, self.moving = alone
         self.start: Column = 0.0
         self.end: Column = np.inf
         self.missing: Ints | None = None
@@ -166,9 +168,16 @@ class Standing:
             self.missing = np.full(n, self.site.ranks.shape[1], dtype=np.int64)
             for side in self._came:
                 self.missing -= np.diff(side.ptr)
-            self.start = np.full(n, self.start) if isinstance(self.start, float) else self.start.copy()
-            self.end = np.full(n, np.inf)
+            self.times[0][:], self.times[1][:] = self.start, np.inf
+            self.start, self.end = self.times
         return self.missing
+
+    def over(self) -> tuple[Column, Column]:
+        """Everybody is there, and all of its meetings are free: when they start and end is known, and kept."""
+        start, end = self.start, (self.start + self.latency) + self.moving  # as the clock would add
+        self.times[0][:], self.times[1][:] = start, end
+        self.start, self.end = self.times
+        return start, end
 
     def come_one(self, meeting: int, time: float) -> bool:
         """One rank arrives; whether its meeting is complete."""
