@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis import pipeline, plays
+from clustersim.analysis import pipeline
+from clustersim.calibration.replay_peers import Peers, Span, peers_of
 from clustersim.calibration.replay_scale import Scale, groups_of
 from clustersim.label import Label
 from clustersim.program import (
@@ -33,23 +34,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 JUST = 1e-6
 """Seconds by which clocks of one device may disagree on what ended before what began."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """One op of one rank: ``op`` its row in the measured ops, ``begin`` its own arrival, ``end`` [s]."""
-
-    op: int
-    stream: str
-    begin: float
-    end: float
-
-
-class Peers(NamedTuple):
-    """Ranks that an action of a pipeline waits for, and that wait for it; -1 for none."""
-
-    source: int = -1
-    target: int = -1
 
 
 class _SoFar:
@@ -96,7 +80,7 @@ class Writer:
         self.shortest: dict[int, float] = {}
         for span in (span for spans in self.spans.values() for span in spans):
             self.shortest[span.op] = min(self.shortest.get(span.op, np.inf), span.end - span.begin)
-        self.peers = _peers(measured, self.spans) if pipeline.has_pipeline(measured) else {}
+        self.peers = peers_of(measured, self.spans) if pipeline.has_pipeline(measured) else {}
         self.waits_seen = any(info.kind == "recv" for info in measured.ops)
         self.recorded = {
             (info.kind, info.step, info.stage, info.label.action, info.label.microbatch): i
@@ -274,27 +258,6 @@ class Writer:
                 "same at the same time, so nobody waits for them"
             )
         return said
-
-
-def _peers(measured: Timeline, spans: dict[int, list[Span]]) -> dict[tuple[int, int], Peers]:
-    """(rank, op) of an action -> whom it waits for, and who waits for it."""
-    ranks = pipeline.stages(measured)
-    replica_of = {r: k for column in ranks for k, r in enumerate(column.tolist())}
-    op_of: dict[tuple[object, ...], int] = {}
-    for rank, mine in spans.items():
-        for span in mine:
-            info = measured.ops[span.op]
-            if info.label and info.kind == "compute":
-                op_of[rank, info.step, info.label.action, info.label.microbatch, info.label.chunk] = span.op
-    found: dict[tuple[int, int], Peers] = {}
-    for step, done in pipeline.actions(measured).items():
-        for k in range(len(ranks[0])):
-            done_here = [a for a in done if replica_of[a.rank] == k]
-            ways = plays.paths(done_here)
-            for a in done_here:
-                peers = (int(ranks[s][k]) if s >= 0 else -1 for s in plays.neighbours(a, ways.get(a.microbatch, ())))
-                found[a.rank, op_of[a.rank, step, a.action, a.microbatch, a.chunk]] = Peers(*peers)
-    return found
 
 
 def _stream(info: OpInfo) -> str:
