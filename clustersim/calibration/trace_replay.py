@@ -147,7 +147,7 @@ def replay(
     program = writer.program()
     where = f"replay on {topology.name}"
     simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
-    seen, played = _totals(original, writer.ranks), _totals(simulated, writer.ranks)
+    seen, played = totals_of(original, writer.ranks), totals_of(simulated, writer.ranks)
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
     steps = _steps(original, simulated)
@@ -233,7 +233,8 @@ def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tupl
     return tuple(StageIdle(a.stage, a.idle / a.window, b.idle / b.window) for a, b in pairs if a.window and b.window)
 
 
-def _totals(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
+def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
+    """Of :data:`TOTALS`, each in seconds, means over these ranks."""
     begin = min(float(run.row_ready.min()), float(run.row_start.min()))
     busy = occupancy(run, np.array(ranks, dtype=np.int64))
     means = {name: float(busy[name].mean()) for name in TOTALS if name != "step_s"}

@@ -28,6 +28,7 @@ from clustersim.cli.evidence import evidence
 from clustersim.cli.exchange import export_config, import_
 from clustersim.cli.explain import explain
 from clustersim.cli.explore import explore
+from clustersim.cli.export import export
 from clustersim.cli.lessons import lessons
 from clustersim.cli.listing import list_, schema_
 from clustersim.cli.memory import memory
@@ -35,7 +36,7 @@ from clustersim.cli.new import new
 from clustersim.cli.plan import plan
 from clustersim.cli.plot import plot
 from clustersim.cli.replay import replay
-from clustersim.cli.report import export, report
+from clustersim.cli.report import report
 from clustersim.cli.run import run
 from clustersim.cli.sensitivity import sensitivity
 from clustersim.cli.sweep import sweep

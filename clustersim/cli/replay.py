@@ -48,10 +48,10 @@ def replay(
 ) -> None:
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
-    FILES are profiler traces (one per rank, or a folder of them), an Nsight Systems export, or the folder of a
-    pipeline's ops.csv and steps.csv. Step time, exposed communication and each collective's time stand beside the
-    measured ones, and of a pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks,
-    on twice the machines unless --nodes says otherwise.
+    FILES are profiler traces (one per rank, or a folder of them), an Nsight Systems export, the folder of a pipeline's
+    ops.csv and steps.csv, or Chakra traces, which are programs and need a --topology. Step time, exposed
+    communication and each collective's time stand beside the measured ones, and of a pipeline each stage's idle share.
+    `--times 2` asks how the same run does on twice the ranks, on twice the machines unless --nodes says otherwise.
 
     `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (products by their rate, other
     kernels by memory bandwidth, the host as it is), `--scale bucket=` for gradient buckets of another size; what the
@@ -59,8 +59,14 @@ def replay(
     """
     from clustersim import traces
     from clustersim.calibration.trace_replay import replay as played
+    from clustersim.cli.replay_chakra import is_chakra, play
     from clustersim.timeline import Timeline
 
+    if is_chakra(files):
+        if name is None or times > 1 or scales:
+            raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
+        play(files, name, nodes, backend, out, as_json)
+        return
     folder = None
     if out is not None:
         of = [*(str(file.resolve()) for file in files), name, nodes, times, *scales, backend]

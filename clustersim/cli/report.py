@@ -1,4 +1,4 @@
-"""``clustersim report`` and ``clustersim export``: a saved run as one HTML page, and as what other programs read."""
+"""``clustersim report``: a saved run, a sweep or a plan as one HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import rank_list, rank_words, ranks_option, stdout, working
+from clustersim.cli.common import stdout, working
 
 
 @click.command(short_help="Write a run, a sweep or a plan as one HTML page.")
@@ -35,30 +35,3 @@ def report(run_dir: Path, output: Path | None, title: str | None) -> None:
     with working(f"writing {page}"):
         write_report(run, page, title)
     stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
-
-
-@click.command(short_help="Write a saved run for Perfetto or as CSV, a sweep as CSV or Parquet.")
-@click.argument("run_dir", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
-@ranks_option
-def export(run_dir: Path, file: Path, ranks: tuple[str, ...]) -> None:
-    """Write the spans of a saved run to FILE, in the format its name ends with.
-
-    Without --ranks it is all of them, or the leading nodes that a viewer opens at ease, and the answer says which.
-    .json and .json.gz (Chrome's, for ui.perfetto.dev), .pftrace (Perfetto's own), .csv and .csv.gz. Where RUN_DIR is of
-    `clustersim sweep`, its table: .csv or .parquet.
-    """
-    from clustersim import sweeps, traces
-    from clustersim.traces.saved import load_run
-
-    if sweeps.is_sweep(run_dir):
-        with working(f"writing {file}"):
-            table = sweeps.read(run_dir)
-            sweeps.write(table, file)
-        stdout().print(f"wrote {file}: {len(table.get('key', ())):,} rows", markup=False, soft_wrap=True)
-        return
-    chosen = rank_list(ranks)
-    run = load_run(run_dir)
-    with working(f"writing {file}"):
-        written = traces.write(run.timeline, file, chosen, run.memory)
-    stdout().print(f"wrote {file}: {rank_words(written, run.timeline.world_size)}", markup=False, soft_wrap=True)

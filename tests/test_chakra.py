@@ -1,0 +1,205 @@
+"""Chakra traces: what is written reads back as the same Program, and others' files play as they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import clustersim
+from clustersim import fabrics
+from clustersim.byte_matrix import byte_matrix
+from clustersim.cli import cli
+from clustersim.engine import simulate
+from clustersim.errors import ClusterSimError, TraceError
+from clustersim.exchange import chakra, chakra_reading
+from clustersim.exchange.chakra_schema import VERSION, attribute, framed, messages, unframed
+from clustersim.exchange.machines import astra, simgrid
+from clustersim.program import Collective, Compute, Program, Recv, Role, Send, Serve
+
+pytest.importorskip("google.protobuf")
+
+
+def written(program: Program, folder: Path) -> list[Path]:
+    files = chakra.file_names(program, "p")
+    chakra.write(program, "p", files, lambda name: folder / name)
+    return [folder / name for name in files]
+
+
+def small() -> Program:
+    """Four ranks in two roles with every kind of op."""
+    pairs, uneven = np.array([[0, 1], [2, 3]]), byte_matrix([[0.5, 0.5], [0.25, 0.75]])
+    everybody = np.arange(4).reshape(1, -1)
+    first = (
+        Compute("fwd", np.array([1e-4, 2.0000001e-4]), flops=1e9, nbytes=1e6, phase="forward"),
+        Compute("host", 1e-5, "cpu", bound="host"),
+        Collective("a2a", "all_to_all", 1e6 + 0.5, pairs, after=(0,), dtype="bf16", communicator="ep", matrix=uneven),
+        Send("act", 1e5, np.array([2, 3]), "p2p", after=(0,), tag="F 0"),
+        Collective("sum", "all_reduce", 3e6, everybody, step=1, after=(2,)),
+    )
+    second = (
+        Recv("act", 1e5, np.array([0, 1]), "p2p", tag="F 0"),
+        Serve("serve", 2e-4, "queue", after=(0,)),
+        Collective("a2a", "all_to_all", 1e6 + 0.5, pairs, dtype="bf16", communicator="ep", matrix=uneven),
+        Collective("sum", "all_reduce", 3e6, everybody, step=1, after=(1,)),
+    )
+    return Program(4, (Role("a", np.array([0, 1]), first, stage=0), Role("b", np.array([2, 3]), second, stage=1)),
+                   overlap_slowdown=0.1, notes=("a note",))  # fmt: skip
+
+
+def same_times(program: Program, other: Program, topology, mesh) -> None:
+    ours, theirs = (simulate(one, topology, mesh).spans() for one in (program, other))
+    for name in ("rank", "ready", "start", "end"):
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=1e-9)
+
+
+def test_every_kind_of_op_reads_back_and_plays_the_same(tmp_path: Path):
+    program = small()
+    again = chakra_reading.read(written(program, tmp_path))
+    assert [(role.name, role.stage) for role in again.roles] == [("a", 0), ("b", 1)]
+    assert (again.overlap_slowdown, again.notes) == (0.1, ("a note",))
+    for mine, theirs in zip(program.roles, again.roles, strict=True):
+        assert [(type(op), op.name, op.stream, op.after, op.step, op.label) for op in theirs.ops] == [
+            (type(op), op.name, op.stream, op.after, op.step, op.label) for op in mine.ops
+        ]
+    assert again.roles[0].ops[2].matrix is program.roles[0].ops[2].matrix
+    topology = fabrics.load("hgx-h100", nodes=1)
+    same_times(program, again, topology, fabrics.mesh(topology, nproc_per_node=4))
+
+
+@pytest.mark.parametrize("scenario", ["ddp_resnet50_1x8_v100", "why_slow_gpu", "1f1b_gpt2_xl_1x8_a100"])
+def test_a_scenario_reads_back_and_plays_the_same(tmp_path: Path, scenario: str):
+    prepared = clustersim.load(scenario, {"run.steps": 1}).prepare()
+    again = chakra_reading.read(written(prepared.program, tmp_path))
+    assert len(again.roles) == len(prepared.program.roles)
+    same_times(prepared.program, again, prepared.topology, prepared.mesh)
+
+
+def test_one_file_stands_for_all_with_its_groups_beside_one_another(tmp_path: Path):
+    groups = np.array([[0, 2], [1, 3]])
+    ops = (Compute("fwd", 1e-4), Collective("sum", "all_reduce", 1e6, groups, after=(0,)))
+    program = Program(4, (Role("worker", np.arange(4), ops),))
+    again = chakra_reading.read(written(program, tmp_path)[:1])
+    assert again.world_size == 4
+    assert sorted(again.roles[0].ops[1].groups.tolist()) == groups.tolist()
+    topology = fabrics.load("dgx-a100", nodes=1)
+    same_times(program, again, topology, fabrics.mesh(topology, nproc_per_node=4))
+
+
+def foreign(path: Path, *nodes: dict, version: str = VERSION) -> Path:
+    """A file with Chakra's own attributes only."""
+    kinds = messages()
+    data = framed(kinds["GlobalMetadata"](version=version))
+    for number, node in enumerate(nodes):
+        attrs = [attribute(name, kind, value) for name, (kind, value) in node.get("attrs", {}).items()]
+        rest = {key: value for key, value in node.items() if key != "attrs"}
+        data += framed(kinds["Node"](**{"id": number, "attr": attrs, **rest}))
+    path.write_bytes(data)
+    return path
+
+
+def test_a_file_of_somebody_else_plays_in_the_order_of_its_dependencies(tmp_path: Path):
+    size, summed = ("uint64", 1 << 20), ("int64", 0)
+    nodes = [
+        {"name": "grads", "type": 7, "data_deps": [1], "attrs": {"comm_type": summed, "comm_size": size}},
+        {"name": "fwd", "type": 4, "duration_micros": 500, "attrs": {"is_cpu_op": ("bool", False)}},
+        {"name": "load", "type": 2, "ctrl_deps": [1], "duration_micros": 7},
+        {"name": "step", "type": 4, "data_deps": [0, 2], "duration_micros": 20},
+    ]
+    program = chakra_reading.read([foreign(tmp_path / f"x.{rank}.et", *nodes) for rank in range(2)])
+    ops = program.roles[0].ops
+    assert [op.name for op in ops] == ["fwd", "grads", "load", "step"]
+    assert ops[3].after == (1, 2)
+    assert ops[1].groups.tolist() == [[0, 1]]
+    assert program.notes == ("2 nodes of type MEM_LOAD_NODE: as long as their duration",)
+    topology = fabrics.load("dgx-a100", nodes=1)
+    run = simulate(program, topology, fabrics.mesh(topology, nproc_per_node=2))
+    assert run.makespan > 520e-6
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [([{"data_deps": [1], "type": 4}, {"data_deps": [0], "type": 4}], "waits for itself"),
+     ([{"type": 7, "attrs": {"pg_name": ("string", "9")}}], "process group '9' is not listed"),
+     ([{"type": 7, "attrs": {"comm_type": ("int64", 77)}}], "attribute cannot be read"),
+     ([{"type": 7, "attrs": {"comm_size": ("int64", -1)}}], "comm_size"),
+     ([{"type": 4, "attrs": {"clustersim": ("string", "{")}}], "is damaged"),
+     ([{"type": 1, "inputs": {"values": "[[["}}], "process groups cannot be read"),
+     ([{"type": 4}, {"type": 4, "id": 0}], "is there twice")],
+)  # fmt: skip
+def test_a_damaged_graph_is_one_clear_error(tmp_path: Path, nodes: list[dict], said: str):
+    with pytest.raises(TraceError, match=re.escape(said)):
+        chakra_reading.read([foreign(tmp_path / "x.0.et", *nodes)])
+
+
+def test_files_cut_off_missing_twice_or_of_another_version_are_refused(tmp_path: Path):
+    paths = written(small(), tmp_path)
+    with pytest.raises(TraceError, match="no file of rank 3"):
+        chakra_reading.read(paths[:3])
+    (tmp_path / "again.0.et").write_bytes(paths[0].read_bytes())
+    with pytest.raises(TraceError, match="rank 0 again"):
+        chakra_reading.read([*paths, tmp_path / "again.0.et"])
+    paths[0].write_bytes(paths[0].read_bytes()[:-3])
+    with pytest.raises(TraceError, match="cut off"):
+        chakra_reading.read(paths)
+    with pytest.raises(TraceError, match=r"version '1\.4\.0'"):
+        chakra_reading.read([foreign(tmp_path / "new.0.et", version="1.4.0")])
+
+
+def test_the_command_writes_traces_with_astra_sims_files_and_plays_them(tmp_path: Path):
+    out = tmp_path / "out"
+    done = CliRunner().invoke(cli, ["export", "ddp_resnet50_1x8_v100", "--chakra", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "--workload-configuration=ddp_resnet50_1x8_v100" in done.output
+    assert sorted(path.suffix for path in out.iterdir()) == [".et"] * 8 + [".json"] * 3 + [".yml"]
+    nodes = list(unframed((out / "ddp_resnet50_1x8_v100.5.et").read_bytes(), "x"))
+    assert nodes[0].version == VERSION
+    played = CliRunner().invoke(cli, ["replay", str(out), "--topology", "dgx-1v", "--json"])
+    run = clustersim.load("ddp_resnet50_1x8_v100").run()
+    assert json.loads(played.stdout)["totals"]["step_s"] == pytest.approx(run.timeline.makespan, rel=1e-9)
+    bare = CliRunner().invoke(cli, ["replay", str(out)])
+    assert isinstance(bare.exception, ClusterSimError)
+    assert "needs a --topology" in str(bare.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "shapes", "rates"),
+    [("hgx-h100", 2, ["Switch", "Switch"], [450, 50]), ("dgx-1v", 1, ["Ring"], [150]),
+     ("pcie-l4", 1, ["Switch"], None)],
+)  # fmt: skip
+def test_astra_sims_network_has_the_bandwidth_of_a_gpu(name, nodes, shapes, rates):
+    topology = fabrics.load(name, nodes=nodes)
+    mesh = fabrics.mesh(topology)
+    files = astra(topology, mesh, {3: [0, 1]})
+    lines = dict(line.split(":") for line in files["network.yml"].decode().splitlines())
+    cells = {key: [cell.strip() for cell in text.split("#")[0].strip(" []").split(",")] for key, text in lines.items()}
+    assert cells["topology"] == shapes
+    assert np.prod([int(n) for n in cells["npus_count"]]) == mesh.world_size
+    assert rates is None or [float(rate) for rate in cells["bandwidth"]] == rates
+    system = json.loads(files["system.json"])
+    assert len(system["all-reduce-implementation"]) == len(shapes)
+    assert json.loads(files["comm_group.json"]) == {"3": [0, 1]}
+
+
+def test_simgrids_platform_is_the_same_graph(tmp_path: Path):
+    topology = fabrics.load("hgx-h100", nodes=2)
+    zone = ET.fromstring(simgrid(topology)).find("zone")
+    assert [one.get("id") for one in zone if one.tag in ("host", "router")] == list(topology.vertex_names)
+    links = {one.get("id"): one for one in zone.iter("link")}
+    routes = list(zone.iter("route"))
+    assert len(links) == len(routes) == topology.n_links
+    for i, route in enumerate(routes):
+        assert route.get("src") == topology.vertex_names[topology.link_src[i]]
+        assert route.get("dst") == topology.vertex_names[topology.link_dst[i]]
+        link = links[route.find("link_ctn").get("id")]
+        assert float(link.get("bandwidth").removesuffix("Bps")) == topology.link_bandwidth[i]
+        assert float(link.get("latency").removesuffix("s")) == topology.link_latency[i]
+    out = tmp_path / "platform.xml"
+    done = CliRunner().invoke(cli, ["export", "ddp_resnet50_1x8_v100", str(out)])
+    assert done.exit_code == 0, done.output
+    assert ET.parse(out).getroot().get("version") == "4.1"
