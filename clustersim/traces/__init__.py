@@ -50,6 +50,7 @@ class Format:
 
 
 _ROWS = (
+    Format("hta", "Chrome JSON for HolisticTraceAnalysis", (".hta.json", ".hta.json.gz"), perfetto.write_hta_trace),
     Format("chrome", "Chrome JSON", (".json", ".json.gz"), perfetto.write_chrome_trace, takes_memory=True),
     Format("pftrace", "Perfetto protobuf", (".pftrace", ".perfetto-trace"), pftrace.write_pftrace, takes_memory=True),
     Format("csv", "CSV of spans", (".csv", ".csv.gz"), spans_csv.write_csv),

@@ -102,7 +102,8 @@ def said_of(timeline: Timeline) -> list[dict[str, Any]]:
     """What the viewer shows of each op: Kineto's words for collectives, and the simulator's own facts."""
     number = {name: i for i, name in enumerate(streams(timeline))}
     return [
-        {"stream": number[op.stream], "step": op.step, "phase": op.phase, "bound": op.bound}
+        ({} if op.bound == "host" else {"stream": number[op.stream]})  # to Kineto's readers a GPU's kernel has one
+        | {"step": op.step, "phase": op.phase, "bound": op.bound}
         | (_kernel_args(op) if op.kind == "compute" else _collective_args(op, timeline.world_size))
         for op in timeline.ops
     ]

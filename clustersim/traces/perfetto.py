@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,23 @@ def write_chrome_trace(
     return chosen
 
 
+def write_hta_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The same with kernels named as Holistic Trace Analysis tells them apart; it wants a file per rank.
+
+    HTA calls communication what is named ``nccl...Kernel`` (hta/utils/utils.py), and links kernels to launches by their
+    ``correlation``; -1 is none.
+    """
+    return write_chrome_trace(_renamed(timeline), path, ranks)
+
+
+def _renamed(timeline: Timeline) -> Timeline:
+    ops = tuple(
+        op if op.kind == "compute" else msgspec.structs.replace(op, name=f"ncclDevKernel_{op.name}")
+        for op in timeline.ops
+    )
+    return replace(timeline, ops=ops)
+
+
 def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Names and order of the tracks."""
     threads = list(base.threads(timeline, ranks).values())
@@ -87,7 +105,7 @@ def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]
         if start > ready and op.kind != "compute":
             yield where | _span(f"wait {op.name}", "wait", ready, start) | {"args": {"rank": rank, "step": op.step}}
         category = "user_annotation" if op.bound == "host" else "kernel"
-        yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank}}
+        yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank, "correlation": -1}}
         arrow = where | {"name": "message", "cat": "message"}
         for number in leaving.get((rank, i), ()):
             yield arrow | {"ph": "s", "id": number, "ts": start / 1e3}
