@@ -273,6 +273,14 @@ def test_any_subset_of_gpus_gets_a_plan_above_its_bound_or_one_clear_error(
     assert np.all(found.weights > 0)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "tree"])
+def test_the_shortest_way_between_nodes_may_be_a_rail_that_is_near_one_end_alone(algorithm):
+    topology = machine("hgx-h100", 2)
+    members = Group(topology, np.array([topology.node_gpus(0)[0], topology.node_gpus(1)[1]]))
+    found = plan(Request("broadcast", 0.0, algorithm=algorithm), members, "ideal", 1)
+    assert found.time(topology.link_bandwidth) >= found.lower_bound > 0
+
+
 def test_a_group_of_one_costs_nothing():
     members = group(1, 1)
     found = plan(Request("all_reduce", 2.0**30), members, "ideal")

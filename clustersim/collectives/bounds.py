@@ -91,12 +91,13 @@ def _all_direct(group: Group, several: bool) -> bool:
 
 
 def _latency(group: Group, others: Ints) -> float:
-    """Shortest way [s] from member 0 to one of these members."""
-    router = routing.router(group.topology)
+    """Shortest way [s] from member 0 to one of these members: by the near NICs, or by a rail that both ends have, which
+    may spare a spine."""
+    router, topology = routing.router(group.topology), group.topology
     first = int(group.gpus[0])
-    return min(
-        route_latency(group.topology, router.route(first, int(group.gpus[other]), 0, -1)) for other in others.tolist()
-    )
+    rails = range(-1, len(router.nics_of_node(int(topology.vertex_node[first]))))
+    ways = (router.route(first, int(group.gpus[other]), 0, rail) for other in others.tolist() for rail in rails)
+    return min(route_latency(topology, way) for way in ways)
 
 
 @kept_with_first(maxsize=16)
