@@ -57,6 +57,20 @@ def figures(found):
     return [(planner.title(one.candidate), one.objectives) for one in found.front]
 
 
+def test_the_command_that_an_answer_names_writes_launch_files_of_its_option(small, tmp_path, monkeypatch):
+    read, folder, _ = small
+    monkeypatch.setattr(planner, "load", lambda _: (read, Path("plan.toml")))
+    done = CliRunner().invoke(cli, ["plan", "small", "--out", str(folder), "--jobs", "1"])
+    (words,) = [line for line in done.output.splitlines() if line.startswith("launch it: clustersim ")]
+    monkeypatch.chdir(tmp_path)
+    wrote = CliRunner().invoke(cli, words.removeprefix("launch it: clustersim ").split())
+    assert wrote.exit_code == 0, wrote.output
+    chosen = json.loads((folder / "plan.json").read_text())["front"][0]["scenario"]["strategy"]
+    files = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert files
+    assert str(chosen["micro_batch_size"]) in "".join(files.values())
+
+
 # ---- the search ------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.cli.common import json_option, rich_table, say_study, stdout, working
+from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
     from clustersim.outputs import Picture
@@ -44,10 +46,30 @@ def plan(
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
         )  # fmt: skip
         said = planner.with_campaign(planner.told(read, found, path), read)
+        said["launch"] = _launch(said["front"], out)
     pictures = _pictures(said)
     planner.write(said, out, pictures)
     wrote = [f"{out}/{name}" for name in ("results.jsonl", "plan.json", *pictures)]
     say_study(said, out, page, as_json, lambda pages: _print(read.title or path.stem, said, found, wrote + pages))
+
+
+def _launch(front: list[dict[str, Any]], out: Path) -> str:
+    """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
+    where none can launch it."""
+    from clustersim import exchange, scenario
+    from clustersim.cli.exchange import FRAMEWORKS
+
+    if not front:
+        return ""
+    made, found = scenario.from_table(front[0]["scenario"], front[0]["path"]), []
+    for to in FRAMEWORKS[:-1]:
+        with contextlib.suppress(ClusterSimError):
+            written = exchange.written(made, to)
+            found.append((len(written.wordless), to, Path(next(iter(written.texts))).suffix))
+    if not found:
+        return ""
+    _, to, suffix = min(found, key=lambda one: one[0])
+    return f"clustersim export-config {out} --to {to} -o launch{suffix}"
 
 
 def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
@@ -98,6 +120,8 @@ def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) 
         console.print(f"! {escape(warning)}", soft_wrap=True, highlight=False)
     counts = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
     console.print(f"{len(found.options):,} options: {counts}", highlight=False)
+    if said["launch"]:
+        console.print(f"launch it: {escape(said['launch'])}", soft_wrap=True, highlight=False)
     for line in said["assumptions"]:
         console.print(f"assumed: {escape(line)}", soft_wrap=True, highlight=False)
     console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)

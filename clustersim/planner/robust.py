@@ -123,8 +123,9 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> dict[str, Any
     """
     if not found.turned:
         return None
-    options = [found.options[number] for number in found.turned[0].seconds]
-    options = [one for one in options if all(one.candidate.number in at.seconds for at in found.turned)]
+    ran = [found.options[number] for number in found.turned[0].seconds]
+    ran = [one for one in ran if all(one.candidate.number in at.seconds for at in found.turned)]
+    options = sorted(ran, key=lambda one: (one.candidate.number != found.front[0].candidate.number, -one.rate))
     first = options[0].candidate
     numbers = uncertain(found.topologies[first.machine.label, first.nodes])
     corners, times = _times(found, options)
@@ -193,7 +194,8 @@ def _verdict(
     options: Sequence[Option], worst: Floats, best: int, numbers: Sequence[Uncertain], worths: Sequence[Worth]
 ) -> str:
     ranges = ", ".join(f"{one.words} x {one.low:.2f} to {one.high:.2f}" for one in numbers)
-    said = f"{worst[best]:.1%} longer than the best of {len(options)} at worst ({ranges})"
+    at_worst = f"at most {worst[best]:.1%} longer than" if worst[best] >= ALIKE / 2 else "nowhere longer than"
+    said = f"{at_worst} the best of {len(options)} ({ranges})"
     if best == 0:
         first = f"The fastest is also the robust choice: it trains {said}."
     else:

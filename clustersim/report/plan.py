@@ -34,6 +34,7 @@ def plan_page(said: Said) -> Page:
                 [(row["option"], row["why"]) for row in said["tempting"]]),
         Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
         Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
+        Section("launch", "Launch it", [], [], [("", said["launch"])] if said.get("launch") else []),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
         Section("all", "All options", [_counted(said)], grid=_plan_options(said)),
     ]  # fmt: skip
