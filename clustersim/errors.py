@@ -66,3 +66,24 @@ def nearest_number(works: Callable[[int], bool], value: int, most: int) -> str:
 def nearest_divisor(size: int, value: int) -> str:
     """``"use 2 or 4"``: the divisors of ``size`` next to a number that is none."""
     return nearest_number(lambda n: size % n == 0, value, size)
+
+
+EXTRAS = {
+    "perfetto": "6 MB",
+    "dask": "30 MB",
+    "parquet": "170 MB",
+    "exchange": "4 MB",
+    "explore": "5 MB",
+    "notebooks": "JupyterLab and pandas, some 100 MB",
+    "capture": "PyTorch: 0.8 GB after pip install torch --index-url https://download.pytorch.org/whl/cpu, else 6 GB",
+}
+"""Extras of the package, and what each brings."""
+
+
+def needs(what: str, extra: str) -> str:
+    """The sentence for work whose packages are not installed.
+
+    >>> needs("a .pftrace", "perfetto")
+    "a .pftrace needs an extra: pip install 'clustersim[perfetto]' (6 MB)"
+    """
+    return f"{what} needs an extra: pip install 'clustersim[{extra}]' ({EXTRAS[extra]})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 from clustersim.outputs import fresh, output_folder, together
 from clustersim.paths import data_path
 
@@ -71,7 +71,7 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
     try:
         nbclient, nbformat, _ = (import_module(name) for name in ("nbclient", "nbformat", "ipykernel"))
     except ImportError as error:
-        raise ClusterSimError(f"running lessons needs {error.name}: pip install 'clustersim[notebooks]'") from None
+        raise ClusterSimError(needs(f"running lessons (there is no {error.name})", "notebooks")) from None
     notebook = nbformat.read(lesson.path, as_version=4)
     n, failed = len(notebook.cells), ""
     where = {"metadata": {"path": str(lesson.path.parent)}}

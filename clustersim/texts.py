@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 from clustersim.units import format_bytes
 
 LARGEST = 64 * 2**20
@@ -138,7 +138,7 @@ def yaml_table(text: str, where: str, error: Raised) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise error(f"{where}: YAML needs the pyyaml package: pip install 'clustersim[exchange]'") from None
+        raise error(needs(f"{where}: YAML", "exchange")) from None
     if len(text) > LARGEST_YAML:
         raise error(f"{where}: {format_bytes(len(text))} are more than the {format_bytes(LARGEST_YAML)} of YAML read")
 

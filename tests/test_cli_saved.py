@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from clustersim.cli import main
@@ -69,3 +71,14 @@ def test_bad_input_is_one_line_and_exit_code_2(folder, case, capsys):
     said = capsys.readouterr().err.strip()
     assert part in said
     assert "\n" not in said
+
+
+def test_a_report_is_also_of_a_scenario_or_of_traces(clustersim, tmp_path):
+    page = tmp_path / "scenario.html"
+    assert clustersim("report", "why_slow_gpu", "--set", "run.steps=4", "-o", page).returncode == 0
+    assert "run.steps=4" in page.read_text()
+    files = sorted((Path(__file__).parent / "data" / "traces" / "gloo_2_ranks").iterdir())
+    assert clustersim("report", *files, "-o", tmp_path / "trace.html").returncode == 0
+    assert "A step of these 2 ranks takes" in (tmp_path / "trace.html").read_text()
+    refused = clustersim("report", *files, "--set", "run.steps=4", "-o", tmp_path / "no.html")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from player import link_use, play, toy_cost, toy_model
 
-from clustersim.analysis.metrics import hottest_links, summary
+from clustersim.analysis.metrics import hottest_links, summary, warm_up
 from clustersim.analysis.occupancy import occupancy
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
@@ -163,3 +163,8 @@ def test_no_state_of_a_rank_exceeds_its_step(jitter):
             assert (column <= result["step_time_s"] * (1 + 5 * jitter / 3) + 1e-12).all()
     assert sum(result["phase_shares"].values()) == pytest.approx(1, abs=0.02)
     assert (result["peer_wait_s"] > 0) == (jitter > 0)
+
+
+@pytest.mark.parametrize(("seconds", "warm"), [([], 0), ([1.0], 0), ([3.0, 1.0, 1.0], 1), ([1.0, 1.0, 3.0], 0)])
+def test_leading_long_steps_of_a_measured_run_are_its_warm_up(seconds, warm):
+    assert warm_up(seconds) == warm

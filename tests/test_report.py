@@ -70,6 +70,16 @@ def test_figures_are_those_of_the_run(page, run):
     assert run.facts["notes"][0] in words
 
 
+def test_what_if_is_what_was_run_again_and_never_a_bound(page, tmp_path):
+    assert "What if" not in page
+    assert "would save" not in page  # a run that is over cannot be run again
+    clustersim.load("why_slow_gpu").run().report(tmp_path / "page.html")
+    told = (tmp_path / "page.html").read_text()
+    section = told[told.index("What if") :]
+    assert "(run again)" in section[: section.index("</ul>")]
+    assert "at most" not in section[: section.index("</ul>")]
+
+
 def test_elements_close_in_order_and_ids_are_unique(page):
     read = Page(page)
     assert read.open == []

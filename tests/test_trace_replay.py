@@ -210,3 +210,20 @@ def test_a_scale_that_cannot_be_is_said(shared: Path, word: str, said: str):
     done = CliRunner().invoke(cli, ["replay", files, *scales])
     assert isinstance(done.exception, ClusterSimError)
     assert said in str(done.exception)
+
+
+GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
+
+
+def test_the_backend_is_the_one_the_trace_names():
+    assert traces.backend_of(traces.read(sorted(GLOO.iterdir()))) == "gloo"
+    plain = CliRunner().invoke(cli, ["replay", str(GLOO), "--topology", "cpu-gloo"])
+    asked = CliRunner().invoke(cli, ["replay", str(GLOO), "--topology", "cpu-gloo", "--backend", "gloo"])
+    assert plain.output == asked.output
+
+
+def test_a_trace_without_steps_is_told_no_step_time():
+    said = CliRunner().invoke(cli, ["trace", str(GLOO)]).output
+    assert "gloo, first span to last" in said
+    assert "step time" not in said
+    assert "step time" not in CliRunner().invoke(cli, ["replay", str(GLOO)]).output

@@ -16,7 +16,7 @@ from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import Loss, losses
 from clustersim.analysis.step_words import shares as step_shares
 from clustersim.analysis.waterfall import Waterfall, waterfall
-from clustersim.analysis.whatif import unused, whatif
+from clustersim.analysis.whatif import KNOBS, unused, whatif
 from clustersim.analysis.where import Where
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -25,6 +25,8 @@ WORTH_A_WORD = 0.005
 """Shares below this are left out of sentences."""
 NOTHING = 5e-4
 """A cause that costs less than this share prints as 0.0 %, and is left to the table."""
+KNOWN = 0.98
+"""A critical path shorter than this share of a step is a part of one: traces do not say what everything waits for."""
 GOOD = 0.03
 """A run whose costliest cause costs less than this share has nothing much to explain."""
 
@@ -84,13 +86,15 @@ class Explanation:
 
 
 def explain(
-    timeline: Timeline, facts: Facts | None = None, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0
-) -> Explanation:
+    timeline: Timeline, facts: Facts | None = None, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0,
+    bounded: bool = True,
+) -> Explanation:  # fmt: skip
     """Explain the steady state of a run.
 
     Parameters
     ----------
-    top : causes to tell. factor : of the what-if bounds. warmup_steps : as in :func:`summary`.
+    top : causes to tell. factor : of the what-if bounds, which are left out, because they take as long as the rest
+        together, where it is not ``bounded``. warmup_steps : as in :func:`summary`.
     """
     facts = facts or Facts()
     found = causes(timeline, warmup_steps=warmup_steps)
@@ -98,8 +102,10 @@ def explain(
     table = stalls(timeline, top=top, found=found)
     path = critical_path(timeline, warmup_steps=warmup_steps)
     bounds: dict[str, Any] = {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
-    if timeline.source == "simulated":
-        bounds = whatif(timeline, factor=factor, peak_flops=facts.peak_flops, warmup_steps=warmup_steps)
+    idle = unused(timeline)
+    if bounded and timeline.source == "simulated":
+        knobs = tuple(knob for knob in KNOBS if knob not in idle)
+        bounds = whatif(timeline, factor=factor, knobs=knobs, peak_flops=facts.peak_flops, warmup_steps=warmup_steps)
     warned = warnings(
         timeline,
         peak_flops=facts.peak_flops,
@@ -107,14 +113,14 @@ def explain(
         device_bytes=facts.device_bytes,
         warmup_steps=warmup_steps,
     )
-    idle, told = unused(timeline), losses(timeline, found.where) if found.where else []
-    trivial = [knob in idle or (knob == "batch" and saving > 1 - 1 / factor - 1e-9) for knob, saving in _pairs(bounds)]
+    told = losses(timeline, found.where) if found.where else []
+    trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
     kept = ~np.array(trivial, dtype=bool)
     return Explanation(
         verdict=_verdict(table, told),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
-        path=_path(path),
+        path=_path(path, float(shares["step_time_s"])),
         bounds=bounds["text"][kept].tolist(),
         warnings=[warning.text for warning in warned],
         ranks=_ranks(found.cut),
@@ -199,11 +205,12 @@ def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str
     return f"{said}{tail}"
 
 
-def _path(path: dict[str, Any]) -> list[str]:
+def _path(path: dict[str, Any], step: float) -> list[str]:
     whole = sum(path["by_kind"].values())
     if whole <= 0:
         return []
     parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path["by_kind"].items()]
-    said = [f"{', '.join(parts[:6])} (of {format_time(whole)} a step)"]
+    of = f"of {format_time(whole)} a step" + (", as far back as it can be followed" if whole < KNOWN * step else "")
+    said = [f"{', '.join(parts[:6])} ({of})"]
     links = [f"{name} {format_time(seconds)}" for name, seconds in path["by_link"].items() if seconds > 1e-4 * whole]
     return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])

@@ -132,7 +132,8 @@ class Window:
 
 
 def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
-    """The window the figures of :func:`summary` are taken from. Raises :class:`ProgramError` for an empty timeline."""
+    """The window the figures of :func:`summary` are taken from; of a measured run all steps but those of
+    :func:`warm_up`. Raises :class:`ProgramError` for an empty timeline."""
     steps, ops = np.array([op.step for op in timeline.ops], dtype=np.int64), timeline.per_op()
     played = ops["ranks"] > 0
     if not played.any():
@@ -141,7 +142,20 @@ def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
     end = np.array([ops["end"][played & (steps == step)].max() for step in known])
     begin = float(ops["ready"][played & (steps == known[0])].min())
     skip = min(warmup_steps, len(known) - 1)
+    if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
+        skip = min(warm_up(np.diff(end, prepend=begin)), len(known) - 1)
     return Window(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)
+
+
+WARM = 1.25
+"""Leading steps of a measured run that took so many times the median were warming up."""
+
+
+def warm_up(seconds: npt.ArrayLike) -> int:
+    """How many leading steps of a measured run, which took these seconds [s], were warming up."""
+    took = np.asarray(seconds, dtype=np.float64)
+    settled = np.flatnonzero(took < WARM * np.median(took)) if len(took) else took
+    return int(settled[0]) if len(settled) else 0
 
 
 def own_paces(timeline: Timeline, steady: Ints) -> Floats:

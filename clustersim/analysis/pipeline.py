@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import did
+from clustersim.analysis.metrics import warm_up
 from clustersim.analysis.plays import BACK, Action, expected, idle_times, medians
 from clustersim.errors import ProgramError
 from clustersim.timeline import Timeline, alike
@@ -38,8 +39,6 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _Name: TypeAlias = tuple[int, int, str, int, int]
 """Step, stage, action, micro-batch, chunk."""
 
-WARM = 1.25
-"""A leading step longer than this many times the median is warm-up."""
 PARTS = ("fill", "drain", "gaps", "imbalance", "other", "outside")
 """What a stage's idle time is made of."""
 
@@ -109,11 +108,9 @@ def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
 
 
 def steady(timeline: Timeline) -> list[int]:
-    """Steps without the warm-up: leading ones that took :data:`WARM` times the median or more."""
-    took = {step: end - begin for step, (begin, end) in windows(timeline).items()}
-    usual = float(np.median(list(took.values()))) if took else 0.0
-    first = next((i for i, seconds in enumerate(took.values()) if seconds < WARM * usual), 0)
-    return list(took)[first:]
+    """Steps without the warm-up (:func:`clustersim.analysis.metrics.warm_up`)."""
+    found = windows(timeline)
+    return list(found)[warm_up([end - begin for begin, end in found.values()]) :]
 
 
 def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[Action]]:

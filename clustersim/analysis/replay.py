@@ -9,6 +9,7 @@ no longer than in any such run, so the run ends no later (longest paths are mono
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 MAX_PASSES = 1000
 """Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
@@ -45,6 +47,11 @@ class Node:
     first: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
 
+    @cached_property
+    def of_slot(self) -> list[Ints]:
+        """Per op, which of those who come are its own."""
+        return [np.flatnonzero(self.op == slot) for slot in range(len(self.ops))]
+
 
 @dataclass(eq=False)
 class Graph:
@@ -66,6 +73,17 @@ class Graph:
     settled: bool
     seconds: dict[int, Floats]
     lost: dict[int, Floats]
+
+    @cached_property
+    def did(self) -> Bools:
+        """(n_ops, r) bool: who does what."""
+        did = np.zeros((len(self.timeline.ops), len(self.ranks)), dtype=bool)
+        for i, column in self.seconds.items():
+            did[i] = ~np.isnan(column)
+        for node in self.nodes:
+            for slot, op in enumerate(node.ops):
+                did[op, node.rank[node.of_slot[slot]]] = True
+        return did
 
 
 def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
@@ -114,13 +132,7 @@ def replayed(
             _play(node, ends, needs, compute, transfers)
         if before is not None and np.array_equal(before, ends):
             break
-    did = np.zeros((n, world), dtype=bool)
-    for i, column in compute.items():
-        did[i] = ~np.isnan(column)
-    for node in run.nodes:
-        for slot, op in enumerate(node.ops):
-            did[op, node.rank[node.op == slot]] = True
-    last: Floats = np.where(did, ends, -np.inf).max(axis=1)
+    last: Floats = np.where(run.did, ends, -np.inf).max(axis=1)
     return last
 
 
@@ -132,14 +144,13 @@ def _play(
         for need in needs[op]:
             np.maximum(ready[slot], ends[need], out=ready[slot])
         if op in compute:
-            ends[op] = ready[slot] + np.nan_to_num(compute[op])
+            ends[op] = ready[slot] + np.fmax(compute[op], 0.0)  # of nan, where it does not run, 0
         else:
             ends[op] = ready[slot]
     if len(node.first):
         start = np.maximum.reduceat(ready[node.op, node.rank], node.first)
         end = start + transfers[node.ops[0]]
-        for slot, op in enumerate(node.ops):
-            here = node.op == slot
+        for op, here in zip(node.ops, node.of_slot, strict=True):
             ends[op, node.rank[here]] = end[node.meeting[here]]
 
 

@@ -42,7 +42,18 @@ class Classes:
 
 
 def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> Classes:
-    """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
+    """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks.
+
+    Kept with the timeline: every table of an explanation begins by asking.
+    """
+    kept = vars(timeline).setdefault("_classes", {})
+    if most_spans not in kept:
+        kept[most_spans] = _classes(timeline, most_spans)
+    found: Classes = kept[most_spans]
+    return found
+
+
+def _classes(timeline: Timeline, most_spans: int) -> Classes:
     ranks, class_of = alike(timeline)
     each = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
     most = max(LEAST, int(most_spans / max(each, 1.0)))

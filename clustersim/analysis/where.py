@@ -96,8 +96,17 @@ class Where:
 def where(timeline: Timeline, *, warmup_steps: int = 2) -> list[Where]:
     """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state.
 
-    ``warmup_steps`` : as in :func:`clustersim.analysis.metrics.summary`.
+    ``warmup_steps`` : as in :func:`clustersim.analysis.metrics.summary`. Kept with the timeline: a run's figures and
+    its explanation both need it.
     """
+    kept = vars(timeline).setdefault("_where", {})
+    if warmup_steps not in kept:
+        kept[warmup_steps] = _where(timeline, warmup_steps)
+    found: list[Where] = kept[warmup_steps]
+    return found
+
+
+def _where(timeline: Timeline, warmup_steps: int) -> list[Where]:
     if pipeline.has_pipeline(timeline):
         rows = _of_stages(timeline, steady_window(timeline, warmup_steps))
         return [_row(-1, np.mean(rows, axis=0)), *(_row(s, row) for s, row in enumerate(rows))]

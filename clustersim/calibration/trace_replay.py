@@ -189,8 +189,8 @@ TOTALS = {
     "step_s": "first span to last",
     "compute_s": "compute",
     "communication_s": "transferring",
-    "exposed_communication_s": "exposed communication, waiting for peers included",
-    "peer_wait_s": "waiting for peers",
+    "exposed_communication_s": "exposed transfer and waiting for a peer",
+    "peer_wait_s": "waiting for a peer",
 }
 """Of the whole window: seconds, means over the measured ranks but for the first."""
 

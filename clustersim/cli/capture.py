@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 
 
 @click.command(short_help="Measure this machine with PyTorch.")
@@ -32,7 +32,7 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     from clustersim.units import parse_message_size, parse_time
 
     if find_spec("torch") is None:
-        raise ClusterSimError("capture needs PyTorch: pip install 'clustersim[capture]'")
+        raise ClusterSimError(needs("capture", "capture"))
     parse_time(options["budget"] or "")
     if options["largest"]:
         parse_message_size(options["largest"])

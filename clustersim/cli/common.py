@@ -142,6 +142,10 @@ class Progress:
         self.what, self.done, self.total = what, 0, 0
         self.over = threading.Event()
 
+    def name(self, what: str) -> None:
+        """Called by the work: what it does now."""
+        self.what = what
+
     def __call__(self, done: int, total: int) -> None:
         """Called by the work: ``done`` of ``total`` steps."""
         self.done, self.total = done, total
@@ -169,7 +173,7 @@ class Progress:
         with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(self.what, total=None)
             while not self.over.wait(0.1):
-                bar.update(task, completed=self.done, total=self.total or None)
+                bar.update(task, description=self.what, completed=self.done, total=self.total or None)
 
 
 @contextmanager

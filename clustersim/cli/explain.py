@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,18 +15,29 @@ if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation, Facts
     from clustersim.analysis.waterfall import Waterfall
     from clustersim.scenario.running import Prepared
-    from clustersim.scenario.turned import Turned
     from clustersim.timeline import Timeline
+    from clustersim.traces.saved import SavedRun
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A run by name: its Timeline, what else is known of it, its title; and its parts where it was simulated now."""
+    """A run by name, what it is called; and its parts where it was simulated now."""
 
-    timeline: Timeline
-    facts: Facts
+    run: SavedRun
     title: str
     prepared: Prepared | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened."""
+        return self.run.timeline
+
+    @property
+    def facts(self) -> Facts:
+        """What a Timeline does not know."""
+        from clustersim.analysis.explain import Facts
+
+        return Facts.of(self.run.facts)
 
 
 @click.command(short_help="Say why a run took as long as it did.")
@@ -42,91 +53,60 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
     from clustersim.analysis.explain import explain as explained
+    from clustersim.scenario.otherwise import otherwise
 
     loaded = load(run, changes)
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
-    with working(f"explaining {loaded.title}"):
+    with working(f"explaining {loaded.title}") as progress:
         found = explained(loaded.timeline, loaded.facts, top=top)
-    again = _again(loaded, found, rerun)
-    otherwise = _otherwise(loaded, rerun)
+        other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
     idle = _idle_knobs(loaded)
     if as_json:
         print_json(
             {
                 "run": loaded.title,
                 **found.to_dict(),
-                "rerun": again,
-                "choices": [one.to_dict() for one in otherwise],
+                "rerun": other.again,
+                "choices": [one.to_dict() for one in other.choices],
                 "idle_knobs": idle,
             }
         )
     else:
-        _print(loaded.title, found, [*(one.text for one in otherwise), *_bounds(found, again)], idle)
+        _print(loaded.title, found, other.text, idle)
 
 
-def load(run: str, changes: tuple[str, ...] = ()) -> Loaded:
-    """A run by name; simulates a scenario. Raises :class:`ClusterSimError` for one that cannot be found or read."""
+def load(run: str, changes: tuple[str, ...] = (), *more: str) -> Loaded:
+    """A run by name; simulates a scenario. ``more`` : the other files of a trace. Raises :class:`ClusterSimError` for
+    one that cannot be found or read."""
     from clustersim import scenario as scenarios
-    from clustersim.analysis.explain import Facts
     from clustersim.errors import TraceError
 
     path = Path(run)
-    if path.is_dir() or (path.is_file() and path.suffix != ".toml"):
+    if more or path.is_dir() or (path.is_file() and path.suffix != ".toml"):
         if changes:
             raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
-        return _over(path)
+        return _over(path, *map(Path, more))
     loaded = scenarios.load(run, scenarios.parse_overrides(changes))
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
-    return Loaded(result.timeline, Facts.of(result.to_dict()), result.scenario.title, result.prepared)
+    return Loaded(result.saved, result.scenario.title, result.prepared)
 
 
-def _over(path: Path) -> Loaded:
+def _over(path: Path, *more: Path) -> Loaded:
     """A run that was saved or measured."""
     from clustersim import traces
-    from clustersim.analysis.explain import Facts
     from clustersim.errors import TraceError
-    from clustersim.traces.saved import NAME, load_run
+    from clustersim.traces.saved import NAME, SavedRun, load_run
 
-    if path.suffix == ".npz" or (path / NAME).is_file():
+    if not more and (path.suffix == ".npz" or (path / NAME).is_file()):
         run = load_run(path)
-        return Loaded(run.timeline, Facts.of(run.facts), str(run.facts.get("title") or path.name))
-    read = traces.read(path)
+        return Loaded(run, str(run.facts.get("title") or path.name))
+    read = traces.read([path, *more])
     if isinstance(read, traces.Samples):
         raise TraceError(f"{path}: a benchmark's table has no run to explain; `clustersim trace` tells what it holds")
-    return Loaded(read, Facts(), path.name)
-
-
-def _again(loaded: Loaded, found: Explanation, asked: bool) -> dict[str, float]:
-    """Per knob that may matter, the share of the step it saves when the scenario is really run again: where that is
-    short, or asked for; then of every knob."""
-    from clustersim.scenario.rerun import rerun_saving, step_time
-    from clustersim.scenario.turned import short
-
-    table = found.tables["whatif"]
-    saved: dict[str, float] = {}
-    if loaded.prepared is None or not (asked or short(loaded.timeline)):
-        return saved
-    now, told = step_time(loaded.timeline), set(found.bounds)
-    for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
-        if text not in told and not asked:
-            continue
-        with working(f"running again: {knob}"):
-            saving = rerun_saving(loaded.prepared, knob, factor, now)
-        if saving is not None:
-            saved[knob] = saving
-    return saved
-
-
-def _otherwise(loaded: Loaded, asked: bool) -> list[Turned]:
-    """Choices of a split model made otherwise: run again where that is short, or asked for."""
-    from clustersim.scenario.turned import short, turned
-
-    if loaded.prepared is None or not (asked or short(loaded.timeline)):
-        return []
-    with working("running again with other choices"):
-        return turned(loaded.prepared, loaded.timeline)
+    title = f"{path.name}{f' and {len(more)} more' if more else ''}"
+    return Loaded(SavedRun(read, None, {"title": title}), title)
 
 
 def _idle_knobs(loaded: Loaded) -> list[str]:
@@ -165,41 +145,3 @@ def _falls(rows: Sequence[Waterfall]) -> Iterator[str]:
         yield f"from peak to MFU, % of time  {'':2}" + "".join(f"{head:>7}" for head in heads)
     for word, cells in lines:
         yield f"   {word:28}" + "".join(f"{cell:>7}" for cell in cells)
-
-
-def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
-    """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
-    one sentence."""
-    table: dict[str, Any] = found.tables["whatif"]
-    row_of = {text: i for i, text in enumerate(table["text"].tolist())}
-    said: list[tuple[float, str]] = []
-    idle: dict[bool, list[str]] = {True: [], False: []}
-    for text in found.bounds:
-        knob, most = str(table["knob"][row_of[text]]), float(table["saving"][row_of[text]])
-        name, saved = text.partition(" would save ")[0], again.get(knob, most)
-        if abs(saved) < (NOTHING if knob in again else SMALL):
-            idle[knob in again].append(name)
-        else:
-            said.append((saved, _run_again(text, saved) if knob in again else text))
-    lines = [text for _, text in sorted(said, key=lambda pair: -pair[0])]
-    for rerun, names in idle.items():
-        if names:
-            lines.append(f"{', '.join(names)}: nothing{' (run again)' if rerun else ''}")
-    return lines
-
-
-NOTHING = 5e-4
-"""Of a run that was really made, what prints as 0.0 %."""
-SMALL = 0.005
-"""Bounds below this share of the step are called nothing."""
-
-
-def _run_again(text: str, saved: float) -> str:
-    """What a knob does, in place of what it could do at most.
-
-    >>> _run_again("NIC bandwidth x2 would save at most 4.5% of the step", -0.012)
-    'NIC bandwidth x2 costs 1.2% of the step (run again)'
-    """
-    knob = text.partition(" would save ")[0]
-    per = "time per sample" if text.endswith("per sample") else "step"
-    return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"

@@ -33,7 +33,12 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Copies of every rank.")
 @click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
               help="What else differs: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default="nccl", show_default=True)
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo", "ideal"]),
+    default=None,
+    help="[the trace's own, or nccl]",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="A folder: measured.npz and simulated.npz.")
 @json_option
 def replay(
@@ -42,7 +47,7 @@ def replay(
     nodes: int | None,
     times: int,
     scales: tuple[str, ...],
-    backend: str,
+    backend: str | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -50,7 +55,7 @@ def replay(
 
     FILES are profiler traces (one per rank, or a folder of them), an Nsight Systems export, the folder of a pipeline's
     ops.csv and steps.csv, or Chakra traces, which are programs and need a --topology. Step time, exposed
-    communication and each collective's time stand beside the measured ones, and of a pipeline each stage's idle share.
+    transfers and each collective's time stand beside the measured ones, and of a pipeline each stage's idle share.
     `--times 2` asks how the same run does on twice the ranks, on twice the machines unless --nodes says otherwise.
 
     `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (products by their rate, other
@@ -65,7 +70,7 @@ def replay(
     if is_chakra(files):
         if name is None or times > 1 or scales:
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
-        play(files, name, nodes, backend, out, as_json)
+        play(files, name, nodes, backend or "nccl", out, as_json)
         return
     folder = None
     if out is not None:
@@ -80,13 +85,14 @@ def replay(
             )
         scale = _scale(measured, times, scales)
         machine = _machine(measured, name, nodes, scale.times)
+        backend = backend or traces.backend_of(measured) or "nccl"
         result = played(measured, *(machine or ()), scale=scale, backend=backend)
         if folder is not None:
             _save(result, machine[0] if machine else None, folder)
     if as_json:
         print_json(_json(result))
     else:
-        _print(result)
+        _print(result, backend)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
 
@@ -175,14 +181,14 @@ STEPS = 8
 """Steps to print one by one."""
 
 
-def _print(result: Replayed) -> None:
+def _print(result: Replayed, backend: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from clustersim.calibration.trace_replay import TOTALS
 
     console = stdout()
-    on = f"{result.machines} x {result.where}" if not result.free else result.where
+    on = result.where if result.free else f"{result.machines} x {result.where}, {backend}"
     table = Table(title=f"replay: {result.program.world_size} ranks on {escape(on)}", title_justify="left")
     table.add_column("mean over ranks", style="bold")
     for heading in ("measured", "simulated", "difference"):
@@ -193,7 +199,8 @@ def _print(result: Replayed) -> None:
     steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
     for step, *pair in steps[:STEPS] if len(steps) > 1 else ():
         table.add_row(f"step {step}", *_pair(*pair))
-    table.add_row(f"a step, median of {len(steps)}", *_pair(*result.steps.medians()))
+    if len(steps) > 1 or any(op.step for op in result.measured.ops):  # else it is the whole trace once more
+        table.add_row(f"step time, median of {len(steps)}", *_pair(*result.steps.medians()))
     for stage in result.stages:
         table.add_row(f"stage {stage.stage} idle, share of a step", f"{stage.measured:.1%}", f"{stage.simulated:.1%}",
                       f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip

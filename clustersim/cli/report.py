@@ -1,4 +1,4 @@
-"""``clustersim report``: a saved run, a sweep or a plan as one HTML page."""
+"""``clustersim report``: a run, a trace, a sweep or a plan as one HTML page."""
 
 from __future__ import annotations
 
@@ -6,32 +6,38 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import stdout, working
+from clustersim.cli.common import set_option, stdout, working
+from clustersim.cli.explain import load
 
 
-@click.command(short_help="Write a run, a sweep or a plan as one HTML page.")
-@click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN_DIR/report.html]")
+@click.command(short_help="Write a run, a trace, a sweep or a plan as one HTML page.")
+@click.argument("run", nargs=-1, required=True)
+@set_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN/report.html]")
 @click.option("--title", default=None, help="Instead of the run's own name.")
-def report(run_dir: Path, output: Path | None, title: str | None) -> None:
-    """Write a report: RUN_DIR is the folder that `clustersim run --out RUN_DIR` wrote, or `sweep`,
-    `plan` or `sensitivity`.
+def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, title: str | None) -> None:
+    """Write a report: RUN is the folder that `clustersim run --out RUN` wrote, or `sweep`, `plan` or `sensitivity`; a
+    scenario, which is simulated first; or profiler traces (one per rank, or a folder of them).
 
     One self-contained page. Of a run: the verdict, where the time went, who did what when, stalls, hotspots, the
-    critical path, memory, inputs and assumptions. Of the others: the answer in a sentence, case by case, what is
-    worth having, curves, why and why not, what is too close to call, assumptions, and the whole table.
+    critical path, memory, inputs and assumptions; of a scenario also what it would be with one thing changed. Of the
+    others: the answer in a sentence, case by case, what is worth having, curves, why and why not, what is too close
+    to call, assumptions, and the whole table.
     """
     from clustersim.report import holds_study, write_report, write_study
-    from clustersim.traces.saved import load_run
 
-    if holds_study(run_dir):
-        page = output or run_dir / "report.html"
+    first = Path(run[0])
+    page = output or _page(first)
+    if len(run) == 1 and holds_study(first):
         with working(f"writing {page}"):
-            write_study(run_dir, page, title)
-        stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
-        return
-    run = load_run(run_dir)
-    page = output or (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
-    with working(f"writing {page}"):
-        write_report(run, page, title)
+            write_study(first, page, title)
+    else:
+        loaded = load(run[0], changes, *run[1:])
+        with working(f"writing {page}"):
+            write_report(loaded.run, page, title, loaded.prepared)
     stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+
+
+def _page(run: Path) -> Path:
+    """In the folder of a run; beside a file; of a shipped scenario in the working folder."""
+    return run / "report.html" if run.is_dir() else run.with_name(f"{run.name.partition('.')[0]}.html")

@@ -29,11 +29,24 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> 
 
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
-        said = digest(read) | ({} if isinstance(read, traces.Samples) else _pipeline(read))
+        said = digest(read) | ({} if isinstance(read, traces.Samples) else _steps(read) | _pipeline(read))
     if as_json:
         print_json(said)
     else:
         click.echo("\n".join(_timeline(said, top) if said["what"] == "timeline" else _samples(said)))
+
+
+def _steps(run: Timeline) -> dict[str, Any]:
+    """The backend that a trace names, and its median step [s] without the warm-up; None where it has no steps."""
+    from statistics import median
+
+    from clustersim import traces
+    from clustersim.analysis.pipeline import steady, windows
+
+    found, kept = windows(run), steady(run)
+    told = any(step for step in found)
+    step = median(end - begin for begin, end in (found[s] for s in kept)) if told and kept else None
+    return {"backend": traces.backend_of(run), "step_time_s": step, "steady_steps": kept if told else []}
 
 
 def _pipeline(run: Timeline) -> dict[str, Any]:
@@ -79,10 +92,14 @@ def _stages(said: dict[str, Any]) -> Iterator[str]:
 
 def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
     steps = f", steps {said['steps'][0]} to {said['steps'][-1]}" if any(said["steps"]) else ""
-    yield f"{said['ranks_measured']} of {said['world_size']} ranks, {format_time(said['window_s'])}{steps}"
+    backend = f", {said['backend']}" if said["backend"] else ""
+    whole = format_time(said["window_s"])
+    yield f"{said['ranks_measured']} of {said['world_size']} ranks{backend}, first span to last {whole}{steps}"
+    if said["step_time_s"] is not None:
+        yield f"  {'step time':24s} {format_time(said['step_time_s'])}, median of {len(said['steady_steps'])}"
     for key, words in (("compute_share", "compute stream busy"), ("transfer_share", "transferring"),
-                       ("exposed_transfer_share", "of that, compute idle"),
-                       ("waiting_for_peers_share", "waiting for peers")):  # fmt: skip
+                       ("exposed_transfer_share", "of that, exposed"),
+                       ("waiting_for_peers_share", "waiting for a peer")):  # fmt: skip
         yield f"  {words:24s} {_range(said[key])}"
     if said["waiting_for_launch_share"] is not None:
         yield f"  {'waiting for launches':24s} {_range([said['waiting_for_launch_share']])}"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from clustersim.errors import ScenarioError
+from clustersim.errors import ScenarioError, needs
 from clustersim.tomls import nested, toml_text
 
 
@@ -46,5 +46,5 @@ def _yaml(table: Mapping[str, Any]) -> str:
     try:
         import yaml
     except ImportError:
-        raise ScenarioError("YAML needs the pyyaml package: pip install 'clustersim[exchange]'") from None
+        raise ScenarioError(needs("YAML", "exchange")) from None
     return str(yaml.safe_dump(json.loads(json.dumps(table)), sort_keys=False))

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from clustersim import report
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 from clustersim.explore.fields import Form, form_of
 from clustersim.explore.files import command, saved
 from clustersim.explore.runs import Ask, Player, told
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-NEEDS = "explore needs starlette and uvicorn (5 MB): pip install 'clustersim[explore]'"
+NEEDS = needs("explore", "explore")
 LARGEST = 64 * 1024
 """Bytes of a form."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ClusterSimError
 from clustersim.traces.saved import SavedRun
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Prepared
 
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""
@@ -19,11 +22,14 @@ PAGE = b'<meta name="generator" content="clustersim">'
 __all__ = ["holds_study", "html", "rendered", "study_html", "write_report", "write_study"]
 
 
-def html(run: SavedRun, title: str | None = None) -> str:
-    """The report of a run as one HTML document; ``title`` None takes the run's own name."""
+def html(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
+    """The report of a run as one HTML document; ``title`` None takes the run's own name.
+
+    ``prepared`` : the scenario of it; where it is short it is run again with one thing changed after the other.
+    """
     from clustersim.report.content import content
 
-    return rendered("report.html.j2", content(run, title))
+    return rendered("report.html.j2", content(run, title, prepared))
 
 
 def study_html(folder: str | Path, title: str | None = None) -> str:
@@ -69,9 +75,10 @@ def _arrows(value: object) -> object:
     return value.replace("->", "→").replace("+-", "±") if type(value) is str else value
 
 
-def write_report(run: SavedRun, path: str | Path, title: str | None = None) -> None:
-    """Write the report of a run, whole or not at all. Raises :class:`ClusterSimError` where it cannot be written."""
-    _write(html(run, title), Path(path))
+def write_report(run: SavedRun, path: str | Path, title: str | None = None, prepared: Prepared | None = None) -> None:
+    """Write the report of a run (:func:`html`), whole or not at all. Raises :class:`ClusterSimError` where it cannot be
+    written."""
+    _write(html(run, title, prepared), Path(path))
 
 
 def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:

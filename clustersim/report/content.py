@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,19 +19,28 @@ from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.report.verdict import verdict
+from clustersim.scenario.otherwise import otherwise
+from clustersim.scenario.turned import short
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Prepared
 
 Facts = Mapping[str, Any]
 PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""
 
 
-def content(run: SavedRun, title: str | None) -> dict[str, Any]:
-    """Everything the template prints, all of it plain text but for the ``svg`` values, which are markup."""
+def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) -> dict[str, Any]:
+    """Everything the template prints, all of it plain text but for the ``svg`` values, which are markup.
+
+    ``prepared`` : what was run, where it can be run again with one thing changed.
+    """
     timeline, facts = run.timeline, run.facts
-    found = explain(timeline, Summary.of(facts))
+    rerun = prepared is not None and short(timeline)
+    found = explain(timeline, Summary.of(facts), bounded=rerun)
     table, lost = found.tables["breakdown"], found.tables["stalls"]
     window = float(table["begin"]), float(table["end"])
     return {
@@ -48,7 +57,7 @@ def content(run: SavedRun, title: str | None) -> dict[str, Any]:
         "stalls": _stalls(lost),
         "hotspots": _hotspots(run, window),
         "path": _path(found.tables["critical_path"]),
-        "bounds": found.bounds,
+        "otherwise": otherwise(prepared, timeline, found).ran,
         "warnings": found.warnings,
         "memory": _memory(facts),
         "inputs": list(_flat(facts.get("inputs") or {})),

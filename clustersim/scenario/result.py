@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim.cards import card
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.settled import outcome_notes
@@ -135,7 +135,7 @@ class Result:
 
     def report(self, path: str | Path) -> None:
         """Write one HTML page that says what it came to and why: :func:`clustersim.report.write_report`."""
-        import_module("clustersim.report").write_report(self.saved, Path(path))
+        import_module("clustersim.report").write_report(self.saved, Path(path), prepared=self.prepared)
 
     def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
         """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
@@ -143,7 +143,7 @@ class Result:
         try:
             pandas = import_module("pandas")
         except ImportError:
-            raise ClusterSimError("to_pandas needs pandas: pip install pandas") from None
+            raise ClusterSimError(needs("to_pandas", "notebooks")) from None
         return pandas.DataFrame(self.timeline.spans(ranks))
 
     @cached_property

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 
 PATIENCE = 120.0
 """Seconds to wait for a scheduler that is gone to come back."""
@@ -222,7 +222,7 @@ class Dask:
         try:
             import distributed
         except ImportError:
-            raise ClusterSimError("a Dask cluster needs the package: pip install 'clustersim[dask]'") from None
+            raise ClusterSimError(needs("a Dask cluster", "dask")) from None
         client: Any = distributed.Client  # not typed
         end = time.monotonic() + patience
         while True:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.errors import ClusterSimError, nearest
+from clustersim.errors import ClusterSimError, nearest, needs
 from clustersim.outputs import fresh
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
@@ -166,7 +166,7 @@ def _write_parquet(columns: Columns, path: Path) -> None:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ClusterSimError("Parquet needs the package: pip install 'clustersim[parquet]'") from None
+        raise ClusterSimError(needs("Parquet", "parquet")) from None
     # Not-a-number is what a figure that does not exist has here; a data base calls it null.
     arrays = {name: pyarrow.array(column, from_pandas=True) for name, column in columns.items()}
     parquet.write_table(pyarrow.table(arrays), path)

@@ -22,9 +22,10 @@ from clustersim.traces import (
     spans_csv,
     tables,
 )
+from clustersim.traces.profiled import backend_of
 from clustersim.traces.samples import Sample, Samples
 
-__all__ = ["FORMATS", "Format", "Sample", "Samples", "read", "sniff", "write"]
+__all__ = ["FORMATS", "Format", "Sample", "Samples", "backend_of", "read", "sniff", "write"]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.messages import Key, messages
-from clustersim.traces.profiled import RankTrace, Seen
+from clustersim.traces.profiled import BACKEND, RankTrace, Seen
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,6 +56,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}
     stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
+    stats |= {f"{BACKEND}{trace.backend}": 1.0 for trace in traces[:1] if trace.backend}
     largest = max(abs(o) for o in offsets.values())
     if largest > 0:
         stats["clock_offset_s"] = largest

@@ -72,7 +72,9 @@ def _read_one(path: Path, n: int) -> list[RankTrace]:
     parts = _by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
     traces = []
     for rank, events in parts.items():
-        trace = RankTrace(rank, world, str(path), host=file.host_name, device=device, base=file.base)
+        trace = RankTrace(
+            rank, world, str(path), host=file.host_name, device=device, base=file.base, backend=info.backend
+        )
         _Reader(trace, _groups(info)).take(events)
         traces.append(trace)
     if not any(trace.seen or trace.work for trace in traces):

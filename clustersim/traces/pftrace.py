@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clustersim.errors import TraceError
+from clustersim.errors import TraceError, needs
 from clustersim.timeline import Timeline
 from clustersim.traces import base
 
@@ -28,9 +28,7 @@ def write_pftrace(
     try:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError:
-        raise TraceError(
-            f"{path}: a .pftrace needs the perfetto package: pip install 'clustersim[perfetto]', or write .json.gz"
-        ) from None
+        raise TraceError(f"{needs(f'{path}: a .pftrace', 'perfetto')}; .json.gz needs none") from None
     chosen = base.ranks_to_write(timeline, ranks)
     tracks = _Tracks(TraceProtoBuilder())
     threads = base.threads(timeline, chosen)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from clustersim.timeline import Timeline
 from clustersim.traces.stages import Doing
 
 
@@ -58,8 +59,21 @@ class RankTrace:
     host: str = ""
     device: str = ""
     base: int = 0
+    backend: str = ""
 
     def ends(self) -> tuple[float, float]:
         """First start and last end [s]."""
         times = [(s.start, s.end) for s in self.seen] + [(w.start, w.end) for w in self.work]
         return min(t[0] for t in times), max(t[1] for t in times)
+
+
+BACKEND = "backend: "
+"""Of the entry of a Timeline's ``stats`` that names the library its collectives went through."""
+
+
+def backend_of(timeline: Timeline) -> str | None:
+    """``"gloo"`` or ``"nccl"``, as the trace says; None where it does not."""
+    said = [name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)]
+    if not said:
+        return None
+    return "gloo" if "gloo" in said[0] and "ccl" not in said[0] else "nccl"

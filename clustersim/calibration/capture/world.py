@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from clustersim.errors import ClusterSimError
+from clustersim.errors import ClusterSimError, needs
 
 SHARED_CARD = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """Beside a distinct NCCL_HOSTID per rank: what makes ranks on one card talk over sockets."""
@@ -153,7 +153,7 @@ def join_world(
     try:
         import torch
     except ImportError:
-        raise ClusterSimError("capture needs PyTorch: pip install 'clustersim[capture]'") from None
+        raise ClusterSimError(needs("capture", "capture")) from None
     # The profiler reports its own start and stop otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
