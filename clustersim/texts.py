@@ -110,6 +110,16 @@ def toml(text: str, where: str, error: Raised) -> dict[str, Any]:
     return found
 
 
+def headline(title: str) -> tuple[str, str]:
+    """A title's name, and what was changed, in the parentheses that end it; ``""`` where nothing was.
+
+    >>> headline("ddp_gpt2 (cluster.nodes=4)"), headline("ddp_gpt2")
+    (('ddp_gpt2', 'cluster.nodes=4'), ('ddp_gpt2', ''))
+    """
+    name, _, changes = title.partition(" (")
+    return (name, changes[:-1]) if title.endswith(")") and name else (title, "")
+
+
 def json_table(text: str, where: str, error: Raised) -> dict[str, Any]:
     """The object of a JSON text, every key once. Raises ``error``."""
     twice: list[str] = []

@@ -1,7 +1,7 @@
 """Every lesson runs top to bottom on the public face alone, with words beside its pictures.
 
-The first eight keep no output in git and check themselves. Later ones are kept as they ran, so that a forge shows them,
-and what they say is checked by a file of ``tests/lessons``, run behind their last cell.
+They are kept as they ran, so that a forge shows them, and what they say is checked by a file of ``tests/lessons``, run
+behind their last cell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ MAY_IMPORT = {"clustersim", "numpy", "IPython", "gzip", "itertools", "json", "pa
 MEASURE = re.compile(r"(?<![\w.])\d[\d.,]*\s?(ms|us|µs|s|%|[KMGT]i?B|Gb/s|GB/s|times)(?![\w/])")
 """A quantity with its unit, as in "12.5 ms": in prose it would be true only until the package changes its mind."""
 
-AS_RUN = [path for path in LESSONS if int(path.stem[:2]) > 8]
 CLAIMS = ROOT / "tests" / "lessons"
 
 each = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -52,21 +51,17 @@ def test_no_two_lessons_have_one_number():
 
 
 @each
-def test_a_lesson_is_kept_clean_or_as_it_ran_once_from_top_to_bottom(path):
+def test_a_lesson_is_kept_as_it_ran_once_from_top_to_bottom(path):
     notebook = json.loads(path.read_text())
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     assert all(cell["metadata"] == {} for cell in notebook["cells"])
     counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    if path in AS_RUN:
-        assert counts == list(range(1, len(counts) + 1))
-        assert not [out for cell in notebook["cells"] for out in cell.get("outputs", []) if "data" not in out]
-    else:
-        assert set(counts) == {None}
-        assert not any(cell.get("outputs") for cell in notebook["cells"])
+    assert counts == list(range(1, len(counts) + 1))
+    assert not [out for cell in notebook["cells"] for out in cell.get("outputs", []) if "data" not in out]
 
 
-@pytest.mark.parametrize("path", AS_RUN, ids=lambda path: path.stem)
+@each
 def test_students_see_no_test_and_each_claim_has_one(path):
     for source in cells(path, "code"):
         assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
@@ -165,12 +160,10 @@ def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
     notebook = nbformat.read(path, as_version=4)
     kept, n = words_shown(notebook), len(notebook.cells)
     notebook.cells.append(nbformat.v4.new_code_cell("import time\nprint(time.process_time())"))
-    if path in AS_RUN:
-        notebook.cells.append(nbformat.v4.new_code_cell((CLAIMS / f"{path.stem}.py").read_text()))
+    notebook.cells.append(nbformat.v4.new_code_cell((CLAIMS / f"{path.stem}.py").read_text()))
     nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(path.parent)}}).execute()
     assert float(notebook.cells[n].outputs[0].text) <= CPU_SECONDS
-    if path in AS_RUN:
-        assert words_shown(notebook)[:n] == kept, "run it again and keep what it shows: clustersim lessons FOLDER --run"
+    assert words_shown(notebook)[:n] == kept, "run it again and keep what it shows: clustersim lessons FOLDER --run"
     shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert not [data for data in shown if "image/png" in data], "a picture without words"
     images = [tag for data in shown for tag in re.findall("<img [^>]*>", data.get("text/html", ""))]

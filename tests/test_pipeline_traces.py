@@ -188,7 +188,7 @@ def test_published_pipelines_replay_within_a_hundredth(shared: Path, name):
 def test_the_command_says_that_communication_is_free_and_prints_steps_and_stages():
     said = run_cli("replay", TINY)
     assert "communication is free" in said
-    for words in ("step 10", "a step, median of 2", "stage 1 idle, share of a step"):
+    for words in ("step 10", "step time, median of 2", "stage 1 idle, share of a step"):
         assert words in said
 
 

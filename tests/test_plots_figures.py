@@ -323,3 +323,31 @@ def test_a_film_is_any_figure_at_one_moment_after_the_other(split_run):
     assert 'alt="A line that rises."' in short._repr_html_()
     with pytest.raises(ProgramError, match="moments"):
         plots.movie(lambda t: plots.lines({}), [], "nothing")
+
+
+def test_a_long_title_has_its_changes_below_and_neither_is_wider_than_the_picture():
+    from clustersim.plots.style import new_figure, titled
+
+    changes = ", ".join(f"cluster.some_key_{i}={i}" for i in range(40))
+    figure = titled(new_figure(3.0), f"a_scenario ({changes})", "words")
+    figure.canvas.draw()
+    box = figure._suptitle.get_window_extent()
+    first, second = figure.get_suptitle().split("\n")
+    assert (first, second[-3:]) == ("a_scenario", "...")
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_what_is_chosen_is_a_colour_and_the_second_axis_a_dash():
+    from clustersim.plots.style import curve_styles
+
+    found = curve_styles([f"{one}, {other}" for one in ("ring", "server") for other in ("25 Gb/s", "100 Gb/s")])
+    looks = [(style["color"], style["ls"]) for style in found.values()]
+    assert len(set(looks)) == 4
+    assert len({colour for colour, _ in looks}) == len({str(dash) for _, dash in looks}) == 2
+
+
+def test_no_class_of_kernels_has_the_colour_of_a_phase():
+    from clustersim.plots.style import kernels, palette
+
+    assert not set(kernels.values()) & set(palette.values())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-MARKERS = "osD^vPX*"
 MOST = 8
 """Parts that get a colour of their own; the rest share the last."""
 

@@ -9,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, QUIET, curve_styles, new_figure, plain_axes, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MARKERS = "osD^vPX*"
-"""A shape for each curve as well as a colour."""
 
 
 def scaling(
@@ -49,12 +46,10 @@ def scaling(
             "ideal", (n[-1], first_rate[0] * n[-1] / n[0]), xytext=(-4, 2), textcoords="offset points", fontsize=8.5,
             color=QUIET, ha="right",
         )  # fmt: skip
-    for i, (name, (n, rate)) in enumerate(points.items()):
-        style: dict[str, Any] = {
-            "color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "lw": 2.0, "ms": 5.5, "mec": "white",
-        }  # fmt: skip
-        left.plot(n, rate, label=name, **style)
-        right.plot(n, rate / n / (rate[0] / n[0]), **style)
+    styles = curve_styles(points)
+    for name, (n, rate) in points.items():
+        left.plot(n, rate, label=name, **styles[name])
+        right.plot(n, rate / n / (rate[0] / n[0]), **styles[name])
     _axes(left, unit, logarithmic=True)
     _axes(right, "efficiency", logarithmic=False)
     ticks = sorted({int(v) for n, _ in points.values() for v in n})

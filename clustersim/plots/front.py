@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.curves import MARKERS
-from clustersim.plots.style import FAINT, INK, QUIET, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

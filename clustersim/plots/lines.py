@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, new_figure, plain_axes, series, time_unit, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, new_figure, plain_axes, series, time_unit, titled
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Curve: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 
-MARKERS = "osD^vPX*"
 GAP = 0.075
 """Least distance of two names, as a share of the height."""
 MOST_TICKS = 9

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.curves import MARKERS, scaling
-from clustersim.plots.style import FAINT, INK, new_figure, plain_axes, series, titled
+from clustersim.plots.curves import scaling
+from clustersim.plots.style import FAINT, INK, curve_styles, new_figure, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,12 +83,13 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
     figure = new_figure(3.5)
     left, right = figure.subplots(1, 2)
     said = []
-    for i, (label, rows) in enumerate(_groups(table, others).items()):
+    groups = _groups(table, others)
+    styles = curve_styles(groups)
+    for label, rows in groups.items():
         rows = rows[np.argsort(table[x][rows], kind="stable")]
-        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "ms": 5.5}
         step, share = table["step_time_s"][rows], table["share_exposed_communication"][rows]
-        left.plot(table[x][rows], step, label=label, lw=2.0, mec="white", **style)
-        right.plot(table[x][rows], share, lw=2.0, mec="white", **style)
+        left.plot(table[x][rows], step, label=label, **styles[label])
+        right.plot(table[x][rows], share, **styles[label])
         said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
     for axis, name in ((left, "step time [s]"), (right, "exposed communication, of the step")):
         plain_axes(axis, ("bottom", "left"))

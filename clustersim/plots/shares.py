@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clustersim.analysis.pieces import KERNELS
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, new_figure, palette, plain_axes, series, time_unit, titled
+from clustersim.plots.style import INK, kernels, new_figure, palette, plain_axes, series, time_unit, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 STATE_STYLE: dict[str, tuple[str, str]] = {
-    "compute-bound": (palette["forward"], ""),
-    "memory-bound": (palette["gradient"], ""),
-    "launch-bound": (palette["input"], ""),
-    "recomputation": (palette["backward"], ""),
+    "compute-bound": (kernels["compute"], ""),
+    "memory-bound": (kernels["memory"], ""),
+    "launch-bound": (kernels["launch"], ""),
+    "recomputation": (kernels["compute"], "...."),
     "optimizer": (palette["optimizer"], ""),
     "exposed transfer": (palette["communication"], ""),
     "waiting for a peer": (palette["stall"], "//////"),

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.texts import headline
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
@@ -33,9 +35,14 @@ palette: dict[str, str] = {
 }
 """Colours by phase: Okabe and Ito's set, which colour-blind readers can tell apart. A stall is drawn as a hatch."""
 
+kernels: dict[str, str] = {"compute": "#4B3F8F", "products": "#7468B5", "memory": "#9E94D0", "launch": "#CEC8EA"}
+"""Colours of kernels by what limits them, where no phases are told apart: one hue, so that none is a phase's."""
+
 series: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """The same colours where there are no phases: curves, parts of a sum."""
 
+MARKERS = "osD^vPX*"
+"""Of curves and clouds, beside the colours of :data:`series`."""
 HATCHES = ("", "....")
 """More parts than colours: they begin again, dotted."""
 HOLDERS = (
@@ -52,6 +59,31 @@ WIDTH = 10.0
 
 LOAD_STOPS = ("#E1E4E8", "#FBE3A0", "#F2B134", "#DD6B12", "#A82A10", "#5C0A14")
 """Link load from none, grey, to the most; lightness falls all the way, so the order survives in print."""
+
+
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.4, 1, 1.4)))
+"""Of the second thing that tells curves apart."""
+
+
+def curve_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour, mark and dash of curves named by what they chose (``"ring, 25 Gb/s"``): the first is a colour, what
+    follows it a dash.
+
+    >>> found = curve_styles(["ring, 25 Gb/s", "ring, 100 Gb/s", "server, 25 Gb/s"])
+    >>> [one["color"] == found["ring, 25 Gb/s"]["color"] for one in found.values()]
+    [True, True, False]
+    """
+    parts = {name: name.partition(", ")[::2] for name in names}
+    first, rest = (list(dict.fromkeys(pair[side] for pair in parts.values())) for side in (0, 1))
+    return {
+        name: {
+            "color": series[first.index(one) % len(series)],
+            "marker": MARKERS[first.index(one) % len(MARKERS)],
+            "ls": DASHES[rest.index(other) % len(DASHES)],
+            "lw": 2.0, "ms": 5.5, "mec": "white",
+        }
+        for name, (one, other) in parts.items()
+    }  # fmt: skip
 
 
 def part_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -132,12 +164,32 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
         axes.tick_params(axis="y", length=0)
 
 
+LETTERS_AN_INCH = 12.0
+"""Of a title's second line, at most."""
+
+
 def titled(figure: Figure, title: str | None, alt: str) -> Figure:
-    """A title over the figure and, for those who cannot see it, what it shows."""
+    """A title over the figure and, for those who cannot see it, what it shows.
+
+    What was changed, in the parentheses that end a title, is a line of its own where both are too long for one; the
+    rest of what is too long is left out.
+    """
     if title:
-        figure.suptitle(title, fontsize=12, color=INK)
+        most = int(figure.get_size_inches()[0] * LETTERS_AN_INCH)
+        first, changes = headline(title) if len(title) > 0.7 * most else (title, "")
+        lines = [capped(first, int(0.7 * most)), *([capped(changes, most)] if changes else [])]
+        figure.suptitle("\n".join(lines), fontsize=10 if changes else 12, color=INK)
     figure.set_label(alt)
     return figure
+
+
+def capped(text: str, most: int) -> str:
+    """A text of at most so many letters.
+
+    >>> capped("cluster.nodes=16", 12)
+    'cluster.n...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def alt_text(figure: Figure) -> str:

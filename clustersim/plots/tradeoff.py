@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ProgramError
-from clustersim.plots.lines import MARKERS
-from clustersim.plots.style import FAINT, INK, QUIET, new_figure, palette, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, palette, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

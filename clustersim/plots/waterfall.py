@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.analysis.waterfall import LEAST, WORDS, Waterfall
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, new_figure, palette, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, kernels, new_figure, palette, plain_axes, time_unit, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ STYLE = {
     "exposed": (palette["communication"], ""),
     "host": (palette["other"], ""),
     "optimizer": (palette["optimizer"], ""),
-    "again": (palette["backward"], ""),
+    "again": (kernels["compute"], "...."),
     "uneven": ("white", "\\\\\\\\"),
     "beside": (palette["communication"], "...."),
-    "launch": (palette["input"], ""),
-    "memory": (palette["gradient"], ""),
-    "kernels": ("#8FB8D6", ""),
-    "products": ("#8FB8D6", ""),
-    "masked": (palette["forward"], "...."),
+    "launch": (kernels["launch"], ""),
+    "memory": (kernels["memory"], ""),
+    "kernels": (kernels["products"], ""),
+    "products": (kernels["products"], ""),
+    "masked": (kernels["products"], "...."),
 }
 """Colour and hatch of each loss: those of a state have the state's in every picture."""
 
@@ -56,7 +56,7 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None) -> Figure:
         left -= share
     left, last = 100 * whole.mfu, len(shares) + 1
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
-    _bar(axes, last, 0.0, left, palette["forward"], "", f"{left:.1f} %")
+    _bar(axes, last, 0.0, left, kernels["compute"], "", f"{left:.1f} %")
     _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
     return titled(figure, title, _words(shares, left))
 
@@ -67,7 +67,7 @@ def _bar(axes: Axes, y: float, low: float, high: float, colour: str, hatch: str,
     axes.barh([y], [high - low], left=[low], height=0.72, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.0)
     inside = high - low > 60
     x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < 72 else (low - 0.8, "right")
-    dark = inside and colour == palette["forward"]
+    dark = inside and colour == kernels["compute"]
     axes.text(x, y, said, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
 
 

@@ -21,6 +21,7 @@ from clustersim.report.hover import gantt_svg, legend
 from clustersim.report.verdict import verdict
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
+from clustersim.texts import headline
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_bandwidth, format_bytes, format_time
@@ -43,8 +44,10 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
     found = explain(timeline, Summary.of(facts), bounded=rerun)
     table, lost = found.tables["breakdown"], found.tables["stalls"]
     window = float(table["begin"]), float(table["end"])
+    title = title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})")
     return {
-        "title": title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})"),
+        "title": title,
+        "headline": headline(title),
         "verdict": verdict(facts, timeline.world_size, table, lost, found.losses),
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),

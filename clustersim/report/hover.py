@@ -44,13 +44,14 @@ def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origi
     spans = {name: column[touch] for name, column in spans.items()}
     rows = list(_rows(timeline, spans, ranks))
     height = (rows[-1].y if rows else 0.0) + ROW + 30
-    body = [_axis(begin, end, height, origin)]
-    for row in rows:
-        body.append(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK))
-        body += _draw(timeline, spans, row, begin, end)
+    names = "".join(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK) for row in rows)
+    bars = "".join(bar for row in rows for bar in _draw(timeline, spans, row, begin, end))
+    scale, unit = time_unit(end - begin)
+    window = f'data-begin="{(begin - origin) * scale:.9g}" data-end="{(end - origin) * scale:.9g}" data-unit="{unit}"'
     return (
-        f'<svg class="gantt" viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
+        f'<svg class="gantt" viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}" tabindex="0" '
+        f'{window} data-left="{LABEL:g}" data-right="{WIDTH - 4:g}" xmlns="http://www.w3.org/2000/svg">'
+        f'<g class="axis">{_axis(begin, end, height, origin)}</g>{names}<g class="bars">{bars}</g></svg>'
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clustersim import plots
-from clustersim.plots.curves import MARKERS
+from clustersim.plots.style import MARKERS
 from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
 
 if TYPE_CHECKING:

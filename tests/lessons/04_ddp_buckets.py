@@ -1,0 +1,19 @@
+"""What lesson 4 says. It runs behind its last cell, in the same kernel: names not made here are the lesson's."""
+# ruff: noqa: F821
+
+assert rows[0]["all-reduces"] > 200
+assert rows[2]["all-reduces"] == 1
+assert rows[1]["step"] < min(rows[0]["step"], rows[2]["step"])
+
+assert 10 <= best <= 100
+assert steps[1] > steps[best] < steps[400]
+
+assert all(x["samples/s"] < y["samples/s"] for x, y in pairwise(rows))
+
+assert "rank 3" in why.verdict
+assert 1.15 < ratio < 1.3
+
+assert view.summary["step_time_s"] < default.summary["step_time_s"]
+assert view.memory.total < default.memory.total
+assert min(hook, key=hook.get) >= 25
+assert hook[25] < steps[25]

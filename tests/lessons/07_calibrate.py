@@ -1,0 +1,22 @@
+"""What lesson 7 says. It runs behind its last cell, in the same kernel: names not made here are the lesson's."""
+# ruff: noqa: F821
+
+assert after < 0.7 * before
+assert held_out < before
+
+assert {"share.nvlink/Simple", "threads_step"} <= {one.knob.name for one in told}
+assert all(one.low <= one.value <= one.high for one in told)
+
+assert inside < 0.03 < 0.08 < outside
+assert worst == int(np.argmax(np.abs(from_large / measured - 1) * (SIZES >= 2**16)))
+
+assert max(abs(row["error"]) for row in rows[:3]) < 0.05 < abs(rows[3]["error"])
+
+assert abs(np.median(errors[0.5]) - np.median(errors[1.0])) < 0.015
+assert errors[0.25][3] < 0.7 * errors[1.0][3]
+assert exposed < 0.05
+
+assert next(one.refused for one in tiny.constants if one.knob.name == "share.nvlink/Simple")
+assert min(one_gpu, key=one_gpu.get) == "resnext50_32x4d"
+assert one_gpu["resnext50_32x4d"] < -0.07
+assert all(abs(value) < 0.07 for name, value in one_gpu.items() if name != "resnext50_32x4d")
