@@ -26,7 +26,7 @@ def timeline(result):
 
 
 def test_every_receive_has_one_arrow_from_the_send_it_met(timeline):
-    leaving, reaching = base.flows(timeline, range(timeline.world_size))
+    leaving, reaching = base._sent(timeline, range(timeline.world_size))
     sent = {number: place for place, numbers in leaving.items() for number in numbers}
     got = {number: place for place, numbers in reaching.items() for number in numbers}
     assert sent.keys() == got.keys()
@@ -43,6 +43,21 @@ def test_every_receive_has_one_arrow_from_the_send_it_met(timeline):
         assert times[rank, op] == pytest.approx(times[peer, other])
     receives = {place for place in times if timeline.ops[place[1]].kind == "recv"}
     assert set(got.values()) == receives
+
+
+def test_every_member_of_a_collective_has_an_arrow_from_the_last_to_arrive():
+    timeline = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 1}).run().timeline
+    leaving, reaching = base.flows(timeline, range(8))
+    spans = timeline.spans()
+    ready = dict(
+        zip(zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True), spans["ready"].tolist(), strict=True)
+    )
+    collectives = [i for i, op in enumerate(timeline.ops) if op.kind != "compute"]
+    assert len(collectives) >= 2
+    for i in collectives:
+        (last,) = {rank for rank, op in leaving if op == i}
+        assert ready[last, i] == max(ready[rank, i] for rank in range(8))
+        assert {rank for rank, op in reaching if op == i} == set(range(8)) - {last}
 
 
 def test_arrows_need_both_ends_in_the_file(timeline):

@@ -35,7 +35,7 @@ def events(path, ph=None):
 
 def test_slices_of_a_thread_never_overlap_and_come_in_order(timeline, tmp_path):
     write_chrome_trace(timeline, tmp_path / "t.json")
-    slices = events(tmp_path / "t.json", "X")
+    slices = [e for e in events(tmp_path / "t.json", "X") if e["cat"] != "user_annotation"]
     by_thread = itertools.groupby(slices, key=lambda e: e["tid"])
     seen = set()
     for tid, group in by_thread:
@@ -51,7 +51,7 @@ def test_slices_of_a_thread_never_overlap_and_come_in_order(timeline, tmp_path):
 
 def test_the_file_holds_every_span_to_the_nanosecond(timeline, tmp_path):
     write_chrome_trace(timeline, tmp_path / "t.json.gz")
-    slices = events(tmp_path / "t.json.gz", "X")
+    slices = [e for e in events(tmp_path / "t.json.gz", "X") if not e["name"].startswith("ProfilerStep#")]
     spans = timeline.spans()
     kept = [e for e in slices if e["cat"] != "wait"]
     assert len(kept) == len(spans["rank"])
@@ -64,6 +64,15 @@ def test_the_file_holds_every_span_to_the_nanosecond(timeline, tmp_path):
     waited = sum(e["dur"] for e in slices if e["cat"] == "wait")
     assert waited == pytest.approx(float((spans["start"] - spans["ready"]).sum()) * 1e6, rel=1e-4)
     assert all(e["name"].startswith("wait ") for e in slices if e["cat"] == "wait")
+
+
+def test_steps_have_a_track_of_their_own_and_the_profilers_names(timeline, tmp_path):
+    write_chrome_trace(timeline, tmp_path / "t.json")
+    steps = [e for e in events(tmp_path / "t.json", "X") if e["name"].startswith("ProfilerStep#")]
+    assert [e["name"] for e in steps] == [f"ProfilerStep#{i}" for i in range(len(steps))]
+    assert len(steps) == len({op.step for op in timeline.ops})
+    assert len({e["tid"] for e in steps}) == 1
+    assert all(one["ts"] + one["dur"] == pytest.approx(other["ts"]) for one, other in itertools.pairwise(steps))
 
 
 def test_collectives_carry_kinetos_arguments(timeline, tmp_path):

@@ -24,6 +24,7 @@ from clustersim.units import format_time
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -193,18 +194,35 @@ def _signed(seconds: float) -> str:
 def sentences(found: dict[str, Any], top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
     ops, said = found["ops"], []
-    for i in range(min(top, len(ops["kind"]))):
-        change = float(ops["difference_s"][i])
-        if not change:
-            break
-        one, other = str(ops["name_a"][i]), str(ops["name_b"][i])
+    for rows in _like(ops)[:top]:
+        change = float(ops["difference_s"][rows].sum())
+        one, other = str(ops["name_a"][rows[0]]), str(ops["name_b"][rows[0]])
+        n = len(rows)
+        many = f"{n} ops like " if n > 1 else ""
         if not one or not other:
-            said.append(
-                f"{(one or other)!r} is only in {'A' if one else 'B'}: {format_time(abs(change))} a step and rank"
-            )
+            where, took = "A" if one else "B", format_time(abs(change))
+            said.append(f"{many}{(one or other)!r} {'are' if n > 1 else 'is'} only in {where}: {took} a step and rank")
             continue
         name = repr(one) if one == other else f"{one!r} (A), {other!r} (B)"
-        waits = float(ops["wait_b"][i] - ops["wait_a"][i])
+        waits = float((ops["wait_b"] - ops["wait_a"])[rows].sum())
         tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
-        said.append(f"{name}: {_signed(change)} a step and rank ({_from_to(ops, i)}){tail}")
+        before, after = (format_time(float(ops[f"seconds_{side}"][rows].sum())) for side in "ab")
+        said.append(f"{many}{name}: {_signed(change)} a step and rank ({before} to {after}){tail}")
     return said
+
+
+ROUNDING = 1e-9
+"""Differences below this share of all ops' time are no differences."""
+
+
+def _like(ops: dict[str, Any]) -> list[Ints]:
+    """Rows that differ the same way and are of one sort, as layers of one block are; what differs most first."""
+    groups: defaultdict[object, list[int]] = defaultdict(list)
+    for i, change in enumerate(ops["difference_s"].tolist()):
+        if change:
+            one, other = (sort_of(str(ops[name][i])) for name in ("name_a", "name_b"))
+            groups[one, other, str(ops["kind"][i]), change > 0].append(i)
+    found = [np.array(rows, dtype=np.int64) for rows in groups.values()]
+    least = ROUNDING * float(np.abs(ops["seconds_a"]).sum() + np.abs(ops["seconds_b"]).sum())
+    found = [rows for rows in found if abs(float(ops["difference_s"][rows].sum())) > least]
+    return sorted(found, key=lambda rows: -abs(float(ops["difference_s"][rows].sum())))

@@ -89,7 +89,7 @@ def _most(now: float, swings: Sequence[Swing], swing: float) -> str:
     first, rest = swings[0], swings[1:]
     other = f", then on {rest[0].knob} ({rest[0].loss:.1%})" if rest and rest[0].loss > 0.001 else ""
     return (
-        f"A step of {format_time(now)} hangs most on {first.knob}: {swing:.0%} less makes it {first.loss:.1%} "
+        f"A step of {format_time(now)} depends most on {first.knob}: with {swing:.0%} less it is {first.loss:.1%} "
         f"longer{other}"
     )
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from clustersim.errors import TraceError
 from clustersim.outputs import fresh
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
-from clustersim.timeline import LinkUse, OpInfo, Timeline
+from clustersim.timeline import LinkUse, OpInfo, Timeline, step_ends
 
 Ints = npt.NDArray[np.int64]
 Place = tuple[int, int]
@@ -130,11 +130,57 @@ def _collective_args(op: OpInfo, world: int) -> dict[str, Any]:
     return args | {str(name): value for name, value in detail.items() if isinstance(value, str | int | float)}
 
 
-def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
-    """Arrows from each send to its receive, among the ranks written: the arrows that leave a span, and that reach it.
+STEPS = "steps"
+"""Of the track that shows where each step begins and ends."""
 
-    A span is ``(rank, op)``. Sends and receives find each other by their ranks and by what their ops say they meet.
+
+def step_track(timeline: Timeline, ranks: Sequence[int]) -> tuple[int, int]:
+    """(pid, tid) of the track of steps: the last of the first rank's node."""
+    return int(nodes(timeline)[ranks[0]]) + 1, timeline.world_size * len(streams(timeline)) + 1
+
+
+def step_slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """(name, begin, end [ns]) of each step of the first rank, named as PyTorch's profiler names them: from the end of
+    the one before."""
+    before = 0
+    for step, ended in enumerate(np.rint(step_ends(timeline)[:, ranks[0]] * 1e9).astype(np.int64).tolist()):
+        if ended > before:
+            yield f"ProfilerStep#{step}", before, ended
+            before = ended
+
+
+def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
+    """Arrows among the ranks written: those that leave a span, and those that reach it. A span is ``(rank, op)``.
+
+    From each send to its receive, which find each other by their ranks and by what their ops say they meet; and to each
+    member of a collective from the one it had to wait for, the last to arrive.
     """
+    leaving, reaching = _sent(timeline, ranks)
+    number = sum(map(len, leaving.values()))
+    for rank, peer, op in _met(timeline, ranks):
+        number += 1
+        leaving.setdefault((rank, op), []).append(number)
+        reaching.setdefault((peer, op), []).append(number)
+    return leaving, reaching
+
+
+def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(last to arrive, another member, op) of each meeting of a collective."""
+    spans = timeline.spans(list(ranks))
+    arrived = dict(
+        zip(zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True), spans["ready"].tolist(), strict=True)
+    )
+    for i, op in enumerate(timeline.ops):
+        groups = op.detail.get("groups")
+        if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
+            continue
+        for members in np.atleast_2d(np.asarray(groups)).tolist():
+            here = [rank for rank in members if (rank, i) in arrived]
+            last = max(here, key=lambda rank: arrived[rank, i], default=-1)
+            yield from ((last, rank, i) for rank in here if rank != last)
+
+
+def _sent(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
     written = set(ranks)
     receives: dict[tuple[int, int, int], int] = {}
     for i, op in enumerate(timeline.ops):

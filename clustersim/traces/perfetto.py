@@ -19,6 +19,9 @@ from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces import base
 
+_ARROW = {"send": "message", "recv": "message"}
+"""What arrows are called; both ends alike."""
+
 
 def write_chrome_trace(
     timeline: Timeline,
@@ -47,6 +50,7 @@ def write_chrome_trace(
         "clustersim": {"source": timeline.source, "ranks": list(chosen)},
         "traceEvents": [
             *_metadata(timeline, chosen),
+            *_steps(timeline, chosen),
             *_slices(timeline, chosen),
             *_counters(timeline, chosen[0], memory),
         ],
@@ -85,6 +89,15 @@ def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, An
         yield _sort("thread", pid, tid)
 
 
+def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The track of steps, as PyTorch's profiler marks them."""
+    pid, tid = base.step_track(timeline, ranks)
+    yield _name("thread", pid, tid, base.STEPS)
+    yield _sort("thread", pid, tid)
+    for name, begin, end in base.step_slices(timeline, ranks):
+        yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
+
+
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -106,7 +119,7 @@ def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]
             yield where | _span(f"wait {op.name}", "wait", ready, start) | {"args": {"rank": rank, "step": op.step}}
         category = "user_annotation" if op.bound == "host" else "kernel"
         yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank, "correlation": -1}}
-        arrow = where | {"name": "message", "cat": "message"}
+        arrow = where | {"name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
         for number in leaving.get((rank, i), ()):
             yield arrow | {"ph": "s", "id": number, "ts": start / 1e3}
         for number in reaching.get((rank, i), ()):  # inside the receive: an end on its edge may bind to its neighbour

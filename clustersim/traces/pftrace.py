@@ -34,6 +34,10 @@ def write_pftrace(
     threads = base.threads(timeline, chosen)
     for pid, tid, name in threads.values():
         tracks.thread(pid, tid, name)
+    step_pid, step_tid = base.step_track(timeline, chosen)
+    tracks.thread(step_pid, step_tid, base.STEPS)
+    for name, begin, end in base.step_slices(timeline, chosen):
+        tracks.slice(step_tid, name, "user_annotation", (begin, end), {})
     said = base.said_of(timeline)
     leaving, reaching = base.flows(timeline, chosen)
     for rank, i, ready, start, end in base.nanoseconds(timeline, chosen):

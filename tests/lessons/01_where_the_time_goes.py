@@ -15,6 +15,17 @@ assert fsdp.memory.model_states < ddp.memory.model_states / 3
 
 assert all(row["bubble"] == 0 for row in rows)
 
+
+# What the answers rest on.
+def step_of(changes):
+    return clustersim.load(CLUSTER, changes).run().summary["step_time_s"]
+
+
+two = {"kind": "parameter_server", "server": "cpu", "servers": 2, "micro_batch_size": 2}
+
+ratio = {name: step_of({**run.scenario.changes, **SLOW}) / run.summary["step_time_s"] for name, run in runs.items()}
+
+large = clustersim.load(CLUSTER, {"strategy.micro_batch_size": 8, **SLOW}).run()
 assert np.isclose(step_of({"strategy": two}), step, rtol=0.05)
 assert np.isclose(step_of({"strategy": {**two, "sharding": "even"}}), step / 2, rtol=0.05)
 assert sorted(ratio, key=ratio.get) == ["DDP", "ring, after backward", "parameter server", "FSDP"]

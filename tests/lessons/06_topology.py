@@ -15,5 +15,9 @@ assert "spine" in why.verdict
 
 assert slow_bw < dead_bw < healthy_bw
 
+# What the answers rest on.
+cut = [fabrics.Change(f"node0/gpu{a} -> node0/gpu{b}", remove=True) for a, b in ((0, 3), (3, 0))]
+broken = fabrics.change(nvlink, *cut)
+loads, _, rate = all_reduce(broken)
 assert 0.6 < rate / all_reduce(nvlink)[2] < 0.75
 assert not any(loads[i] > 0.01 for i in range(broken.n_links) if broken.link_kinds[i] == "pcie")
