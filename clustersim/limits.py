@@ -17,7 +17,8 @@ MOST_VALUES = 100_000
 """Values of one axis of a sweep."""
 MOST_CASES = 1_000_000
 """Scenarios of a sweep or options of a plan."""
-
+MOST_MICROBATCHES = 10_000
+"""Micro-batches of a step of a split model: a minute of work."""
 MOST_RANKS = 10_000_000
 """Ranks of a run."""
 

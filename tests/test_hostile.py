@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_documents import CAPTURED, CONFIG, MOE_CONFIG, PLAN, SPLIT
+from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT
 from hostile_values import json_file, toml_file
 
 from clustersim import limits, models, plots, scenario, traces
@@ -97,6 +97,13 @@ def test_experts_are_counted_before_each_has_its_tensors(tmp_path):
         scenario.load(tmp_path / "split.toml").prepare()
 
 
+@pytest.mark.parametrize("key", ["parallel.microbatches", "parallel.global_batch_size"])
+def test_micro_batches_of_a_split_model_are_counted_before_their_ops_are_made(key):
+    changes = {"parallel.microbatches": None, "parallel.global_batch_size": None, key: 8_000_000}
+    with pytest.raises(ClusterSimError, match=rf"micro-batches of a step \(at \$.{key}\): .* at most 10,000"):
+        scenario.load(PIPELINE, changes).prepare()
+
+
 def test_saves_of_a_campaign_are_counted_before_they_are_made():
     assert axis(10.0, [Save(5.0, 1.0, 1.0)]).behind[0].tolist() == [6.0, 12.0]
     with pytest.raises(ScenarioError, match=r"saves and evaluations .*: 1e\+15 are asked for; at most 5,000,000"):
@@ -149,6 +156,12 @@ def test_a_cell_of_another_type_in_an_nsight_export_is_one_line_or_no_matter(col
     base.close()
     with contextlib.suppress(TraceError):
         assert traces.read(tmp_path / "p.sqlite").world_size >= 1
+
+
+def test_a_log_with_a_number_of_thousands_of_digits_is_one_line(tmp_path):
+    (tmp_path / "comms.log").write_bytes(COMMS.replace(b"    100   ", b"    " + b"9" * 6000 + b"   "))
+    with pytest.raises(TraceError, match=r"comms\.log: not a .*: a whole number has thousands of digits"):
+        traces.read(tmp_path / "comms.log")
 
 
 @pytest.mark.parametrize("form", [None, "table", "pipeline"])

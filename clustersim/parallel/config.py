@@ -8,6 +8,7 @@ import msgspec
 
 from clustersim.dims import Dims
 from clustersim.errors import ScenarioError, nearest_divisor
+from clustersim.limits import MOST_MICROBATCHES, counted
 from clustersim.parallel.layout import stages_of
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -300,4 +301,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if first == second:
                 other, second = list(numbers.items())[2]
             raise ScenarioError(f"{one} comes to {first} micro-batches and {other} to {second}; say one (at $.{one})")
+        for name, number in numbers.items():
+            counted(number, MOST_MICROBATCHES, f"micro-batches of a step (at $.{name})", ScenarioError)
         return next(iter(numbers.values()), 1)

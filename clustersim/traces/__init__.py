@@ -118,4 +118,9 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
             raise TraceError(f"{path} is a {row.what}, {found[0]} a {first.what}; read them one at a time")
     if first.read is None:
         raise TraceError(f"{found[0]}: the format {first.name!r} can only be written")
-    return first.read(found)
+    try:
+        return first.read(found)
+    except ValueError as wrong:
+        if "integer string conversion" not in str(wrong):  # Python's own limit, wherever a format has a number
+            raise
+        raise TraceError(f"{found[0]}: not a {first.what}: a whole number has thousands of digits") from None
