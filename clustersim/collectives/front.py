@@ -5,6 +5,11 @@ edges before it, and from then on shares its links with every other stream that 
 beyond the bytes of its narrowest link is what that link leaves unused until all its streams have begun, and the way of
 the last piece from it to the end. One pass follows the fronts of all channels together, each edge sending one piece:
 streams of different channels fill each other's gaps, and in part pay for them with slower fronts.
+
+What this leaves out is the end: streams that began first end first, and those that are left on a link then wait for the
+pieces of streams before them, which share other links with others. So where many streams share links the sum is some
+pieces too short, whatever the size (tests/test_flow_and_chunk.py has the bounds). Following all streams to their ends
+as fluids instead is no nearer to the replay (at most 7 % off instead of 5 %, on 45 groups of 7 machines).
 """
 
 from __future__ import annotations
