@@ -12,14 +12,14 @@ from clustersim.builder.stage_memory import StateBytes
 from clustersim.compute.local import LocalCost
 from clustersim.errors import ClusterSimError
 from clustersim.memory_use import CONTEXT_BYTES
-from clustersim.mesh import Mesh
+from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model
 from clustersim.parallel import ModelShape, ParallelConfig
 from clustersim.partition.base import Exchange, LocalLayer, Partition
 from clustersim.planner.candidates import Candidate
 from clustersim.planner.known import Floats, Known, Place
 from clustersim.planner.limits import SLACK, Bound
-from clustersim.planner.stages import Least, Times, activations, counts, least_of, times_of
+from clustersim.planner.stages import Least, Times, activations, least_of, times_of
 from clustersim.planner.traffic import Traffic, first_group
 from clustersim.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
@@ -118,9 +118,13 @@ class Form:
     def _states(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> tuple[Floats, Floats]:
         """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
         if place not in self._held:
-            states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in parts.stages]
-            versions = [row.versions(rank, len(states)) for rank in range(len(states))]
-            self._held[place] = _always(parts, states, versions), _always(parts, states, versions, updating=True)
+            # Bytes per element are a stage's own only where units are gathered and freed one by one.
+            units = isinstance(self.scenario.config, FSDPConfig) or sharding_zero(self.scenario) is not None
+            own = parts.stages if units else parts.stages[:1]
+            states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in own]
+            copies = np.array([row.versions(rank, len(parts.stages)) for rank in range(len(parts.stages))])
+            both = (_always(self.known.counts(parts), states, copies, updating=at_end) for at_end in (False, True))
+            self._held[place] = next(both), next(both)
         return self._held[place]
 
     def _mesh(self, place: Place) -> Mesh:
@@ -181,7 +185,7 @@ class Form:
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
         serial, beside, shard = self._data(scenario, traffic, parts, row, passes)
         local = self._local(place, micro)
-        dense, expert = counts(parts)
+        dense, expert = self.known.counts(parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
         whole = ramp + each * times.whole + serial
         r = int(np.argmax(whole))
@@ -232,7 +236,7 @@ class Form:
     ) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
-        dense, expert = counts(parts)
+        dense, expert = self.known.counts(parts)
         dims, config = traffic.dims, scenario.config
 
         def slope(kind: str, *names: str) -> float:
@@ -260,17 +264,18 @@ class Form:
         return serial, float((reduced + gathered).max()), share
 
 
-def _always(
-    parts: Partition, states: Sequence[StateBytes], versions: Sequence[int], *, updating: bool = False
-) -> Floats:
-    """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``."""
-    dense, expert = counts(parts)
-    rows = []
-    for each, copies in zip(states, versions, strict=True):
-        gradients = (each.reduced or each.gradients) if updating else each.gradients
-        pairs = [each.parameters, each.gathered, each.masters, gradients, each.states]
-        pairs += [each.workspace] if updating else []
-        rows.append([sum(pair[i] for pair in pairs) + (copies - 1) * each.parameters[i] for i in (0, 1)])
-    weights = np.array(rows)
-    buckets = 0.0 if updating else np.array([each.buckets for each in states])
-    return np.asarray(weights[:, 0] * dense + weights[:, 1] * expert + buckets, dtype=np.float64)
+def _always(held: tuple[Floats, Floats], states: Sequence[StateBytes], versions: Ints, *, updating: bool) -> Floats:
+    """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``.
+
+    held : (ranks,) elements, dense and of experts. states : of each rank, or one for all. versions : (ranks,) copies.
+    """
+    total = np.zeros(len(versions))
+    for i, count in enumerate(held):
+        rows = []
+        for each in states:
+            gradients = (each.reduced or each.gradients) if updating else each.gradients
+            pairs = (each.parameters, each.gathered, each.masters, gradients, each.states)
+            rows.append(sum(pair[i] for pair in pairs) + (each.workspace[i] if updating else 0.0))
+        copied = (versions - 1) * np.array([each.parameters[i] for each in states])
+        total += (np.array(rows) + copied) * count
+    return total if updating else total + np.array([each.buckets for each in states])

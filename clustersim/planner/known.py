@@ -16,7 +16,7 @@ from clustersim.model import Model
 from clustersim.partition.base import Partition
 from clustersim.planner.candidates import Candidate
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.stages import Least, Times
+from clustersim.planner.stages import Least, Times, counts
 from clustersim.planner.traffic import way_out
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import cost_of
@@ -45,6 +45,7 @@ class Known:
     orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
     _devices: dict[int, Device] = field(default_factory=dict)
     _parts: OrderedDict[object, tuple[Partition, Schedule]] = field(default_factory=OrderedDict)
+    _counted: tuple[Partition, tuple[Floats, Floats]] | None = None
     _least: dict[object, Least] = field(default_factory=dict)
     _rooms: dict[Place, float] = field(default_factory=dict)
     _ways: dict[Place, float] = field(default_factory=dict)
@@ -58,6 +59,12 @@ class Known:
             if len(self._parts) > MOST_PARTS:
                 self._parts.popitem(last=False)
         return self._parts[key]
+
+    def counts(self, parts: Partition) -> tuple[Floats, Floats]:
+        """(ranks,) elements of dense parameters and of experts', of the stages looked at last."""
+        if self._counted is None or self._counted[0] is not parts:
+            self._counted = parts, counts(parts)
+        return self._counted[1]
 
     def least(self, key: object, make: Callable[[], Least]) -> Least:
         """What a layer takes at least, which forms of other pipelines share."""
