@@ -44,19 +44,23 @@ BESIDE = Option(
 def interleaved(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """Of each rank: its warm-up, then F and B in turn (or in pairs), then the rest of B."""
     group, beside = group_of(p, m, options), bool(options[BESIDE.name])
-    forwards, backwards = passes("F", m, chunks, group), passes("B", m, chunks, group)
+    forwards, backwards = (_slots(passes(kind, m, chunks, group)) for kind in "FB")
     return tuple(
         _order(forwards, backwards, warmup(rank, p, chunks, m, group, 2) + beside, beside) for rank in range(p)
     )
 
 
-def _order(forwards: list[Action], backwards: list[Action], warm: int, beside: bool) -> Order:
+def _slots(actions: list[Action]) -> list[Slot]:
+    return [(action,) for action in actions]
+
+
+def _order(forwards: list[Slot], backwards: list[Slot], warm: int, beside: bool) -> Order:
     warm = min(warm, len(forwards))
-    steady: list[Slot] = []
-    for forward, backward in zip(forwards[warm:], backwards, strict=False):
-        steady += [(forward, backward)] if beside else [(forward,), (backward,)]
-    drain = backwards[len(forwards) - warm :]
-    return (*((action,) for action in forwards[:warm]), *steady, *((action,) for action in drain))
+    first, last = forwards[warm:], backwards[: len(forwards) - warm]
+    steady = [one + other for one, other in zip(first, last, strict=True)] if beside else first + last
+    if not beside:  # in turn; ranks share the slots themselves
+        steady[::2], steady[1::2] = first, last
+    return (*forwards[:warm], *steady, *backwards[len(last) :])
 
 
 def passes(kind: str, m: int, chunks: int, group: int) -> list[Action]:
