@@ -185,6 +185,36 @@ def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small
             assert abs(rough / one.result["step_time_s"] - 1) < ROUGH
 
 
+HUNDREDS = DENSE | {
+    "model": {"name": "gpt2", "seq_len": 256, "dtype": "bf16", "implementation": "fused", "options": {"layers": 4}},
+    "machines": [{"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0}],
+    "batch": {"samples": [16, 32]},
+    "try": {
+        "micro_batch_size": [1, 2, 4],
+        "activation_checkpointing": ["none"],
+        "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
+        "parallel": {
+            "tp": [1, 2, 4], "pp": [1, 2, 4], "vpp": [1, 2], "cp": [1, 2], "sequence_parallel": True,
+            "use_distributed_optimizer": True, "overlap_grad_reduce": [False, True],
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_is_off_by_more_than_is_taken(tmp_path):
+    read = from_table(HUNDREDS)
+    found = search(read, "plan.toml", tmp_path / "pruned", jobs=1)
+    every = search(read, "plan.toml", tmp_path / "every", jobs=1, exhaustive=True)
+    assert len(every.options) > 250
+    assert figures(found) == figures(every)
+    ran = [one for one in every.options if one.state == "simulated"]
+    assert len(ran) > 4 * sum(one.state in {"simulated", "rough"} for one in found.options)
+    for one in random.Random(0).sample([one for one in ran if one.candidate.split], 30):
+        sketch = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True, sketched=True).step_time_s
+        assert abs(sketch / one.result["step_time_s"] - 1) < ROUGH, one.candidate.label
+
+
 def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
     for name in ("compute", "roughly"):

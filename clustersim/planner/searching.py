@@ -72,8 +72,8 @@ def search(
         with store.writing(folder) as writer:
             best = seen.open(store.path)
             runner = Runner(plan, path, store, writer.append, team)
-            for rough in (True, False):
-                waiting = seen.waiting(best, rough=rough and not exhaustive)
+            for rough in (False,) if exhaustive else (True, False):
+                waiting = seen.waiting(best, rough=rough)
                 while waiting:
                     turn, waiting = _next_round(waiting, seen, exhaustive, rough)
                     seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)

@@ -29,8 +29,9 @@ from clustersim.scenario.parts import machine, model_of, shape_of
 from clustersim.topology import Topology
 
 ROUGH = 0.05
-"""How far a step that is sketched or roughly folded may be from the whole one, relatively. Seen were 1.8 % at most of a
-sketch, of replicated parameters, and 2.6 % of a rough run."""
+"""How far a step that is sketched or roughly folded may be from the whole one, relatively. Of 432 options of a small
+GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 1.7 % without a pipeline; of five of a
+7B by 0.4 %; a rough run by 2.6 %."""
 FINALISTS = 2
 """Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
 
@@ -107,11 +108,24 @@ class Seen:
             return open_
         place, turn = Counter[Place](), []
         first = {one.candidate.number for one in rule(self.options).values()} if rough else set()
-        for number in sorted(open_, key=lambda number: number not in first):
+        later = self._twins(open_)
+        for number in sorted(open_, key=lambda number: (number not in first, number in later)):
             where = self.sieve.place(self.options[number].candidate)
             turn.append((place[where], number))
             place[where] += 1
         return [number for _, number in sorted(turn, key=lambda pair: pair[0])]
+
+    def _twins(self, numbers: Sequence[int]) -> set[int]:
+        """Those of which the sieve says to the last byte what it says of an earlier one on the same machine: the
+        order of ranks, say. They wait until all others had their turn."""
+        seen: set[object] = set()
+        found = set()
+        for number in numbers:
+            one = self.options[number]
+            key = self.sieve.place(one.candidate), tuple(one.candidate.degrees.values()), one.bound
+            found |= {number} if key in seen else set()
+            seen.add(key)
+        return found
 
     def spent(self, option: Option, rough: bool) -> bool:
         """Whether a large space has had its simulations."""
