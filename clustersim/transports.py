@@ -54,7 +54,7 @@ TRANSPORTS: Mapping[str, Transport] = {
     "ib": Transport("InfiniBand verbs", "nccl src/transport/net_ib.cc reports no latency; six published platforms"),
     "roce": Transport("RoCE", "the same verbs as InfiniBand; a few per cent for Ethernet headers assumed", share=0.95),
     "opa": Transport(
-        "Omni-Path (verbs or PSM2)",
+        "Omni-Path 100 by verbs",
         "bigscience-workshop/bigscience experiments/bandwidth (Jean Zay, NCCL 2.7 and 2.10 over verbs): no GPUDirect, "
         "5.0 to 5.3 of a NIC's 12.5 GB/s in three of four tables, 6.8 in one; onloading to the CPU assumed, 2 us",
         hop=2.0 * US,

@@ -9,7 +9,7 @@ Known to be off, and not understood:
 * Lambda's eight A100s, up to twice as slow as four wherever gradients are reduced in one call (BERT, GNMT, WaveGlow) or
   the host paces the step (Tacotron 2). What two and four add is in :mod:`clustersim.calibration.frameworks`.
 * 16-bit convolutions over one dimension on V100 (WaveGlow, Jasper), 40 % too fast; TensorFlow's GNMT, half the
-  measured time; GNMT on A100, 20 % too fast.
+  measured time; GNMT on A100, 10-20 % too fast.
 * Steps of MXNet, TensorFlow 2 and PaddlePaddle that double from one GPU to several, and ResNet-50 in half precision on
   two and four nodes (15-30 % too fast): thousands of images a second, which the input pipeline may not give.
 * BERT with one all_reduce after backward (Apex) on two nodes with one NIC each: measured as a ring would take (64-71 ms
