@@ -103,8 +103,8 @@ def _over(path: Path, *more: Path) -> Loaded:
         run = load_run(path)
         return Loaded(run, str(run.facts.get("title") or path.name))
     read = traces.read([path, *more])
-    if isinstance(read, traces.Samples):
-        raise TraceError(f"{path}: a benchmark's table has no run to explain; `clustersim trace` tells what it holds")
+    if isinstance(read, traces.Samples | traces.Told):
+        raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
     title = f"{path.name}{f' and {len(more)} more' if more else ''}"
     return Loaded(SavedRun(read, None, {"title": title}), title)
 

@@ -50,8 +50,8 @@ def _run(path: Path) -> SavedRun:
     if not trace and (path.is_dir() or not path.is_file() or path.suffix == ".npz"):
         return load_run(path)
     read = traces.read(path)
-    if isinstance(read, traces.Samples):
-        raise ClusterSimError(f"{path}: a benchmark's table has no run to draw; `clustersim trace` tells what it holds")
+    if isinstance(read, traces.Samples | traces.Told):
+        raise ClusterSimError(f"{path}: a table or a log has no run to draw; `clustersim trace` tells what it holds")
     return SavedRun(read, None, {})
 
 

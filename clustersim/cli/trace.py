@@ -23,17 +23,29 @@ if TYPE_CHECKING:
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
     sqlite exports, the folder of a pipeline's ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed
-    comms logs."""
+    comms logs, JSON lines of the NCCL inspector and of rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a
+    run that hangs (who is missing at which collective)."""
     from clustersim import traces
+    from clustersim.timeline import Timeline
     from clustersim.traces.digest import digest
 
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
-        said = digest(read) | ({} if isinstance(read, traces.Samples) else _steps(read) | _pipeline(read))
+        said = digest(read) | (_steps(read) | _pipeline(read) if isinstance(read, Timeline) else {})
     if as_json:
         print_json(said)
     else:
-        click.echo("\n".join(_timeline(said, top) if said["what"] == "timeline" else _samples(said)))
+        lines = {
+            "timeline": lambda: _timeline(said, top),
+            "samples": lambda: _samples(said),
+            "told": lambda: _told(said),
+        }
+        click.echo("\n".join(lines[said["what"]]()))
+
+
+def _told(said: dict[str, Any]) -> Iterator[str]:
+    yield from said["lines"]
+    yield from _tail(said)
 
 
 def _steps(run: Timeline) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files <-> Timeline or Samples. A format is a row: how to know it by its content, how to read it, how to write it."""
+"""Files <-> Timeline, Samples or what a log tells. A format is a row: how to know it by content, read it, write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from clustersim.traces import (
     captured,
     deepspeed,
     files,
+    flight_recorder,
+    json_lines,
     kineto,
+    nccl_debug,
     nccl_tests_log,
     nsys,
     perfetto,
@@ -24,8 +27,9 @@ from clustersim.traces import (
 )
 from clustersim.traces.profiled import backend_of
 from clustersim.traces.samples import Sample, Samples
+from clustersim.traces.told import Told
 
-__all__ = ["FORMATS", "Format", "Sample", "Samples", "backend_of", "read", "sniff", "write"]
+__all__ = ["FORMATS", "Format", "Sample", "Samples", "Told", "backend_of", "read", "sniff", "write"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Format:
     name : str. what : in words, for messages.
     suffixes : ends of names it is written to. write : ``(timeline, path, ranks) -> ranks written``; None: not written.
     takes_memory : ``write`` also takes ``memory``, bytes held while an op of that name runs, for a counter.
-    sniff : whether the first bytes of a file (decompressed) are this format's. read : ``paths -> Timeline or Samples``.
-        None: not read.
+    sniff : whether the first bytes of a file (decompressed) are this format's.
+    read : ``paths -> Timeline, Samples or Told``. None: not read.
     """
 
     name: str
@@ -47,7 +51,7 @@ class Format:
     write: Callable[..., tuple[int, ...]] | None = None
     takes_memory: bool = False
     sniff: Callable[[bytes], bool] | None = None
-    read: Callable[[Sequence[Path]], Timeline | Samples] | None = None
+    read: Callable[[Sequence[Path]], Timeline | Samples | Told] | None = None
 
 
 _ROWS = (
@@ -59,10 +63,13 @@ _ROWS = (
     Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
     Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
     Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=nccl_tests_log.read_json),
+    Format("flight_recorder", "Flight Recorder dump", sniff=flight_recorder.sniff, read=flight_recorder.read),
+    Format("json_lines", "inspector or rccl-tests JSON lines", sniff=json_lines.sniff, read=json_lines.read),
     Format("kineto", "PyTorch profiler trace", sniff=kineto.sniff, read=kineto.read),
     Format("pipeline", "folder of ops.csv and steps.csv", sniff=pipeline_csv.sniff, read=pipeline_csv.read),
     Format("table", "CSV table of collectives", sniff=tables.sniff, read=tables.read),
     Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=nccl_tests_log.read),
+    Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
     Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=deepspeed.read),
 )
 
@@ -98,8 +105,8 @@ def sniff(path: str | Path) -> Format:
     raise TraceError(f"{path}: no format that is known by its content; can be read: {known}")
 
 
-def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> Timeline | Samples:
-    """What others measured: a profile becomes a Timeline, a benchmark's table Samples.
+def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> Timeline | Samples | Told:
+    """What others measured: a profile becomes a Timeline, a benchmark's table Samples, another log Told.
 
     Parameters
     ----------

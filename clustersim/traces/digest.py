@@ -11,13 +11,17 @@ from clustersim.collectives.base import bus_factor
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import Timeline
 from clustersim.traces.samples import Samples
+from clustersim.traces.told import Told
 
 LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
-def digest(read: Timeline | Samples) -> dict[str, Any]:
-    """What a measured Timeline or Samples says, in plain numbers: seconds, bytes, bytes/s, shares of 1."""
+def digest(read: Timeline | Samples | Told) -> dict[str, Any]:
+    """What a measured Timeline, Samples or a log says, in plain numbers: seconds, bytes, bytes/s, shares of 1."""
+    if isinstance(read, Told):
+        return {"what": "told", "source": read.source, "lines": list(read.lines), **read.facts,
+                "skipped": dict(read.skipped)}  # fmt: skip
     return _samples(read) if isinstance(read, Samples) else _timeline(read)
 
 

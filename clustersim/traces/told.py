@@ -1,0 +1,23 @@
+"""What a file says that is neither a run nor a benchmark: a hang's last collectives, NCCL's own choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a log tells.
+
+    Parameters
+    ----------
+    source : where it is from. lines : for people, the answer first. facts : the same for programs, plain values.
+    skipped : what was left out, reason -> how many.
+    """
+
+    source: str
+    lines: tuple[str, ...]
+    facts: Mapping[str, Any]
+    skipped: Mapping[str, int] = field(default_factory=dict)
