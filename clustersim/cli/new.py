@@ -108,19 +108,30 @@ seed = 0
 )
 @click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
 @click.option("--oversubscription", type=click.FloatRange(min=1), help="Bandwidth down from a leaf switch over up.")
+@click.option("--from", "found", type=click.Path(path_type=Path), help="What NCCL found: NCCL_TOPO_DUMP_FILE's XML.")
 def topology(
     file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
-    oversubscription: float | None,
+    oversubscription: float | None, found: Path | None,
 ) -> None:  # fmt: skip
-    """A machine, as a few changes to a shipped one, for clustersim check and cluster.topology."""
+    """A machine, as a few changes to a shipped one or as NCCL found it, for clustersim check and cluster.topology."""
     from clustersim import fabrics
+    from clustersim.fabrics.nccl_xml import topology_text
 
-    if mix:
+    if found is not None:
+        if topology or mix or nics or oversubscription:
+            raise click.UsageError("--from tells the whole machine; only --gpu may be said beside it")
+        text = topology_text(found, gpu)
+    elif mix:
         if gpu or topology or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
-        write_new(file, _mixed(file, mix, oversubscription), lambda path: fabrics.load(str(path)))
-        return
-    base = machine_of(gpu, topology)
+        text = _mixed(file, mix, oversubscription)
+    else:
+        text = _changed(file, machine_of(gpu, topology), nics, oversubscription)
+    write_new(file, text, lambda path: fabrics.load(str(path)))
+
+
+def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:
+    """A shipped machine with other NICs, or another network."""
     parts = [
         f"# A machine of your own, as changes to {base}: `clustersim check {file.name} --nodes 4`.",
         "# Keys: `clustersim describe --keys topology`; every number has a source.",
@@ -131,7 +142,7 @@ def topology(
         *(_nics(nics, base) if nics else []),
     ]
     parts += _fabric(oversubscription) if oversubscription else []
-    write_new(file, "\n".join(parts) + "\n", lambda path: fabrics.load(str(path)))
+    return "\n".join(parts) + "\n"
 
 
 def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> str:
