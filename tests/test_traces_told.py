@@ -128,11 +128,24 @@ def test_nccls_log_tells_channels_transports_and_choices(tmp_path: Path):
     assert facts["transports"] == {"P2P/CUMEM": 1, "NET/IB": 1}
     assert facts["set"] == {"NCCL_PROTO": "Simple"}
     assert [tuple(row.values()) for row in facts["choices"]] == [
-        ("all_gather", 4096, "Ring", "LL", 0, 1), ("all_reduce", 8388608, "Ring", "Simple", 16, 2)
+        ("all_gather", 4096, "ring", "LL", 0, 1), ("all_reduce", 8388608, "ring", "Simple", 16, 2)
     ]  # fmt: skip
     done = CliRunner().invoke(cli, ["trace", str(path)])
     assert done.exit_code == 0, done.output
-    assert "all_reduce 8 MiB: Ring Simple on 16 channels, 2 x" in done.output
+    assert "all_reduce 8 MiB: ring Simple on 16 channels, 2 x" in done.output
+
+
+def test_nccls_choices_stand_beside_ours(tmp_path: Path):
+    path = tmp_path / "nccl.log"
+    path.write_text(LOG + HOST + "AllGather: 1073741824 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}\n")
+    done = CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-h100", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = {(row["kind"], row["nbytes"]): row for row in json.loads(done.stdout)["choices"]}
+    large = rows["all_gather", 1 << 30]
+    assert large["same"]
+    assert large["ours"] == {"algorithm": "ring", "protocol": "Simple", "channels": large["ours"]["channels"]}
+    wrong = CliRunner().invoke(cli, ["trace", str(path), "--topology", "pcie-a100-1gpu-200g"])
+    assert isinstance(wrong.exception, TraceError)
 
 
 def test_a_log_without_a_communicator_is_refused(tmp_path: Path):

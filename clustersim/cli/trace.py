@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustersim.cli.common import json_option, print_json, working
+from clustersim.errors import ClusterSimError
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.timeline import Timeline
+    from clustersim.traces import Samples, Told
 
 
 @click.command(short_help="Explain a profiler trace or a benchmark log.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--format", "fmt", default=None, help="Its format; found by content when absent.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Collectives to print.")
+@click.option("--topology", default=None, help="Of an NCCL log: its choices beside ours on this machine.")
 @json_option
-def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> None:
+def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
     sqlite exports, the folder of a pipeline's ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed
     comms logs, JSON lines of the NCCL inspector and of rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a
@@ -31,6 +34,7 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> 
 
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
+        read = _beside(read, topology) if topology else read
         said = digest(read) | (_steps(read) | _pipeline(read) if isinstance(read, Timeline) else {})
     if as_json:
         print_json(said)
@@ -41,6 +45,18 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, as_json: bool) -> 
             "told": lambda: _told(said),
         }
         click.echo("\n".join(lines[said["what"]]()))
+
+
+def _beside(read: Timeline | Samples | Told, topology: str) -> Told:
+    """NCCL's choices beside ours. Raises :class:`ClusterSimError` for what is no NCCL log."""
+    from clustersim import fitting, traces
+    from clustersim.traces.nccl_debug import beside
+
+    if not isinstance(read, traces.Told) or "choices" not in read.facts:
+        raise ClusterSimError(
+            f"{read.source}: --topology is for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
+        )
+    return beside(read, fitting.load(topology, nodes=read.facts["nodes"] or 1))
 
 
 def _told(said: dict[str, Any]) -> Iterator[str]:

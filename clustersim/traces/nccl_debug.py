@@ -9,17 +9,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clustersim.errors import TraceError
+from clustersim.program import COLLECTIVES
 from clustersim.texts import short
+from clustersim.topology import Topology
 from clustersim.traces import files
 from clustersim.traces.samples import kind_of
 from clustersim.traces.told import Told
 from clustersim.units import format_bytes
 
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("LL", "LL128", "Simple")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
@@ -70,11 +75,41 @@ def read(paths: Sequence[Path]) -> Told:
     return Told(", ".join(map(str, paths)), tuple(_lines(facts)), facts)
 
 
+def beside(told: Told, topology: Topology) -> Told:
+    """The log's choices beside what this program would choose on a topology of as many nodes.
+
+    Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
+    """
+    from clustersim import collectives  # most who read a log do not need them
+    from clustersim.collectives.base import Group
+
+    ranks, nodes = told.facts.get("ranks", 0), told.facts.get("nodes") or topology.n_nodes
+    if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
+        raise TraceError(
+            f"{told.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
+        )
+    gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
+    version = [int(part) for part in (told.facts["versions"] or ["2.28"])[-1].split(".")[:2]]
+    group = Group(topology, gpus, nccl_version=(version[0], version[1]))
+    rows, lines = [], list(told.lines)
+    for row in told.facts["choices"]:
+        if row["kind"] not in COLLECTIVES or not row["nbytes"]:
+            continue
+        plan = collectives.plan(collectives.Request(row["kind"], float(row["nbytes"])), group)
+        ours = {"algorithm": plan.algorithm, "protocol": plan.protocol, "channels": plan.n_channels}
+        same = all(row[key] == ours[key] for key in ("algorithm", "protocol"))
+        rows.append({**row, "ours": ours, "same": same})
+        said = f"{row['kind']} {format_bytes(row['nbytes'])}: here {plan.algorithm} {plan.protocol}"
+        lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
+    lines.append(f"{sum(row['same'] for row in rows)} of {len(rows)} choices are NCCL's, on {topology.name}")
+    return replace(told, lines=tuple(lines), facts={**told.facts, "choices": rows})
+
+
 def _name(word: str, known: Sequence[str]) -> str:
     """A name as this program writes it, from a name or a number."""
     if word.isdecimal():
         return known[int(word)] if len(word) < 3 and int(word) < len(known) else word
-    same = (name for name in known if name.lower() == word.lower().replace("_", ""))
+    same = (name for name in known if name.lower().replace("_", "") == word.lower().replace("_", ""))
     return next(same, word)
 
 
