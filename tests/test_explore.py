@@ -280,12 +280,21 @@ def test_a_run_that_takes_long_is_given_up_for_the_next_change_and_at_its_limit(
 def test_a_large_split_models_step_is_folded_and_the_page_says_so(monkeypatch):
     monkeypatch.setattr("clustersim.explore.runs.MANY", 100)
     player = Player("1f1b_gpt2_xl_1x8_a100")
-    varies = player(Ask())
-    assert "A large run whose ranks vary" in varies.html
     folded = player(Ask(("run.jitter=0",)))
     whole = scenario.load("1f1b_gpt2_xl_1x8_a100", {"run.jitter": 0.0}).run()
     assert folded.figures["step_time_s"] == pytest.approx(whole.summary["step_time_s"], rel=1e-9)
     assert "its step was folded" in folded.html
+
+
+def test_a_large_run_is_answered_without_jitter_first_and_with_it_when_asked(monkeypatch):
+    monkeypatch.setattr("clustersim.explore.runs.MANY", 100)
+    player = Player("1f1b_gpt2_xl_1x8_a100")
+    first, quiet = player(Ask()), player(Ask(("run.jitter=0",)))
+    assert first.figures == quiet.figures
+    assert "run.jitter = 0.0" in first.html
+    varies = player(Ask(("run.jitter=0.01",)))
+    assert "A large run whose ranks vary" in varies.html
+    assert varies.figures["step_time_s"] > first.figures["step_time_s"]
 
 
 def test_without_the_extra_one_line_says_which_it_is_and_what_it_weighs(monkeypatch, made):
@@ -294,7 +303,7 @@ def test_without_the_extra_one_line_says_which_it_is_and_what_it_weighs(monkeypa
     from clustersim.explore.server import serve
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ClusterSimError, match=r"5 MB\): pip install 'clustersim\[explore\]'"):
+    with pytest.raises(ClusterSimError, match=r"pip install 'clustersim\[explore\]' \(5 MB\)"):
         serve(SMALL, made, 0, print)
 
 

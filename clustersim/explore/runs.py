@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,12 @@ def _play(asked: Scenario) -> Played:
     large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
     if large and not _varies(prepared):
         return _folded(prepared)
+    if large and prepared.cost.jitter and not _asked_to_vary(prepared):
+        quiet = _folded(asked.changed({"run.jitter": 0.0}).prepare())
+        more = (
+            f" Its ranks are played as if none was ever late; run.jitter = {prepared.cost.jitter:g} plays all of them."
+        )
+        return replace(quiet, note=quiet.note + more)
     result = prepared.run()
     timeline, values = result.timeline, result.to_dict()
     found = causes(timeline)
@@ -124,10 +130,15 @@ def _play(asked: Scenario) -> Played:
     return Played(prepared, values, said, result.notes, timeline, note if large else "")
 
 
+def _asked_to_vary(prepared: Prepared) -> bool:
+    """Whether the file says that ranks differ; else it is their GPU's usual jitter."""
+    file = prepared.scenario.file
+    return bool(file.run.jitter or file.cluster.slow or file.run.variation)
+
+
 def _varies(prepared: Prepared) -> bool:
     """Whether ranks differ, so that nothing repeats that could be folded."""
-    file = prepared.scenario.file
-    return bool(prepared.cost.jitter or file.cluster.slow or file.run.variation)
+    return bool(prepared.cost.jitter) or _asked_to_vary(prepared)
 
 
 def _folded(prepared: Prepared) -> Played:
