@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, byte_unit, new_figure, palette, part_styles, plain_axes, titled
+from clustersim.plots.style import INK, byte_unit, drawn_on, legend_below, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 def footprints(
-    runs: Mapping[str, Mapping[str, float]], capacity: float | None = None, title: str | None = None
-) -> Figure:
+    runs: Mapping[str, Mapping[str, float]], capacity: float | None = None, title: str | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """One GPU's memory at its fullest moment, a bar for each run.
 
     Parameters
     ----------
     runs : bytes by what holds them, by run: a column of :class:`clustersim.memory.Course` at its peak, or any parts of
-        a whole. capacity : of the GPU [bytes].
+        a whole. capacity : of the GPU [bytes]. ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` where nothing holds memory.
     """
@@ -34,8 +36,7 @@ def footprints(
         p for p in dict.fromkeys(p for held in runs.values() for p in held) if any(r.get(p) for r in runs.values())
     ]
     scale, unit = byte_unit(max(*totals.values(), capacity or 0.0))
-    figure = new_figure(0.46 * len(runs) + (1.6 if title else 1.3))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
     y, left = np.arange(len(runs))[::-1], np.zeros(len(runs))
     styles = part_styles(parts)
     for part in parts:
@@ -59,8 +60,8 @@ def footprints(
     axes.set_ylim(-0.55, len(runs) - 0.1)
     axes.set_xlim(0, longest * 1.2)
     axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=min(len(parts), 5), frameon=False, fontsize=9, handlelength=1.3)
-    return titled(figure, title, _alt(runs, totals, capacity))
+    legend_below(figure, ax, axes, ncols=min(len(parts), 5 if ax is None else 3), fontsize=9, handlelength=1.3)
+    return titled(figure, title, _alt(runs, totals, capacity), ax)
 
 
 def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, MARKERS, new_figure, plain_axes, series, time_unit, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, drawn_on, legend_below, plain_axes, series, time_unit, titled
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def lines(
     laws: Mapping[str, Curve] | None = None,
     log: str = "",
     title: str | None = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Curves over anything, each named where it ends.
 
@@ -41,14 +42,14 @@ def lines(
     curves : by name (x, y), each (n,). laws : the same, of formulas: thin and dashed.
     x, y : what the axes hold. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end is turned into a unit people use;
         ``[%]`` stays. log : ``"x"``, ``"y"`` or ``"xy"``, axes that are logarithmic.
+    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no curves, points that do not pair, and values a logarithmic axis cannot show.
     """
     points = {name: _points(name, *curve, log=log) for name, curve in curves.items()}
     if not points:
         raise ProgramError("nothing to draw: no curves")
-    figure = new_figure(3.9)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 3.9)
     for i, (name, curve) in enumerate((laws or {}).items()):
         axes.plot(
             *_points(name, *curve, log=log), color=INK, lw=1.1, ls=LAW_DASHES[i % len(LAW_DASHES)], zorder=4, label=name
@@ -59,8 +60,8 @@ def lines(
     _axes(axes, points, x, y, log)
     _names(axes, points, y)
     if laws:
-        figure.legend(loc="outside lower center", ncols=len(laws), frameon=False, fontsize=9.5)
-    return titled(figure, title, _alt(points, x, y))
+        legend_below(figure, ax, axes, ncols=len(laws), fontsize=9.5)
+    return titled(figure, title, _alt(points, x, y), ax)
 
 
 def _points(name: str, x: npt.ArrayLike, y: npt.ArrayLike, *, log: str) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clustersim.analysis.pieces import KERNELS
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, kernels, new_figure, palette, plain_axes, series, time_unit, titled
+from clustersim.plots.style import INK, drawn_on, kernels, legend_below, palette, plain_axes, series, time_unit, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +37,16 @@ LEAST = 0.002
 
 
 def breakdown(
-    table: Mapping[str, Any], title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None
-) -> Figure:
+    table: Mapping[str, Any], title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Seconds of a step in each state, a bar for each group of ranks.
 
     Parameters
     ----------
     table : of :func:`clustersim.analysis.breakdown.breakdown`: ``states`` (k,), ``rank`` (w,), ``seconds`` (w, k) [s].
     groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
+    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for a table without ranks.
     """
@@ -54,14 +56,11 @@ def breakdown(
     chosen = rank_groups(seconds) if groups is None else {n: np.asarray(r, dtype=np.int64) for n, r in groups.items()}
     bars = {name: seconds[np.isin(table["rank"], ranks)].mean(axis=0) for name, ranks in chosen.items()}
     states = [str(s) for s in table["states"]]
-    figure = new_figure(0.34 * len(bars) + (1.35 if title else 1.0))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.35 if title else 1.0))
     stack(axes, bars, states)
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(states), frameon=False, fontsize=8.5,
-        handlelength=1.4, columnspacing=1.2,
-    )  # fmt: skip
-    return titled(figure, title, alt(states, bars))
+    ncols = len(states) if ax is None else 3
+    legend_below(figure, ax, axes, ncols=ncols, fontsize=8.5, handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, alt(states, bars), ax)
 
 
 def rank_groups(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:

@@ -164,16 +164,37 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
         axes.tick_params(axis="y", length=0)
 
 
+def drawn_on(ax: Axes | None, height: float) -> tuple[Figure, Axes]:
+    """Where a picture of one axes is drawn: on the caller's, or on those of a new figure of so many inches."""
+    if ax is not None:
+        return ax.get_figure(root=True), ax  # type: ignore[return-value]
+    figure = new_figure(height)
+    return figure, figure.add_subplot()
+
+
+def legend_below(figure: Figure, ax: Axes | None, axes: Axes, **options: Any) -> None:
+    """The legend of an axes' marks below the figure; below the axes where those are the caller's ``ax``."""
+    handles, labels = axes.get_legend_handles_labels()
+    if ax is None:
+        figure.legend(handles, labels, loc="outside lower center", frameon=False, **options)
+    else:
+        ax.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, **options)
+
+
 LETTERS_AN_INCH = 12.0
 """Of a title's second line, at most."""
 
 
-def titled(figure: Figure, title: str | None, alt: str) -> Figure:
-    """A title over the figure and, for those who cannot see it, what it shows.
+def titled(figure: Figure, title: str | None, alt: str, ax: Axes | None = None) -> Figure:
+    """A title over the figure, or over the caller's ``ax``, and, for those who cannot see it, what it shows.
 
     What was changed, in the parentheses that end a title, is a line of its own where both are too long for one; the
     rest of what is too long is left out.
     """
+    if ax is not None:
+        ax.set_title(capped(title or "", 60), fontsize=10, color=INK)
+        figure.set_label(" ".join(said for said in (alt_text(figure), alt) if said))
+        return figure
     if title:
         most = int(figure.get_size_inches()[0] * LETTERS_AN_INCH)
         first, changes = headline(title) if len(title) > 0.7 * most else (title, "")

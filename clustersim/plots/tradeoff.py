@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, palette, plain_axes, series, titled
+from clustersim.plots.style import (
+    FAINT,
+    INK,
+    MARKERS,
+    QUIET,
+    drawn_on,
+    legend_below,
+    palette,
+    plain_axes,
+    series,
+    titled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,14 +25,16 @@ if TYPE_CHECKING:
 
 
 def tradeoff(
-    said: Mapping[str, Any], *, deadline: float | None = None, budget: float | None = None, title: str | None = None
-) -> Figure:
+    said: Mapping[str, Any], *, deadline: float | None = None, budget: float | None = None, title: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Money against days for every option that was simulated; those on the front are full, and say how many GPUs.
 
     Parameters
     ----------
     said : a plan's answer, as :func:`clustersim.planner.plan` returns it, of a plan with tokens and prices.
     deadline : [days]. budget : [USD]. Both are drawn as limits.
+    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` where no option has both a time and a price.
     """
@@ -29,8 +42,7 @@ def tradeoff(
     if not rows:
         raise ProgramError("nothing to draw: no option has both days and a price; give the plan tokens and prices")
     front = {row["option"] for row in said["front"]}
-    figure = new_figure(4.3)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 4.3)
     for i, machine in enumerate(dict.fromkeys(row["machine"] for row in rows)):
         style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": series[i % len(series)]}
         mine = [row for row in rows if row["machine"] == machine]
@@ -56,8 +68,8 @@ def tradeoff(
     axes.set_ylim(0.0, 1.12 * max(row["usd"] for row in rows))
     axes.set_xlabel("days", fontsize=10.5)
     axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=10)
-    return titled(figure, title, _alt(said["front"], len(rows)))
+    legend_below(figure, ax, axes, ncols=4, fontsize=10)
+    return titled(figure, title, _alt(said["front"], len(rows)), ax)
 
 
 def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.analysis.waterfall import LEAST, WORDS, Waterfall
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, kernels, new_figure, palette, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, kernels, palette, plain_axes, time_unit, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ STYLE = {
 """Colour and hatch of each loss: those of a state have the state's in every picture."""
 
 
-def waterfall(rows: Sequence[Waterfall], title: str | None = None) -> Figure:
+def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Shares of all GPUs' time, from peak down to the MFU.
 
-    ``rows`` : of :func:`clustersim.analysis.waterfall.waterfall`; the first is drawn.
+    ``rows`` : of :func:`clustersim.analysis.waterfall.waterfall`; the first is drawn. ``ax`` : drawn on
+    instead of a new figure.
 
     Raises :class:`ProgramError` where no FLOPs are known, as of a profiler's trace.
     """
@@ -44,8 +45,7 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None) -> Figure:
     whole = rows[0]
     shares = {key: 100 * whole.lost.get(key, 0.0) / whole.step for key in WORDS}
     shares = {key: share for key, share in shares.items() if abs(share) >= LEAST}
-    figure = new_figure(0.3 * (len(shares) + 2) + (1.15 if title else 0.8))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.3 * (len(shares) + 2) + (1.15 if title else 0.8))
     _bar(axes, 0, 0.0, 100.0, "#E4E7EB", "", "100 %")
     left = 100.0
     for y, (key, share) in enumerate(shares.items(), 1):
@@ -58,7 +58,7 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None) -> Figure:
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
     _bar(axes, last, 0.0, left, kernels["compute"], "", f"{left:.1f} %")
     _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
-    return titled(figure, title, _words(shares, left))
+    return titled(figure, title, _words(shares, left), ax)
 
 
 def _bar(axes: Axes, y: float, low: float, high: float, colour: str, hatch: str, said: str) -> None:
