@@ -272,3 +272,8 @@ def test_the_readme_s_first_two_blocks_are_the_two_commands():
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert "clustersim run" in blocks[0]
     assert "tests/run.py" in blocks[1]
+
+
+def test_links_that_are_alike_are_told_once(clustersim):
+    busy = [line for line in clustersim("run", "ddp_gpt2_xl_2x8_a100").stdout.splitlines() if "busy link" in line]
+    assert busy == ["busy link: node0/nic0 -> leaf0 and others like it, 18.7% of its line rate (2.877 GiB)"]

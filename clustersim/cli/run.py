@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,10 @@ def _print_links(console: Console, links: list[dict[str, Any]]) -> None:
 
     from clustersim.scenario.ran import value_text
 
-    for link in links[:3]:
-        used, moved = value_text(link["utilisation"], "percent"), value_text(link["bytes"], "bytes")
-        console.print(f"busy link: {escape(link['link'])}, {used} of its line rate ({moved})")
+    like: dict[tuple[frozenset[str], str], list[dict[str, Any]]] = {}
+    for link in links:  # both directions of a cable, and links that differ by a number, are told once
+        ends = frozenset(re.sub(r"\d+", "#", link["link"]).split(" -> "))
+        like.setdefault((ends, value_text(link["utilisation"], "percent")), []).append(link)
+    for (_, used), alike in list(like.items())[:3]:
+        moved, others = value_text(alike[0]["bytes"], "bytes"), " and others like it" if len(alike) > 1 else ""
+        console.print(f"busy link: {escape(alike[0]['link'])}{others}, {used} of its line rate ({moved})")

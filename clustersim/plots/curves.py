@@ -57,7 +57,7 @@ def scaling(
         shown = ticks if len(ticks) <= 8 else ticks[:: -(-len(ticks) // 8)]
         axes.set_xticks(shown, [f"{t:,}" for t in shown])
         axes.minorticks_off()
-    figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5, handlelength=3.4)
     return titled(figure, title, _alt(points, unit))
 
 

@@ -99,7 +99,9 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
         axis.set_ylim(0.0, max(axis.get_ylim()[1], 0.05) if axis is right else axis.get_ylim()[1] * 1.05)
     _percent(right)
     if said[0].split(":")[0] != "all":
-        figure.legend(loc="outside lower center", ncols=min(len(said), 4), frameon=False, fontsize=8.5)
+        figure.legend(
+            loc="outside lower center", ncols=min(len(said), 4), frameon=False, fontsize=8.5, handlelength=3.2
+        )
     return titled(figure, title, f"Curves over {x}. " + "; ".join(said) + ".")
 
 
