@@ -21,8 +21,7 @@ import numpy.typing as npt
 from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import SHORT, level
 from clustersim.engine.flows import UNKNOWN, Equals, Spells
-from clustersim.engine.loads import INSTANT, Loads, Slots
-from clustersim.engine.varying import MOST_EDGES, taken
+from clustersim.engine.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 from clustersim.errors import ProgramError
 from clustersim.units import format_time
 

@@ -11,7 +11,7 @@ from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
 from clustersim.engine.guess import Guess, firsts
-from clustersim.engine.loads import Loads, Slots
+from clustersim.engine.loads import Loads, Slots, Varying
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
@@ -20,7 +20,6 @@ from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, timeline
 from clustersim.engine.sites import Site, Standing
-from clustersim.engine.varying import Varying
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Op, Program, Send

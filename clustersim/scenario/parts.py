@@ -14,7 +14,7 @@ from clustersim.calibrated import Calibration
 from clustersim.compute import step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
-from clustersim.engine.varying import Varying
+from clustersim.engine.loads import Varying
 from clustersim.errors import ScenarioError
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, memory
