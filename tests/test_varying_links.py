@@ -43,6 +43,12 @@ def test_a_transfer_takes_as_long_as_the_rates_it_met(varying, end):
     assert run(ONE, (varying,)).makespan == pytest.approx(end, rel=1e-9)
 
 
+def test_links_may_vary_while_nobody_sends_anything():
+    changes = (Varying((0,), 0.5, 0.0, np.inf),)
+    assert run(ONE[:1], changes).makespan == 1.0
+    assert run([ONE[0], toy.all_reduce("r", 0.0, [0, 1], after=(0,))], changes).makespan == 1.0
+
+
 def test_factors_of_changes_that_overlap_multiply():
     both = Varying((0,), 0.5, 1.0, 3.0), Varying((0,), 0.5, 2.0, 3.0)
     assert run(ONE, both).makespan == pytest.approx(3.0 + (20 - 5 - 2.5) / 10)

@@ -1,5 +1,7 @@
 """The network in simulated time: fluid flows on directed links, each at its weighted max-min fair rate.
 
+It knows the slots on which flows may meet; elsewhere a flow is alone, and the rate it has there is its ceiling.
+
 Rates stay until a flow begins or ends; whatever begins and ends at one instant is one change. Max-min rates have a
 certificate (Bertsekas & Gallager, Data Networks, section 6.5.2): every flow has a *holder*, a full slot
 (:mod:`clustersim.engine.loads`) on which nobody is faster, or it is at its own ceiling. So a change is *mended* where
