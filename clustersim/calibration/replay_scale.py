@@ -172,13 +172,7 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
     Between two measured buckets gradients are taken to come evenly, each at the end of a kernel. What waited for a
     bucket waits for the last new one that holds a part of it. Raises :class:`TraceError` where there are no buckets.
     """
-    alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    grows = groups_of(measured).grows
-    began = measured.per_op()["ready"]
-    for i, info in enumerate(measured.ops):
-        if info.kind == "all_reduce" and info.nbytes > SCALARS and grows[i]:
-            detail = info.detail
-            alike[info.step, detail.get("communicator"), detail.get("members"), detail.get("dtype")].append(i)
+    alike = _gradients(measured)
     if not alike:
         raise TraceError("no all-reduces of gradients to make buckets of; FSDP's units are the model's")
     spans = measured.spans()
@@ -189,7 +183,6 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
     ranks = np.unique(spans["rank"]).tolist()
     sets = (*measured.rank_sets, *(np.array([rank], dtype=np.int64) for rank in ranks))
     for mine in alike.values():
-        mine.sort(key=lambda i: began[i])
         ends = np.cumsum([measured.ops[i].nbytes for i in mine])
         cuts = np.append(np.arange(bucket, ends[-1], bucket), ends[-1])
         of = np.minimum(np.searchsorted(ends, cuts * (1 - 1e-12)), len(mine) - 1)
@@ -199,12 +192,24 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
         for k, size in enumerate(np.diff(cuts, prepend=0.0)):
             ops.append(msgspec.structs.replace(info, name=f"all_reduce bucket {k}", nbytes=float(size), detail=detail))
         for k, rank in enumerate(ranks, start=len(measured.rank_sets)):
-            rows.append(_rank_rows(spans, rank, mine, ends, cuts, of, np.array([first, k])))
+            rows.append(_rank_rows(spans, rank, mine, (ends, cuts, of), (first, k)))
     op, of_set, ready, start, end = np.concatenate(rows, axis=1)
     return Timeline(
         measured.world_size, tuple(ops), sets, op.astype(np.int64), of_set.astype(np.int64), ready, start, end,
         source=measured.source, rank_node=measured.rank_node, stats=measured.stats,
     )  # fmt: skip
+
+
+def _gradients(measured: Timeline) -> dict[tuple[object, ...], list[int]]:
+    """The all-reduces of gradients of each step, group and type, in the order in which they came."""
+    alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    grows, began = groups_of(measured).grows, measured.per_op()["ready"]
+    for i in np.argsort(began, kind="stable").tolist():
+        info = measured.ops[i]
+        if info.kind == "all_reduce" and info.nbytes > SCALARS and grows[i] and np.isfinite(began[i]):
+            detail = info.detail
+            alike[info.step, detail.get("communicator"), detail.get("members"), detail.get("dtype")].append(i)
+    return alike
 
 
 def _columns(run: Timeline) -> tuple[Floats, ...]:
@@ -213,9 +218,13 @@ def _columns(run: Timeline) -> tuple[Floats, ...]:
 
 
 def _rank_rows(
-    spans: Mapping[str, Floats], rank: int, mine: list[int], ends: Floats, cuts: Floats, of: Ints, where: Ints
+    spans: Mapping[str, Floats], rank: int, mine: list[int], sizes: tuple[Floats, Floats, Ints], where: tuple[int, int]
 ) -> Floats:
-    """(5, buckets) rows of one rank, from the op and the rank set of ``where``; none where it missed a bucket."""
+    """(5, buckets) rows of one rank, from the op and the rank set of ``where``; none where it missed a bucket.
+
+    ``sizes`` : where the measured buckets and the new ones end [bytes], and which measured one each new one ends in.
+    """
+    ends, cuts, of = sizes
     here = spans["rank"] == rank
     at = dict(zip(spans["op"][here].tolist(), np.flatnonzero(here).tolist(), strict=True))
     if any(i not in at for i in mine):

@@ -112,12 +112,7 @@ def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
             )
         said[key] = value
     if dp := said.get("dp"):
-        degree = groups_of(measured).degree
-        if not dp.isdecimal() or len(dp) > 9 or times > 1 or not int(dp) or int(dp) % degree:
-            raise ClusterSimError(
-                f"--scale dp={short(dp)}: the run has {degree} data-parallel ranks; a multiple of it, without --times"
-            )
-        times = int(dp) // degree
+        times = _copies(dp, groups_of(measured).degree, times)
     bucket = parse_bytes(said["bucket"]) if "bucket" in said else 0.0
     if bucket and measured.world_size * sum(op.nbytes for op in measured.ops if op.kind == "all_reduce") > 1e6 * bucket:
         raise ClusterSimError(f"--scale bucket={said['bucket']}: over a million buckets; take larger ones")
@@ -131,6 +126,15 @@ def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
     if dtype not in DTYPES:
         raise ClusterSimError(f"--scale dtype={short(dtype)}: {nearest(dtype, DTYPES)}")
     return Scale(times, device_from_text(was), device_from_text(gpu), bucket, dtype)
+
+
+def _copies(dp: str, degree: int, times: int) -> int:
+    """Copies of every rank for so many data-parallel ranks. Raises :class:`ClusterSimError`."""
+    if not dp.isdecimal() or len(dp) > 9 or times > 1 or not int(dp) or int(dp) % degree:
+        raise ClusterSimError(
+            f"--scale dp={short(dp)}: the run has {degree} data-parallel ranks; a multiple of it, without --times"
+        )
+    return int(dp) // degree
 
 
 SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf16"}
