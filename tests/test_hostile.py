@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT
+from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT, TRACE
 from hostile_values import json_file, toml_file
 
 from clustersim import limits, models, plots, scenario, traces
@@ -156,6 +156,25 @@ def test_a_cell_of_another_type_in_an_nsight_export_is_one_line_or_no_matter(col
     base.close()
     with contextlib.suppress(TraceError):
         assert traces.read(tmp_path / "p.sqlite").world_size >= 1
+
+
+@pytest.mark.parametrize("event", [b"ncclDevKernel", b"cudaLaunchKernel", b"record_param_comms"])
+def test_broken_text_inside_an_events_args_is_one_line(event, tmp_path):
+    cat = {b"ncclDevKernel": "kernel", b"cudaLaunchKernel": "cuda_runtime"}.get(event, "cpu_op")
+    added = {
+        "ph": "X",
+        "cat": cat,
+        "name": event.decode(),
+        "pid": 0,
+        "tid": 7,
+        "ts": 2.0,
+        "dur": 1.0,
+        "args": {"a": "#"},
+    }
+    trace = TRACE | {"traceEvents": [*TRACE["traceEvents"], added]}
+    (tmp_path / "trace.json").write_bytes(json_file(trace).replace(b'"#"', b'"\x9a"'))
+    with contextlib.suppress(TraceError):
+        assert traces.read(tmp_path / "trace.json").world_size == 1
 
 
 def test_a_log_with_a_number_of_thousands_of_digits_is_one_line(tmp_path):

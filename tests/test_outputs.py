@@ -170,6 +170,18 @@ def test_a_disk_that_is_full_leaves_the_old_set_or_the_new_one(tmp_path):
         assert contents(tmp_path) == before
 
 
+def test_a_full_disk_names_the_file_that_would_have_been_and_leaves_none(tmp_path):
+    code = (
+        "import resource, sys; from clustersim.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); "
+        "main(sys.argv[1:])"
+    )
+    words = ["run", BASE, *SMALL, "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path}/out/run.npz: cannot write the trace: File too large\n"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_a_full_disk_does_not_mix_lessons(tmp_path, monkeypatch):
     lessons.copy(tmp_path)
     (tmp_path / lessons.lessons()[0].name).write_bytes(b"changed")

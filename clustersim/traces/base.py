@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
-from clustersim.outputs import fresh
+from clustersim.outputs import fresh, named
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.timeline import LinkUse, OpInfo, Timeline, step_ends
 
@@ -45,7 +45,7 @@ def replace_file(path: Path, data: bytes) -> None:
         with fresh(path) as temporary:
             temporary.write_bytes(data)
     except OSError as error:
-        raise TraceError(f"{path}: cannot write the trace: {error.strerror}") from None
+        raise TraceError(f"{named(path)}: cannot write the trace: {error.strerror}") from None
 
 
 def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.timeline import Timeline
 from clustersim.traces import files
 from clustersim.traces.joining import join
-from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, Info, KernelArgs, NoteArgs
+from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
 from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
 from clustersim.traces.stages import Schedule
@@ -60,11 +60,18 @@ def _shifted(trace: RankTrace, by: float) -> RankTrace:
 def _read_one(path: Path, n: int) -> list[RankTrace]:
     """The ranks of one file: one, except in a trace that this program wrote."""
     try:
-        file = FILE.decode(files.whole(path))
+        traces = _ranks(path, FILE.decode(files.whole(path)), n)
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
+    # What events have for args is read with the events.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
+    if not any(trace.seen or trace.work for trace in traces):
+        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
+    return traces
+
+
+def _ranks(path: Path, file: File, n: int) -> list[RankTrace]:
     info = file.info or Info()
     if info.rank is None and n > 1:
         raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
@@ -77,8 +84,6 @@ def _read_one(path: Path, n: int) -> list[RankTrace]:
         )
         _Reader(trace, _groups(info)).take(events)
         traces.append(trace)
-    if not any(trace.seen or trace.work for trace in traces):
-        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
     return traces
 
 
