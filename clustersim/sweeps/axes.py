@@ -41,12 +41,12 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.step is not None and (self.step == 0 or (self.stop - self.start) / self.step < 0):
             raise ValueError(f"a step of {self.step} does not lead from {self.start} to {self.stop}")
 
-    def values(self) -> list[Number]:
-        """Whole numbers where start and step are."""
+    def values(self, where: str) -> list[Number]:
+        """Whole numbers where start and step are; ``where`` names the axis in an error."""
         if self.step is not None:
             # A last step that misses stop by rounding alone is on it.
             count = int((self.stop - self.start) / self.step + 1e-9) + 1
-            counted(count, MOST_VALUES, "a range: values", ScenarioError)
+            counted(count, MOST_VALUES, f"{where}.range: values", ScenarioError)
             return [self.start + i * self.step for i in range(count)]
         count = self.num or 2
         return [_whole(self.start + i * (self.stop - self.start) / (count - 1), self) for i in range(count)]
@@ -71,12 +71,12 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if self.factor is not None and (self.factor == 1 or (self.factor > 1) != (self.stop >= self.start)):
             raise ValueError(f"a factor of {self.factor} does not lead from {self.start} to {self.stop}")
 
-    def values(self) -> list[Number]:
-        """Whole numbers, each once, where start and stop are."""
+    def values(self, where: str) -> list[Number]:
+        """Whole numbers, each once, where start and stop are; ``where`` names the axis in an error."""
         count = self.num or 2
         if self.factor is not None:
             steps = math.log(self.stop / self.start) / math.log(self.factor)
-            counted(steps, MOST_VALUES, "a logarithmic axis: values", ScenarioError)
+            counted(steps, MOST_VALUES, f"{where}.log: values", ScenarioError)
         factor = self.factor or (self.stop / self.start) ** (1 / (count - 1))
         found: list[Number] = []
         while (len(found) < count) if self.num else self._reached(self.start * factor ** len(found), factor):
@@ -195,7 +195,7 @@ def axis(table: AxisTable, where: str) -> Axis:
 def _columns(table: AxisTable, where: str) -> dict[str, list[Any]]:
     if table.key is not None:
         spec = table.range or table.log
-        values = spec.values() if spec else table.values
+        values = spec.values(where) if spec else table.values
         columns = {table.key: list(values.values() if isinstance(values, dict) else values or [])}
         if not columns[table.key]:
             raise ScenarioError(f"{where}.values: no values for {table.key!r}; write at least one")
