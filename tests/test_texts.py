@@ -80,7 +80,7 @@ def test_paths_that_are_no_files_say_what_they_are(tmp_path, capsys):
     os.mkfifo(tmp_path / "run.npz")
     for words in (("run", tmp_path / "pipe.toml"), ("check", tmp_path / "pipe.toml"), ("sweep", tmp_path / "pipe.toml",
                   "--out", tmp_path / "o"), ("report", tmp_path / "run.npz"), ("report", tmp_path),
-                  ("trace", tmp_path / "run.npz")):  # fmt: skip
+                  ("trace", tmp_path / "run.npz"), ("validate", "nccl", tmp_path / "run.npz")):  # fmt: skip
         code, said = command(capsys, *words)
         assert code == 2
         assert "is a pipe" in said
@@ -100,6 +100,12 @@ def test_values_are_echoed_shortened(capsys):
 
 
 # ---- changes from the command line -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [["ddp"], {"a": 1}, 3])
+def test_a_strategy_that_is_no_word_is_one_line(kind):
+    with pytest.raises(ScenarioError, match=r"unknown strategy .*; .*\(at \$\.strategy\.kind\)"):
+        scenario.load(BASE, {"strategy.kind": kind})
 
 
 def test_setting_one_of_two_that_exclude_each_other_takes_the_other_away(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import numpy as np
 
 from clustersim.errors import ClusterSimError, TraceError, nearest
 from clustersim.ranges import Range
+from clustersim.texts import plain_file
 
 Row = dict[str, Any]
 MOST_BYTES = 1 << 28
@@ -30,6 +31,7 @@ def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]
 
     Raises :class:`TraceError` naming the file and the first missing column.
     """
+    plain_file(Path(path), TraceError)
     try:
         with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as packed:
             text = packed.read(MOST_BYTES + 1)

@@ -18,6 +18,7 @@ from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import shipped
 from clustersim.scenario.reading import EXCLUSIVE, Table, convert, file_of, override, parse_overrides, place, read_toml
 from clustersim.scenario.schema import ScenarioFile, version
+from clustersim.texts import shown
 from clustersim.tomls import plainly
 from clustersim.units import quantity
 
@@ -155,8 +156,8 @@ def from_table(
     with place(str(path), "$.run.nccl_version", changes):
         version(read.run.nccl_version)
     kind = read.strategy.get("kind")
-    if kind not in STRATEGIES:
-        what = "missing field 'kind'" if kind is None else f"unknown strategy {kind!r}"
+    if not isinstance(kind, str) or kind not in STRATEGIES:
+        what = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"
         source = "--set strategy.kind" if "strategy.kind" in changes else path
         raise ScenarioError(f"{source}: {what}; {nearest(str(kind), STRATEGIES)} (at $.strategy.kind)")
     with place(str(path), "$.strategy", changes):
