@@ -12,6 +12,7 @@ from typing import Any
 from clustersim import scenario
 from clustersim.errors import ScenarioError
 from clustersim.limits import MOST_CASES, counted
+from clustersim.planner.knobs import meant
 from clustersim.planner.spec import Machine, PlanFile
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
@@ -156,7 +157,7 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
 def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[_Form]:
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
     names = {name for one in tables for name in one}
-    told = {name for name in names if len({repr(one.get(name)) for one in tables}) > 1}
+    told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
     number = itertools.count()
     for strategy in strategies:
         words = _words(strategy, strategies)

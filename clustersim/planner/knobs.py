@@ -58,11 +58,12 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
 
 def _meant(table: Mapping[str, Any]) -> dict[str, Any]:
     """Without knobs of dimensions that are not split, and without those that are left unset."""
-    return {
-        name: value
-        for name, value in table.items()
-        if value is not None and (name not in OF_DIMENSION or (table.get(OF_DIMENSION[name]) or 1) > 1)
-    }
+    return {name: value for name, value in table.items() if value is not None and meant(name, table)}
+
+
+def meant(name: str, table: Mapping[str, Any]) -> bool:
+    """Whether a knob means something in a table: it is of no dimension, or that is split."""
+    return name not in OF_DIMENSION or (table.get(OF_DIMENSION[name]) or 1) > 1
 
 
 def _values(
