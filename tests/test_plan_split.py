@@ -17,7 +17,7 @@ from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.rules import rule
 from clustersim.planner.searching import search
-from clustersim.planner.seen import ROUGH, machines_of
+from clustersim.planner.seen import FINALISTS, ROUGH, machines_of
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import from_table
 from clustersim.planner.traffic import first_group
@@ -256,6 +256,9 @@ def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have
     left = [one for one in found.options if one.state == "left"]
     assert left
     assert found.front
+    rows = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert sum('"fidelity":"sketched"' in row for row in rows) == 8  # as many as the plan says
+    assert len(rows) <= 8 + FINALISTS
     assert f"{len(left):,} options were not simulated" in left_over(found)
     assert all(one.bound is not None for one in left)
 

@@ -98,5 +98,6 @@ def _next_round(waiting: Sequence[int], seen: Seen, exhaustive: bool, rough: boo
         elif seen.spent(option, rough) and not exhaustive:
             seen.leave(option)
         else:
+            seen.hand_out(option, rough=rough)
             turn.append(option)
     return turn, []

@@ -127,6 +127,11 @@ class Seen:
             seen.add(key)
         return found
 
+    def hand_out(self, option: Option, *, rough: bool) -> None:
+        """Count one that is about to be simulated."""
+        self.runs += 1
+        self.whole[self.sieve.place(option.candidate)] += not rough
+
     def spent(self, option: Option, rough: bool) -> bool:
         """Whether a large space has had its simulations."""
         if len(self.options) <= EXACT or not option.candidate.split:
@@ -193,7 +198,6 @@ class Seen:
 
     def take(self, rows: Mapping[int, Mapping[str, Any]], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
-        self.runs += len(rows)
         for number, row in rows.items():
             option = self.options[number]
             if "error" in row:
@@ -204,8 +208,6 @@ class Seen:
             slack = ROUGH if rough else 0.0
             if rough:
                 self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
-            else:
-                self.whole[self.sieve.place(option.candidate)] += 1
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
                 self._better.add(number, worst, at_worst(worst, option.error))
