@@ -15,7 +15,7 @@ from clustersim.parallel import ModelShape
 from clustersim.planner.candidates import candidates, scenario_of
 from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
-from clustersim.planner.rules import rule
+from clustersim.planner.options import rule
 from clustersim.planner.searching import search
 from clustersim.planner.seen import FINALISTS, ROUGH, machines_of
 from clustersim.planner.sieve import Sieve, kept

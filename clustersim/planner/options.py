@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -132,3 +132,23 @@ def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
 def title(candidate: Candidate) -> str:
     """A candidate in words."""
     return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label}"
+
+
+def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
+    """By machine and nodes what the simple rule takes, "TP 8, then PP until it fits": no other dimension, no
+    interleaving, and the first that fits."""
+    found: dict[tuple[str, int], Option] = {}
+    for one in options:
+        mine = one.candidate
+        degrees, key = mine.degrees, (mine.machine.label, mine.nodes)
+        plain = mine.changes.get("parallel", {}).get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
+        if one.bound is None or degrees["tp"] != 8 or not plain:
+            continue
+        if key not in found or _simple(one) < _simple(found[key]):
+            found[key] = one
+    return found
+
+
+def _simple(option: Option) -> tuple[int, int, int]:
+    mine = option.candidate
+    return mine.degrees["pp"], mine.played[0], mine.number

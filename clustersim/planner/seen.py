@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from clustersim import scenario
 from clustersim.economics import DAY, HOUR, Rates, costs, rates
@@ -21,8 +18,8 @@ from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.known import Place
 from clustersim.planner.limits import SLACK, Bound, least_joules
-from clustersim.planner.options import Option, Searched, at_worst, title
-from clustersim.planner.rules import rule
+from clustersim.planner.options import Option, Searched, at_worst, rule, title
+from clustersim.planner.pareto import Better
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.scenario.parts import machine, model_of, shape_of
@@ -65,7 +62,7 @@ class Seen:
         self.sieve = Sieve(plan, path, machines)
         self.best: dict[int, tuple[float, ...]] = {}
         self.runs, self.whole = 0, Counter[Place]()
-        self._better = _Better()
+        self._better = Better()
         self.seq_len = 1
         self.tokens = True
 
@@ -242,40 +239,6 @@ class Seen:
     def keeps(self, option: Option) -> bool:
         """Whether a simulated option keeps the limits."""
         return not self._broken(option.rate, _per_day(option.costs))
-
-
-@dataclass
-class _Better:
-    """Objectives of simulated options, at the worse end of what their run may be off."""
-
-    numbers: list[int] = field(default_factory=list)
-    plain: list[tuple[float, ...]] = field(default_factory=list)
-    robust: list[tuple[float, ...]] = field(default_factory=list)
-
-    def add(self, number: int, plain: tuple[float, ...], robust: tuple[float, ...]) -> None:
-        """One more, or the same once more."""
-        if number in self.numbers:
-            i = self.numbers.index(number)
-            self.plain[i], self.robust[i] = plain, robust
-            return
-        self.numbers.append(number)
-        self.plain.append(plain)
-        self.robust.append(robust)
-
-    def some(self, objectives: tuple[float, ...], *, robust: bool = False) -> bool:
-        """Whether one of them beats these objectives."""
-        return self._beating(objectives, self.robust if robust else self.plain).size > 0
-
-    def first(self, objectives: tuple[float, ...]) -> int | None:
-        """The number of the first that does."""
-        found = self._beating(objectives, self.plain)
-        return self.numbers[int(found[0])] if found.size else None
-
-    def _beating(self, objectives: tuple[float, ...], known: list[tuple[float, ...]]) -> npt.NDArray[np.int64]:
-        if not known:
-            return np.zeros(0, dtype=np.int64)
-        rows = np.array(known)
-        return np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
 
 
 def _per_day(spent: Mapping[str, float | None]) -> float:

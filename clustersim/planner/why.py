@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustersim.planner.limits import SLACK
-from clustersim.planner.options import Option, Searched, title
-from clustersim.planner.rules import rule
+from clustersim.planner.options import Option, Searched, rule, title
 from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
