@@ -43,6 +43,7 @@ from clustersim.errors import TraceError
 from clustersim.limits import check
 from clustersim.mesh import Mesh
 from clustersim.program import Compute, Program
+from clustersim.scenario.varied import PASSES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NodeType, Topology
 
@@ -179,9 +180,6 @@ def evened(program: Program) -> Program:
         for role in program.roles
     )  # fmt: skip
     return replace(program, roles=roles)
-
-
-PASSES = ("forward", "backward")
 
 
 FREE = "the machine is not known, so communication is free: it takes no time beyond waiting for others"
