@@ -29,7 +29,7 @@ def test_a_send_planned_with_others_of_its_kind_is_the_one_planned_by_itself(nam
     each = len(asked)
     found = together.plans(request, pairs)
     assert len(asked) - each < each
-    for column in ("latency", "nbytes", "ceiling", "alone", "moving"):
+    for column in ("latency", "nbytes", "alone", "moving"):
         np.testing.assert_allclose(getattr(found, column), getattr(expected, column), rtol=1e-12)
     for mine, theirs in zip(found.load.tolist(), expected.load.tolist(), strict=True):
         (links, weights), (others, shares) = together.loads.pairs[mine], alone.loads.pairs[theirs]

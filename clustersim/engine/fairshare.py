@@ -134,7 +134,12 @@ def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list
 
 def _level_many(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
     ptr = np.cumsum([0, *(len(one.slot_list) for one in some)])
-    used, slots = np.unique(np.concatenate([one.slots for one in some]), return_inverse=True)
+    slots = np.concatenate([one.slots for one in some])
+    number = np.zeros(len(usage), dtype=np.int64)
+    number[slots] = 1
+    used = np.flatnonzero(number)
+    number[used] = np.arange(len(used))
+    slots = number[slots]
     weights = np.concatenate([one.weights * one.n for one in some])
     room = np.maximum(1.0 - usage[used], 0.0)
     ceilings = np.array([one.ceiling for one in some])

@@ -73,13 +73,12 @@ class Guess:
     def _look(self, kinds: dict[tuple[int, int], Site], starts: Ints, loads: Loads) -> None:
         """Find the slots that may be asked for too much, and what can be seen to share before anything is played."""
         slots = loads.slots()
-        alone = np.array(loads.alone)
         user, where, most = [], [], []
         own: set[int] = set()
         found: dict[int, Entries] = {}
         for (lane, plans), site in kinds.items():
             if plans not in found:
-                found[plans] = _entries(site.plans, *slots.entries(site.plans.load), alone)
+                found[plans] = _entries(site.plans, *slots.entries(site.plans.load))
             which, slot, asked = found[plans]
             user.append(starts[lane] + which)
             where.append(slot)
@@ -208,11 +207,10 @@ def _lane(program: Program, site: Site) -> object:
     return r, op.stream, isinstance(op, Recv), id(site.ranks)
 
 
-def _entries(plans: Plans, which: Ints, slot: Ints, weight: Floats, alone: Floats) -> Entries:
+def _entries(plans: Plans, which: Ints, slot: Ints, weight: Floats) -> Entries:
     """What each meeting asks of its slots, alone."""
-    rate = np.minimum(plans.ceiling, alone[plans.load])
     moves = plans.nbytes[which] > 0
-    return which[moves], slot[moves], (weight * rate[which])[moves]
+    return which[moves], slot[moves], (weight * plans.alone[which])[moves]
 
 
 def firsts(sites: Iterable[Site]) -> set[int]:

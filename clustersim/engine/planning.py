@@ -41,8 +41,9 @@ class Plans:
     Parameters
     ----------
     request : the request. each : the plan of every group; congruent groups share the first one's.
-    load : (G,) int, id in :class:`Loads`. latency : (G,) [s]. nbytes : (G,) [bytes]. ceiling : (G,) [bytes/s].
-    alone : (G,) float [bytes/s], the rate with its links to itself. moving : (G,) float [s], bytes at that rate.
+    load : (G,) int, id in :class:`Loads`. latency : (G,) [s]. nbytes : (G,) [bytes].
+    alone : (G,) float [bytes/s], the rate with its links to itself, at most the plan's ceiling.
+    moving : (G,) float [s], bytes at that rate.
     least : (G,) float [s], no transfer is shorter: latency plus ``moving``.
     """
 
@@ -51,7 +52,6 @@ class Plans:
     load: Ints
     latency: Floats
     nbytes: Floats
-    ceiling: Floats
     alone: Floats
     moving: Floats
     least: Floats
@@ -120,7 +120,7 @@ class PlanBook:
             ceiling = np.array([p.ceiling for p, _ in plans])
             rate = np.minimum(ceiling, [self.loads.alone[i] for i in load.tolist()])
             moving = np.where(nbytes > 0, nbytes, 0.0) / rate
-            columns = load, latency, nbytes, ceiling, rate, moving, latency + moving
+            columns = load, latency, nbytes, rate, moving, latency + moving
             self._columns[key] = Plans(request, tuple(p for p, _ in plans), *columns)
         return self._columns[key]
 
