@@ -2,7 +2,8 @@
 
 A topology carries a :class:`Calibration` (the ``[calibration]`` table of its file); the time models overlay their
 defaults with it. Names are flat: ``nccl`` those of :class:`clustersim.costs.Costs`, ``gloo`` those of
-:class:`clustersim.costs.GlooCosts`, ``device`` the efficiencies of :class:`clustersim.device.Device`.
+:class:`clustersim.costs.GlooCosts`, ``mpi`` of :class:`clustersim.costs.MpiCosts`, ``device`` the efficiencies of
+:class:`clustersim.device.Device`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clustersim.costs import COSTS, GLOO_COSTS, flat, unit
+from clustersim.costs import COSTS, GLOO_COSTS, MPI_COSTS, flat, unit
 from clustersim.device import DTYPES
 from clustersim.errors import TopologyError, nearest
 
-PARTS = ("nccl", "gloo", "device")
+PARTS = ("nccl", "gloo", "mpi", "device")
 """What constants are of."""
 
 
@@ -78,7 +79,7 @@ class Calibration:
 
     Parameters
     ----------
-    nccl, gloo, device : fitted constants by flat name. provenance : where they are from.
+    nccl, gloo, mpi, device : fitted constants by flat name. provenance : where they are from.
 
     Raises :class:`TopologyError` for a name that is no constant, or a value it cannot have.
 
@@ -88,6 +89,7 @@ class Calibration:
 
     nccl: Mapping[str, Constant] = field(default_factory=dict)
     gloo: Mapping[str, Constant] = field(default_factory=dict)
+    mpi: Mapping[str, Constant] = field(default_factory=dict)
     device: Mapping[str, Constant] = field(default_factory=dict)
     provenance: Provenance = Provenance()
 
@@ -100,7 +102,7 @@ class Calibration:
                 _check(f"{part}.{name!r}", constant, unit_of(part, name))
 
     def values(self, part: str) -> dict[str, float]:
-        """The values of ``"nccl"``, ``"gloo"`` or ``"device"`` by flat name."""
+        """The values of ``"nccl"``, ``"gloo"``, ``"mpi"`` or ``"device"`` by flat name."""
         return {name: constant.value for name, constant in getattr(self, part).items()}
 
     def over(self, base: Calibration | None) -> Calibration:
@@ -112,10 +114,10 @@ class Calibration:
 
 
 def names(part: str) -> tuple[str, ...]:
-    """Names of all constants of ``"nccl"``, ``"gloo"`` or ``"device"``."""
+    """Names of all constants of ``"nccl"``, ``"gloo"``, ``"mpi"`` or ``"device"``."""
     if part == "device":
         return (*(f"matmul.{dtype}" for dtype in DTYPES), "stream", "kernel_floor", "launch")
-    return tuple(flat(COSTS if part == "nccl" else GLOO_COSTS))
+    return tuple(flat(COSTS if part == "nccl" else MPI_COSTS if part == "mpi" else GLOO_COSTS))
 
 
 def unit_of(part: str, name: str) -> str:

@@ -1,7 +1,8 @@
 """The constants of the time models: what a hop, a launch, a protocol, a socket cost on real machines.
 
-:class:`Costs` is NCCL's, :class:`GlooCosts` Gloo's. A constant has a flat name: its field, and in tables a dot and the
-key, such as ``hop.net/Simple``. A machine may have values of its own (:mod:`clustersim.calibrated`).
+:class:`Costs` is NCCL's, :class:`GlooCosts` Gloo's, :class:`MpiCosts` Open MPI's. A constant has a flat name: its
+field, and in tables a dot and the key, such as ``hop.net/Simple``. A machine may have values of its own
+(:mod:`clustersim.calibrated`).
 
 NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
 choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses them, and the time of what was chosen is
@@ -174,7 +175,7 @@ def generation(sm: int) -> str:
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """Constants of the host path; the law is :mod:`clustersim.collectives.gloo_law`.
+    """Constants of the host path; the law is :mod:`clustersim.collectives.host_law`.
 
     Fitted to ``clustersim capture`` of 2 and of 4 ranks on the 2 cores of a cloud VM that had other work (PyTorch 2.13,
     loopback, fastest loop of three rounds of each size, 8 B to 16 MiB, all kinds; tests/data/gloo). With half of the
@@ -218,8 +219,70 @@ class GlooCosts:
     copy: float = 12e-6
 
 
+@dataclass(frozen=True)
+class MpiCosts:
+    """Constants of the host path under Open MPI; the law is :mod:`clustersim.collectives.host_law`.
+
+    Paths are ``transport/protocol``. ``vader`` is shared memory: up to the eager limit a message is copied in and out,
+    beyond it the receiver copies once (CMA), or both copy fragments where that is not allowed. ``tcp`` and ``ucx``
+    (verbs) send at once up to theirs, and beyond it ask the receiver first.
+
+    Parameters
+    ----------
+    call : float [s], once per collective, by kind. message : float [s], one message on a path, from send to received.
+    post : share of ``message`` that a further message of the same round takes.
+    turn : float [s] a message waits for each other rank that shares its core, by transport.
+    stream : float [bytes/s] one process moves on a path, in and out together.
+    memory, cache, reduce, fault, copy : as of :class:`GlooCosts`.
+    """
+
+    call: Mapping[str, float] = _table(
+        all_reduce=1e-6,
+        all_gather=1e-6,
+        reduce_scatter=1e-6,
+        all_to_all=1e-6,
+        broadcast=1e-6,
+        reduce=1e-6,
+        scatter=1e-6,
+        gather=1e-6,
+        send=1e-6,
+        sendrecv=1e-6,
+        barrier=1e-6,
+    )
+    message: Mapping[str, float] = _table(
+        **{
+            "vader/eager": 0.6e-6,
+            "vader/single": 2e-6,
+            "vader/fragments": 2e-6,
+            "tcp/eager": 10e-6,
+            "tcp/rendezvous": 25e-6,
+            "ucx/eager": 1.6e-6,
+            "ucx/rendezvous": 4e-6,
+        }
+    )
+    post: float = 0.4
+    turn: Mapping[str, float] = _table(vader=2e-6, tcp=6e-6, ucx=2e-6)
+    stream: Mapping[str, float] = _table(
+        **{
+            "vader/eager": 10e9,
+            "vader/single": 15e9,
+            "vader/fragments": 8e9,
+            "tcp/eager": 4e9,
+            "tcp/rendezvous": 4e9,
+            "ucx/eager": 10e9,
+            "ucx/rendezvous": 50e9,
+        }
+    )
+    memory: float = 7.3e9
+    cache: float = 5.2e6
+    reduce: float = 20e9
+    fault: float = 1e9
+    copy: float = 12e-6
+
+
 COSTS = Costs()
 GLOO_COSTS = GlooCosts()
+MPI_COSTS = MpiCosts()
 
 _SECONDS = (
     *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base"),
@@ -240,7 +303,7 @@ _SECONDS = (
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 
-AnyCosts = TypeVar("AnyCosts", Costs, GlooCosts)
+AnyCosts = TypeVar("AnyCosts", bound=Costs | GlooCosts | MpiCosts)
 
 
 def unit(name: str) -> str:
@@ -252,7 +315,7 @@ def unit(name: str) -> str:
     return _UNITS.get(name.split(".", 1)[0], "")
 
 
-def flat(costs: Costs | GlooCosts) -> dict[str, float]:
+def flat(costs: Costs | GlooCosts | MpiCosts) -> dict[str, float]:
     """Every constant by its flat name.
 
     >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]

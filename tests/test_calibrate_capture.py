@@ -16,7 +16,7 @@ from clustersim.calibration.captured import noise, read_capture
 from clustersim.calibration.fit import fit
 from clustersim.calibration.fit.calibrated import topology_text
 from clustersim.calibration.fit.device import device_times
-from clustersim.calibration.fit.gloo import GlooTimes, Row, gloo_times, halves
+from clustersim.calibration.fit.host import HostTimes, Row, halves, host_times
 from clustersim.calibration.fit.of_capture import calibrate_captures
 from clustersim.calibration.validate_capture import validate_capture
 from clustersim.costs import GLOO_COSTS, flat
@@ -63,7 +63,7 @@ def test_the_cores_that_ranks_share_explain_four_ranks_with_two_ranks_constants(
     errors = {}
     for cores in (2, 8):
         on = replace(machine, node_types=tuple(replace(t, cores=cores) for t in machine.node_types))
-        values, times = fit(gloo_times(two, on)).values, gloo_times([s for s in four if s.ranks == 4], on)
+        values, times = fit(host_times(two, on)).values, host_times([s for s in four if s.ranks == 4], on)
         errors[cores] = median(np.abs(times.predict(values) / times.measured - 1))
     assert errors[2] < 0.35 < 0.5 < errors[8]
 
@@ -125,11 +125,11 @@ def test_constants_that_made_the_times_are_found_again():
         Sample(kind, 8.0 * 4.0**k, 1.0, ranks=ranks, nodes=1, env="backend=gloo")
         for kind in kinds for ranks in (2, 4) for k in range(13)
     ]  # fmt: skip
-    times = gloo_times(samples, machine)
+    times = host_times(samples, machine)
     truth = {"call.broadcast": 90e-6, "message": 70e-6, "turn": 20e-6, "stream": 2.5e9, "cache": 20e6, "memory": 6e9}
     made = times.predict({**{k: v for k, v in flat(GLOO_COSTS).items() if k != "copy"}, **truth})
     rows = tuple(Row(row.sample, float(t), row.work) for row, t in zip(times.rows, made, strict=True))
-    found = fit(GlooTimes(rows))
+    found = fit(HostTimes(rows))
     for name, value in truth.items():
         assert found.values[name] == pytest.approx(value, rel=0.05), name
     assert median(np.abs(found.after / found.measured - 1)) < 0.005
@@ -138,7 +138,7 @@ def test_constants_that_made_the_times_are_found_again():
 def test_halves_take_turns_through_the_sizes():
     machine = fabrics.load("cpu-gloo")
     samples = [Sample("broadcast", 8.0 * 2**k, 1.0, ranks=2, nodes=1, env="backend=gloo") for k in range(5)]
-    times = gloo_times(samples, machine)
+    times = host_times(samples, machine)
     parts = [[times.rows[i].sample.nbytes for i in half] for half in halves(times)]
     assert parts == [[8, 32, 128], [16, 64]]
 
@@ -147,7 +147,7 @@ def test_of_rounds_the_fastest_counts_and_their_spread_is_the_noise():
     one = Sample("broadcast", 8.0, 1.0, ranks=2, nodes=1, env="backend=gloo")
     rounds = [replace(one, fastest=t) for t in (1e-4, 1.5e-4, 1.2e-4)]
     beside = replace(one, fastest=1e-5, at_once=2)
-    times = gloo_times([*rounds, beside], fabrics.load("cpu-gloo"))
+    times = host_times([*rounds, beside], fabrics.load("cpu-gloo"))
     assert times.measured.tolist() == [1e-4]
     assert noise([*rounds, beside]) == pytest.approx(0.2)
 

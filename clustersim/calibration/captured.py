@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from clustersim import fabrics
+from clustersim.collectives.base import Request
 from clustersim.errors import TopologyError, TraceError
 from clustersim.topology import Topology
 from clustersim.traces import captured
@@ -24,7 +25,7 @@ class Capture:
 
     Parameters
     ----------
-    path : its folder. backend : ``"gloo"`` or ``"nccl"``. on_gpu : whether ranks drove GPUs.
+    path : its folder. backend : ``"gloo"``, ``"mpi"`` or ``"nccl"``. on_gpu : whether ranks drove GPUs.
     shares_gpu : whether several ranks shared a card, so that they talked as no machine's do.
     ranks, nodes, cores : of the world; cores of a node. threads : of one rank.
     samples : its collectives. compute, steps : rows of those parts, without the header. versions : by program.
@@ -73,7 +74,7 @@ def read_capture(path: str | Path) -> Capture:
 
 
 def _part(folder: Path, name: str) -> Path | None:
-    for ending in (".jsonl", ".jsonl.partial"):
+    for ending in (".jsonl", ".jsonl.gz", ".jsonl.partial"):
         file = folder / f"{name}{ending}"
         if file.is_file() and file.stat().st_size:
             return file
@@ -95,15 +96,29 @@ def machine_for(captures: Sequence[Capture], topology: str) -> Topology:
     return machine
 
 
-def fastest(samples: Sequence[Sample]) -> dict[tuple[str, int, int, float], Sample]:
-    """Of the rounds of one kind, nodes, ranks and size, the one whose fastest loop was least disturbed."""
-    best: dict[tuple[str, int, int, float], Sample] = {}
+Case = tuple[str, str, int, int, float]
+"""Library and settings, kind, nodes, ranks and bytes: what rounds repeat."""
+
+
+def _case(sample: Sample) -> Case:
+    return sample.env, sample.kind, sample.nodes, sample.ranks, sample.nbytes
+
+
+def fastest(samples: Sequence[Sample]) -> dict[Case, Sample]:
+    """Of the rounds of one case, the one whose fastest loop was least disturbed."""
+    best: dict[Case, Sample] = {}
     for sample in samples:
         if sample.at_once == 1 and sample.ranks > 1:
-            key = (sample.kind, sample.nodes, sample.ranks, sample.nbytes)
+            key = _case(sample)
             if key not in best or least(sample) < least(best[key]):
                 best[key] = sample
     return best
+
+
+def asked(sample: Sample) -> Request:
+    """The collective that was measured, with what was pinned of it (``env``: ``"backend=mpi transport=tcp"``)."""
+    set_to = dict(word.split("=", 1) for word in sample.env.split() if "=" in word)
+    return Request(sample.kind, sample.nbytes, algorithm=set_to.get("algorithm"), protocol=set_to.get("transport"))
 
 
 def least(sample: Sample) -> float:
@@ -114,9 +129,9 @@ def least(sample: Sample) -> float:
 def noise(samples: Sequence[Sample]) -> float:
     """Median, over rows measured in several rounds, of how far the rounds' fastest loops lie above the least; nan
     where nothing was repeated. A law of kind, size and ranks cannot be nearer to single rounds than about this."""
-    seen: dict[tuple[str, int, int, float], list[float]] = {}
+    seen: dict[Case, list[float]] = {}
     for sample in samples:
         if sample.at_once == 1:
-            seen.setdefault((sample.kind, sample.nodes, sample.ranks, sample.nbytes), []).append(least(sample))
+            seen.setdefault(_case(sample), []).append(least(sample))
     apart = [float(np.median(times)) / min(times) - 1.0 for times in seen.values() if len(times) > 1]
     return float(np.median(apart)) if apart else float("nan")

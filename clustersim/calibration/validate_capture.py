@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from clustersim import collectives, fabrics
-from clustersim.calibration.captured import Capture, fastest, least, machine_for, read_capture
+from clustersim.calibration.captured import Capture, asked, fastest, least, machine_for, read_capture
 from clustersim.calibration.score import Row, evaluate, score
 from clustersim.calibration.validate_nccl import nccl_version, usual_version
 from clustersim.collectives.base import Group, Request
@@ -88,10 +88,12 @@ def _shared_cores(capture: Capture) -> Iterator[str]:
 
 
 def _collective_rows(capture: Capture) -> Iterator[dict[str, Any]]:
-    for (kind, nodes, ranks, nbytes), sample in fastest(capture.samples).items():
-        seconds = sample.seconds if capture.on_gpu else least(sample)
-        yield {"part": "collectives", "case_id": f"{kind}, {ranks} ranks", "kind": kind, "nbytes": nbytes,
-               "ranks": ranks, "nodes": max(1, nodes), "seconds": seconds, "version": sample.version}  # fmt: skip
+    for (setting, kind, nodes, ranks, nbytes), sample in fastest(capture.samples).items():
+        seconds, pinned = sample.seconds if capture.on_gpu else least(sample), asked(sample)
+        case = ", ".join((kind, f"{ranks} ranks", *setting.split()[1:]))
+        yield {"part": "collectives", "case_id": case, "kind": kind, "nbytes": nbytes, "algorithm": pinned.algorithm,
+               "protocol": pinned.protocol, "ranks": ranks, "nodes": max(1, nodes), "seconds": seconds,
+               "version": sample.version}  # fmt: skip
 
 
 def _step_rows(capture: Capture) -> Iterator[dict[str, Any]]:
@@ -111,7 +113,8 @@ def _predict(row: Row, capture: Capture, machine: Topology, played: _Played) -> 
         raise ValueError(f"{row['ranks']} ranks do not divide over {row['nodes']} nodes")
     mesh = fabrics.mesh(machine, row["nodes"], row["ranks"] // row["nodes"])
     group = Group(machine, mesh.gpus, nccl_version=nccl_version(row["version"]) or usual_version(machine))
-    plan = collectives.plan(Request(row["kind"], row["nbytes"]), group, backend=capture.backend)
+    request = Request(row["kind"], row["nbytes"], algorithm=row["algorithm"], protocol=row["protocol"])
+    plan = collectives.plan(request, group, backend=capture.backend)
     return float(row["seconds"]), plan.time(machine.link_bandwidth)
 
 

@@ -53,13 +53,17 @@ COLUMNS = (
 @click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", show_default=True)
 @click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum")
 @click.option("-r", "--root", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--algorithm", default=None, help="Pin it, as NCCL_ALGO does.")
-@click.option("--protocol", default=None, help="Pin it, as NCCL_PROTO does: LL, LL128 or Simple.")
+@click.option("--algorithm", default=None, help="Pin it, as NCCL_ALGO or coll_tuned_*_algorithm do.")
+@click.option(
+    "--protocol", default=None, help="Pin it, as NCCL_PROTO does: LL, LL128 or Simple; of mpi vader, tcp or ucx."
+)
 @click.option(
     "--channels", type=click.IntRange(min=1), default=None, help="Pin it, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do."
 )
 @click.option(
-    "--backend", type=click.Choice(["nccl", "gloo", "ideal"]), default=None, help="[nccl; gloo where there is no GPU]"
+    "--backend",
+    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+    help="[nccl; gloo where there is no GPU]  mpi_cuda is Open MPI with CUDA support.",
 )
 @click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow", show_default=True)
 @click.option(

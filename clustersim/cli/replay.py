@@ -35,7 +35,7 @@ SAVED = ("measured.npz", "simulated.npz")
               help="What else differs: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
 @click.option(
     "--backend",
-    type=click.Choice(["nccl", "gloo", "ideal"]),
+    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
     default=None,
     help="[the trace's own, or nccl]",
 )

@@ -9,19 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from clustersim.byte_matrix import ByteMatrix
-from clustersim.collectives import gloo, host_copies, ideal, nccl_backend
+from clustersim.collectives import gloo, host_copies, ideal, mpi, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
 from clustersim.memo import kept_with_topology
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
-    {"nccl": nccl_backend.plan, "gloo": gloo.plan, "ideal": ideal.plan}
+    {
+        "nccl": nccl_backend.plan,
+        "gloo": gloo.plan,
+        "mpi": mpi.plan,
+        "mpi_cuda": partial(mpi.plan, cuda=True),
+        "ideal": ideal.plan,
+    }
 )
 """Libraries that can be asked for a plan."""
 
@@ -31,7 +38,8 @@ def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int 
 
     Parameters
     ----------
-    backend : ``"nccl"``, ``"gloo"``, or ``"ideal"`` (line rates and hop latencies only).
+    backend : ``"nccl"``, ``"gloo"``, ``"mpi"``, ``"mpi_cuda"`` (with CUDA support), or ``"ideal"`` (line rates and
+        hop latencies only).
     n_channels : int, pins the number of channels; None leaves it to the backend.
 
     Raises

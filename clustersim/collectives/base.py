@@ -150,6 +150,7 @@ class Traffic:
     round : (E,) int, for algorithms that work in rounds, each over before the next begins (halving-doubling): the
         round an edge is used in, so that times add up over rounds. Empty where all edges work all the time.
     relay : a GPU forwards for two others that share no NVLink, as NCCL's sends and receives have it.
+    adds : (E,) bool, of algorithms in rounds: the receiver adds what comes. Empty where not told.
     """
 
     src: Ints
@@ -159,6 +160,7 @@ class Traffic:
     steps: int
     net_steps: int
     round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    adds: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     relay: bool = False
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from clustersim.calibrated import Calibration
 from clustersim.collectives.base import Group
-from clustersim.costs import COSTS, GLOO_COSTS, Costs, GlooCosts, overlaid
+from clustersim.costs import COSTS, GLOO_COSTS, MPI_COSTS, Costs, GlooCosts, MpiCosts, overlaid
 from clustersim.routing import router
 from clustersim.transports import transport
 
@@ -42,6 +42,11 @@ def gloo_costs_of(group: Group) -> GlooCosts:
     return _gloo(group.topology.calibration)
 
 
+def mpi_costs_of(group: Group) -> MpiCosts:
+    """Open MPI's constants on the group's machine."""
+    return _mpi(group.topology.calibration)
+
+
 # A calibration is one object per loaded topology and hashes by identity, so two machines never share an entry.
 @lru_cache(maxsize=64)
 def _nccl(net: str, net_share: float, calibration: Calibration | None) -> Costs:
@@ -52,3 +57,8 @@ def _nccl(net: str, net_share: float, calibration: Calibration | None) -> Costs:
 @lru_cache(maxsize=64)
 def _gloo(calibration: Calibration | None) -> GlooCosts:
     return overlaid(GLOO_COSTS, calibration.values("gloo")) if calibration else GLOO_COSTS
+
+
+@lru_cache(maxsize=64)
+def _mpi(calibration: Calibration | None) -> MpiCosts:
+    return overlaid(MPI_COSTS, calibration.values("mpi")) if calibration else MPI_COSTS

@@ -1,24 +1,11 @@
-"""How long Gloo's work takes on the host: calls, messages, bytes through sockets, bytes added and copied.
+"""What Gloo's collectives ask of the hosts: messages, bytes added and copied, temporaries, buffers.
 
-A CPU does everything here, so everything is work for its cores: a collective ends when its longest chain of messages is
-through, or when the cores of the busiest node have done the work of all ranks on it, whichever is later:
-
-    T = calls call + messages (message + (calls - 1) turn) + wire + touched (1/reduce + m/memory) + scratch/fault
-    wire = sum over rounds of max(links, sockets (1/stream + m/memory)),   m = max(0, 1 - cache/footprint)
-
-``turn`` is how long a message waits for each other rank on its core. m is the part of the bytes that the last-level
-cache no longer holds; ``footprint`` are the buffers of all ranks of a node. ``touched`` is what a process adds (the
-ring's c = a + b) and copies (PyTorch flattens the lists of all_gather and gather, and clones the input of
-reduce_scatter; ProcessGroupGloo.cpp); ``scratch`` are those temporaries where they are so large that malloc maps fresh
-pages for every call (glibc: from 32 MiB on, DEFAULT_MMAP_THRESHOLD_MAX).
+:mod:`clustersim.collectives.host_law` says how long that takes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-from clustersim.costs import GlooCosts
 
 SEGMENT = 2.0**20
 """Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""
@@ -28,55 +15,6 @@ MAPPED = 2.0**25
 
 ELEMENT = 4
 """Bytes of fp32, which segments are rounded up to."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one collective asks of the hosts; no constant is in it.
-
-    Parameters
-    ----------
-    kind : of the collective. nbytes : float [bytes], S.
-    calls : how many calls a core serves, at least 1: ranks to a core.
-    messages : one after another, on the longest chain or on a core.
-    rounds : per round, the seconds per byte of S on the narrowest link, and the bytes of S that the busiest process, or
-        core, moves through sockets, in and out together.
-    touched, scratch, footprint : float [bytes], see the module.
-    """
-
-    kind: str
-    nbytes: float
-    calls: float
-    messages: float
-    rounds: tuple[tuple[float, float], ...]
-    touched: float
-    scratch: float
-    footprint: float
-
-
-def wire(work: Work, costs: GlooCosts) -> float:
-    """Seconds per byte of S on links and through sockets."""
-    byte = 1.0 / costs.stream + _missed(work, costs) / costs.memory
-    return sum(max(link, sockets * byte) for link, sockets in work.rounds)
-
-
-def seconds(work: Work, costs: GlooCosts) -> float:
-    """Seconds of the collective, alone on its machine."""
-    touch = 1.0 / costs.reduce + _missed(work, costs) / costs.memory
-    return (
-        work.calls * costs.call[work.kind]
-        + work.messages * (costs.message + (work.calls - 1.0) * costs.turn)
-        + wire(work, costs) * work.nbytes
-        + work.touched * touch
-        + work.scratch / costs.fault
-    )
-
-
-def _missed(work: Work, costs: GlooCosts) -> float:
-    return max(0.0, 1.0 - costs.cache / work.footprint) if work.footprint else 0.0
-
-
-# ---- what each kind asks --------------------------------------------------------------------------------------------
 
 
 def ring_messages(n: int, nbytes: float) -> int:

@@ -21,6 +21,8 @@ def per_member(kind: str, n: int, algorithm: str = "ring", n_islands: int = 1) -
     """
     if algorithm in {"nvls", "nvls_tree"}:
         return _in_switch(kind, n, n_islands)
+    if total := _in_rounds(kind, n, algorithm):
+        return total / n, total / n
     if kind == "all_reduce":
         each = float(n - 1) if algorithm in {"direct", "ring_unsplit"} else 2.0 * (n - 1) / n
     elif kind in {"all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"}:
@@ -43,3 +45,34 @@ def _in_switch(kind: str, n: int, n_islands: int) -> tuple[float, float]:
     sent = {"all_reduce": 1.0 + part, "reduce_scatter": 1.0, "all_gather": part}[kind]
     received = {"all_reduce": 1.0 + part, "reduce_scatter": part, "all_gather": 1.0}[kind]
     return sent + between, received + between
+
+
+def _in_rounds(kind: str, n: int, algorithm: str) -> float:
+    """What all members of :mod:`clustersim.collectives.exchanges` and ``trees`` send together, per byte of S and to or
+    from member 0; 0 where that is what any algorithm sends. n = p + r, p = 2^k."""
+    k = n.bit_length() - 1
+    p, r = 1 << k, n - (1 << k)
+    halved = p - 1 + (r + r / n)  # a pair's tensor is folded first, and its block told at the end
+    subtrees = sum(min(v & -v, n - v) for v in range(1, n)) / n
+    match algorithm, kind:
+        case "recursive_doubling", "all_reduce":
+            return float(k * p + 2 * r)
+        case "recursive_doubling", "reduce_scatter":
+            return halved if r else float(k * n - (n - 1))
+        case "rabenseifner", "all_reduce":
+            return 2 * (p - 1) + 2.5 * r
+        case "rabenseifner", _:
+            return p - 1 + 1.5 * r + k / 2
+        case "recursive_halving", _:
+            return halved
+        case "butterfly", _:  # slots that read the same backwards stay where they are
+            return p - 1 + (r + (n - 2 ** ((k + 1) // 2)) / n if r else 0.0)
+        case "bruck", "all_to_all":
+            return float(sum(way.bit_count() for way in range(n)))
+        case "in_order_binary", _:
+            return float(n)
+        case "binomial", "gather" | "scatter":
+            return subtrees
+        case "scatter_allgather" | "scatter_allgather_ring", _:
+            return subtrees + n - 1
+    return 0.0

@@ -55,7 +55,7 @@ def simulate(
     Parameters
     ----------
     program : what should happen. topology : the machine. mesh : which GPU each rank drives.
-    backend : who plans the collectives: ``"nccl"``, ``"gloo"`` or ``"ideal"``.
+    backend : who plans the collectives: ``"nccl"``, ``"gloo"``, ``"mpi"``, ``"mpi_cuda"`` or ``"ideal"``.
     fidelity : ``"flow"``, a collective is one fluid flow; ``"chunk"``, every transfer of its algorithm is one.
     planner : plans collectives instead of ``backend``: ``planner(request, group) -> Plan``; asked once for every
         distinct request and group.

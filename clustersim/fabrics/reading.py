@@ -123,6 +123,7 @@ _BY_PATH: dict[str, type[msgspec.Struct]] = {
     ".calibration": CalibrationSpec,
     ".calibration.nccl[...]": ConstantSpec,
     ".calibration.gloo[...]": ConstantSpec,
+    ".calibration.mpi[...]": ConstantSpec,
     ".calibration.device[...]": ConstantSpec,
     ".measured": MeasuredSpec,
     **{f".measured.{kind}[]": NumberSpec for kind in MeasuredSpec.__struct_fields__},

@@ -241,7 +241,7 @@ class CalibrationSpec(_Strict, frozen=True):
     Parameters
     ----------
     date : of the fit. data : files it is from. versions : of the software measured. rows : how many.
-    nccl, gloo, device : constants by name. refused : constants that the rows cannot tell, and why.
+    nccl, gloo, mpi, device : constants by name. refused : constants that the rows cannot tell, and why.
     """
 
     date: str = ""
@@ -250,6 +250,7 @@ class CalibrationSpec(_Strict, frozen=True):
     rows: int = 0
     nccl: dict[str, ConstantSpec] = {}
     gloo: dict[str, ConstantSpec] = {}
+    mpi: dict[str, ConstantSpec] = {}
     device: dict[str, ConstantSpec] = {}
     refused: dict[str, str] = {}
 

@@ -201,7 +201,10 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
 
 def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
     """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
-    return scenario.file.run.backend or ("gloo" if cores_of(topology, mesh) else "nccl")
+    run = scenario.file.run
+    if run.opal_cuda_support:
+        return "mpi_cuda"
+    return run.backend or ("gloo" if cores_of(topology, mesh) else "nccl")
 
 
 def _taken(cores: float) -> float:

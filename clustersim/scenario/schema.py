@@ -141,7 +141,9 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow). Alone on
         a machine both agree within 0.5 %; where streams of a pipeline (a tree, a broadcast) share links, ``flow`` is up
         to 3 % below ``chunk`` from 64 MiB on, and up to 10 % from 8 MiB.
-    backend : ``nccl``, ``gloo``, or ``ideal`` (the textbook at line rate); when absent NCCL, and Gloo between CPUs.
+    backend : ``nccl``, ``gloo``, ``mpi`` (Open MPI 4.1) or ``ideal`` (the textbook at line rate); absent: NCCL, and
+        Gloo between CPUs. opal_cuda_support : of Open MPI (``--mca opal_cuda_support 1``): GPU tensors that are not
+        added go from GPU to GPU; without it all are staged through the host.
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
         ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
@@ -153,7 +155,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     jitter: Annotated[float, Meta(ge=0, le=1)] | None = None
     variation: Variation | None = None
     fidelity: Literal["flow", "chunk"] = "flow"
-    backend: Literal["nccl", "gloo", "ideal"] | None = None
+    backend: Literal["nccl", "gloo", "mpi", "ideal"] | None = None
+    opal_cuda_support: bool = False
     optimizer: str = "adam"
     optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
@@ -162,6 +165,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def __post_init__(self) -> None:
         if self.jitter is not None and self.variation is not None:
             raise ValueError("write one of jitter and variation; variation.step_cv is what jitter is short for")
+        if self.opal_cuda_support and self.backend != "mpi":
+            raise ValueError("opal_cuda_support is Open MPI's; write it with backend = 'mpi'")
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -40,7 +40,7 @@ class TimeModel(Protocol):
 
     @property
     def part(self) -> str:
-        """``"nccl"`` or ``"gloo"``, as in :class:`clustersim.calibrated.Calibration`."""
+        """``"nccl"``, ``"gloo"`` or ``"mpi"``, as in :class:`clustersim.calibrated.Calibration`."""
 
     @property
     def measured(self) -> Floats:

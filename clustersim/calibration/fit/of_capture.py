@@ -1,4 +1,4 @@
-"""Constants of a machine from what ``clustersim capture`` measured on it: Gloo's, and those of its device."""
+"""Constants of a machine from what ``clustersim capture`` measured on it: Gloo's, Open MPI's, its device's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clustersim.calibrated import Calibration, Constant, Provenance
 from clustersim.calibration.captured import Capture, noise, read_capture
 from clustersim.calibration.fit.calibrated import Calibrated
 from clustersim.calibration.fit.device import DeviceTimes, device_times
-from clustersim.calibration.fit.gloo import GlooTimes, gloo_times, halves
+from clustersim.calibration.fit.host import LIBRARIES, HostTimes, halves, host_times
 from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.nccl import NcclTimes
 from clustersim.calibration.fit.of_logs import nccl_times
@@ -40,10 +40,10 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     cores = _cores(captures)
     machine = _machine(captures, topology, cores)
     samples = [sample for c in captures if not c.on_gpu for sample in c.samples]
-    times = gloo_times(samples, machine)
+    hosts = [host_times(samples, machine, part) for part in LIBRARIES]
     of_device = _device_times(captures, machine)
     of_nccl, skipped = _nccl_times(captures, topology)
-    models: list[GlooTimes | NcclTimes | DeviceTimes] = [times, of_nccl, *of_device]
+    models: list[HostTimes | NcclTimes | DeviceTimes] = [*hosts, of_nccl, *of_device]
     fits = tuple(fit(model) for model in models if model.rows)
     if not fits:
         raise TraceError(f"{captures[0].path}: no collective and no compute row to fit")
@@ -56,8 +56,9 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     )
     parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
              for one in fits}  # fmt: skip
+    rest = held_out(next((one for one in hosts if one.rows), hosts[0]))
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
-    return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), held_out(times), noise(samples),
+    return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), rest, noise(samples),
                       np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, 
     return nccl_times(Samples(tuple(rows), "captures"), topology)
 
 
-def held_out(times: GlooTimes) -> Floats:
+def held_out(times: HostTimes) -> Floats:
     """(n,) |relative error| of every row, predicted with constants fitted to the other half of the sizes."""
     errors = []
     for fitted, kept in (halves(times), halves(times)[::-1]):

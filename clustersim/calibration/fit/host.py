@@ -1,20 +1,20 @@
-"""Gloo's time law with captured rows in hand."""
+"""The time law of libraries that run on hosts, Gloo and Open MPI, with captured rows in hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from clustersim import fabrics
-from clustersim.calibration.captured import fastest, least
+from clustersim.calibration.captured import asked, fastest, least
 from clustersim.calibration.fit.knobs import Floats, Ints, Knob
+from clustersim.collectives import gloo, mpi
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.gloo import work
-from clustersim.collectives.gloo_law import Work, seconds
-from clustersim.costs import GLOO_COSTS, flat, overlaid
+from clustersim.collectives.host_law import Work, seconds
+from clustersim.costs import GLOO_COSTS, MPI_COSTS, GlooCosts, MpiCosts, flat, overlaid
 from clustersim.errors import ClusterSimError
 from clustersim.topology import Topology
 from clustersim.traces.samples import Sample
@@ -23,6 +23,7 @@ SPREADS = {
     "call": 0.7,
     "message": 0.7,
     "turn": 0.7,
+    "post": 0.5,
     "stream": 0.5,
     "memory": 0.7,
     "cache": 0.7,
@@ -41,8 +42,15 @@ class Row:
     work: Work
 
 
+LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], Work]]] = {
+    "gloo": (GLOO_COSTS, gloo.work),
+    "mpi": (MPI_COSTS, mpi.work),
+}
+"""Default constants, and what a collective asks of the hosts, by backend."""
+
+
 @dataclass(frozen=True, eq=False)
-class GlooTimes:
+class HostTimes:
     """Rows of one machine; see :class:`clustersim.calibration.fit.knobs.TimeModel`."""
 
     rows: tuple[Row, ...]
@@ -55,38 +63,43 @@ class GlooTimes:
 
     @cached_property
     def series(self) -> Sequence[str]:
-        """(n,) kind and ranks."""
-        return [f"{row.sample.kind} {row.sample.ranks}" for row in self.rows]
+        """(n,) kind, ranks and settings."""
+        return [f"{row.sample.kind} {row.sample.ranks} {row.sample.env}" for row in self.rows]
 
     @cached_property
     def knobs(self) -> tuple[Knob, ...]:
-        """All constants of Gloo but those of a GPU's copies."""
-        values = flat(GLOO_COSTS)
+        """All constants of the library but those of a GPU's copies, and of paths that no row took."""
+        values = flat(LIBRARIES[self.part][0])
+        taken = {leg.path for row in self.rows for leg in row.work.legs}
         kinds = {name: name.split(".", 1)[0] for name in values if name != "copy"}
-        return tuple(Knob(name, values[name], SPREADS[kind]) for name, kind in kinds.items())
+        return tuple(
+            Knob(name, values[name], SPREADS[kind])
+            for name, kind in kinds.items()
+            if kind in {"call", name} or any(path.startswith(name.split(".", 1)[1]) for path in taken)
+        )
 
     def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
         """(n,) seconds."""
-        costs = overlaid(GLOO_COSTS, values)
+        costs = overlaid(LIBRARIES[self.part][0], values)
         asked = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
         return np.array([seconds(row.work, costs) for row in asked])
 
-    def only(self, keep: Iterable[int]) -> GlooTimes:
+    def only(self, keep: Iterable[int]) -> HostTimes:
         """Some of the rows."""
-        return GlooTimes(tuple(self.rows[i] for i in keep))
+        return HostTimes(tuple(self.rows[i] for i in keep), self.part)
 
 
-def gloo_times(samples: Sequence[Sample], machine: Topology) -> GlooTimes:
-    """Rows of a machine's CPU ranks, one of each kind, size and group: the fastest of all repeats.
+def host_times(samples: Sequence[Sample], machine: Topology, part: str = "gloo") -> HostTimes:
+    """Rows of a machine's CPU ranks, one of each kind, size, group and setting: the fastest of all repeats.
 
     A rank's CPU belongs to whoever runs, so what a machine with other work on it measures is its collectives and that
     work; the fastest repeat is the one that was disturbed least. Groups that ran beside others are left out.
     """
-    best = fastest([s for s in samples if "backend=gloo" in s.env])
-    return GlooTimes(tuple(_rows(best.values(), machine)))
+    best = fastest([s for s in samples if s.env.split()[:1] == [f"backend={part}"]])
+    return HostTimes(tuple(_rows(best.values(), machine, LIBRARIES[part][1])), part)
 
 
-def _rows(best: Iterable[Sample], machine: Topology) -> Iterator[Row]:
+def _rows(best: Iterable[Sample], machine: Topology, work: Callable[[Request, Group], Work]) -> Iterator[Row]:
     groups: dict[tuple[int, int], Group] = {}
     for sample in best:
         nodes = max(1, sample.nodes)
@@ -95,11 +108,10 @@ def _rows(best: Iterable[Sample], machine: Topology) -> Iterator[Row]:
                 raise ClusterSimError(f"{sample.source}: {sample.ranks} ranks on {nodes} of {machine.n_nodes} node(s)")
             mesh = fabrics.mesh(machine, nodes, sample.ranks // nodes)
             groups[nodes, sample.ranks] = Group(machine, mesh.gpus)
-        asked = work(Request(sample.kind, sample.nbytes), groups[nodes, sample.ranks])
-        yield Row(sample, least(sample), asked)
+        yield Row(sample, least(sample), work(asked(sample), groups[nodes, sample.ranks]))
 
 
-def halves(times: GlooTimes) -> tuple[list[int], list[int]]:
+def halves(times: HostTimes) -> tuple[list[int], list[int]]:
     """Every second size of each kind and group, and the others; two halves to fit one and predict the other."""
     order = sorted(range(len(times.rows)), key=lambda i: (times.series[i], times.rows[i].sample.nbytes))
     place: dict[str, int] = {}

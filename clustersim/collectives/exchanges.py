@@ -1,0 +1,174 @@
+"""Exchanges between all members in rounds: recursive doubling, Rabenseifner's halving, butterfly, Bruck, neighbours.
+
+As Open MPI 4.1 runs them (ompi/mca/coll/base/coll_base_{allreduce,allgather,reduce,reduce_scatter_block,alltoall}.c).
+Beyond a power of two, p, the first 2r of n = p + r members pair up: one of each pair hands over its tensor and waits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.rounds import Round, Steps, rounds_algorithm, trade
+
+Ints = npt.NDArray[np.int64]
+
+
+def _members(n: int, *, odd: bool) -> tuple[Ints, int]:
+    """((p,) the members that go on, r): of the first r pairs the odd or the even ones, and everybody beyond."""
+    p = 1 << (n.bit_length() - 1)
+    v = np.arange(p, dtype=np.int64)
+    return np.where(v < n - p, 2 * v + odd, v + n - p), n - p
+
+
+def _bits(p: int) -> list[int]:
+    return [1 << k for k in range(p.bit_length() - 1)]
+
+
+def recursive_doubling(kind: str, n: int, root: int = 0) -> Steps:
+    """In round k everybody trades with the member 2^k away what it has so far; log2 n rounds.
+
+    all_reduce and barrier trade the whole, all_gather the blocks gathered, reduce_scatter what it still owes others.
+    Open MPI gathers by Bruck's algorithm beyond a power of two; scattering there is taken as recursive halving.
+    """
+    if kind in {"all_gather", "reduce_scatter"} and n & (n - 1):
+        return bruck(kind, n) if kind == "all_gather" else recursive_halving(kind, n)
+    v = np.arange(n, dtype=np.int64)
+    if kind == "all_gather":
+        return Steps(tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in _bits(n)), np.full(n, 1 / n))
+    if kind == "reduce_scatter":
+        owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in _bits(n)]
+        rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(_bits(n))]
+        return Steps(tuple(rounds), np.full(n, 1 / n))
+    at, r = _members(n, odd=True)
+    share, first = float(kind == "all_reduce"), np.arange(0, 2 * r, 2, dtype=np.int64)
+    fold = [Round(first, first + 1, share, lambda _: [0], reduce=True)] if r else []
+    traded = [Round(at, at[np.arange(len(at)) ^ b], share, lambda _: [0], reduce=True) for b in _bits(len(at))]
+    told = [Round(first + 1, first, share, lambda _: [0])] if r else []
+    return Steps((*fold, *traded, *told), np.full(1, share))
+
+
+def rabenseifner(kind: str, n: int, root: int = 0) -> Steps:
+    """Reduce-scatter by halving, then gather the blocks by doubling: to all, or for reduce to the root alone."""
+    at, r = _members(n, odd=False)
+    p, even = len(at), np.arange(0, 2 * r, 2, dtype=np.int64)
+    left, right, rounds = range(p // 2), range(p // 2, p), []
+    if r:  # both of a pair add one half; the even one goes on with both
+        src, dst = np.concatenate([even, even + 1]), np.concatenate([even + 1, even])
+        rounds.append(Round(src, dst, 0.5, lambda e: right if e < r else left, reduce=True))
+        rounds.append(Round(even + 1, even, 0.5, lambda _: right))
+    v = np.arange(p, dtype=np.int64)
+    rounds += [trade(at, at[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in _bits(p)]
+    if kind == "reduce":
+        return Steps((*rounds, *_gathered(at, root, r)), np.full(p, 1 / p))
+    rounds += [trade(at, at[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in _bits(p)[::-1]]
+    if r:
+        rounds.append(Round(even, even + 1, 1.0, lambda _: range(p)))
+    return Steps(tuple(rounds), np.full(p, 1 / p))
+
+
+def _gathered(at: Ints, root: int, r: int) -> list[Round]:
+    """Blocks back to the root, the last halves first; a root that handed over its tensor steps in for member 0."""
+    rounds, at, v = [], at.copy(), np.arange(len(at), dtype=np.int64)
+    if root < 2 * r and root % 2:
+        rounds.append(Round(at[:1], np.array([root]), 1 / len(at), lambda _: [0]))
+        at[0] = root
+    away = v ^ int(np.flatnonzero(at == root)[0])
+    for b in _bits(len(at))[::-1]:
+        src = v[(away & b > 0) & (away < 2 * b)]
+        rounds.append(trade(at[src], at[src ^ b], v % (2 * b), src % (2 * b), reduce=False))
+    return rounds
+
+
+def recursive_halving(kind: str, n: int, root: int = 0) -> Steps:
+    """Trade halves with the farthest first; member m's block is in slot m // 2 of the pairs, or m - r."""
+    at, r = _members(n, odd=True)
+    v, slot, rounds = np.arange(len(at), dtype=np.int64), _slots(n, r), _handed_over(n, r)
+    rounds += [trade(at, at[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in _bits(len(at))[::-1]]
+    if r:
+        rounds.append(Round(at[:r], at[:r] - 1, 1 / n, lambda e: [2 * e]))
+    return Steps(tuple(rounds), np.full(n, 1 / n))
+
+
+def butterfly(kind: str, n: int, root: int = 0) -> Steps:
+    """Trade halves with the nearest first (Traff 2005). Everybody ends with the mirrored slot's blocks, which at a
+    power of two are permuted beforehand, and else sent to their owners."""
+    at, r = _members(n, odd=True)
+    p, rounds = len(at), _handed_over(n, r)
+    v, width = np.arange(p, dtype=np.int64), p.bit_length() - 1
+    mirror = np.array([int(f"{i:0{width}b}"[::-1], 2) if width else 0 for i in range(p)], dtype=np.int64)
+    key = np.arange(n, dtype=np.int64) if not r else mirror[_slots(n, r)]
+    rounds += [trade(at, at[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in _bits(p)]
+    if r:
+        owner = np.arange(n, dtype=np.int64)
+        src = at[mirror[_slots(n, r)]]
+        away = owner[src != owner]
+        rounds.append(Round(src[away], away, 1 / n, lambda e: [int(away[e])]))
+    return Steps(tuple(rounds), np.full(n, 1 / n))
+
+
+def _slots(n: int, r: int) -> Ints:
+    m = np.arange(n, dtype=np.int64)
+    return np.where(m < 2 * r, m // 2, m - r)
+
+
+def _handed_over(n: int, r: int) -> list[Round]:
+    even = np.arange(0, 2 * r, 2, dtype=np.int64)
+    return [Round(even, even + 1, 1.0, lambda _: range(n), reduce=True)] if r else []
+
+
+def bruck(kind: str, n: int, root: int = 0) -> Steps:
+    """ceil(log2 n) rounds to members 2^k away: all blocks so far, or those whose way has bit k (Bruck et al. 1997)."""
+    v, rounds = np.arange(n, dtype=np.int64), []
+    for b in (1 << k for k in range((n - 1).bit_length())):
+        if kind == "all_gather":
+            count = min(b, n - b)
+            rounds.append(
+                Round(v, (v - b) % n, count / n, partial(lambda count, e: [(e + j) % n for j in range(count)], count))
+            )
+        else:
+            way = [j for j in range(n) if j & b]
+            rounds.append(
+                Round(
+                    v,
+                    (v + b) % n,
+                    len(way) / n,
+                    partial(lambda b, way, e: [_pair(e - j % b, j, n) for j in way], b, way),
+                )
+            )
+    return Steps(tuple(rounds), np.full(n if kind == "all_gather" else n * n, 1 / n))
+
+
+def _pair(origin: int, way: int, n: int) -> int:
+    """The piece that set out from ``origin`` to the member ``way`` further on."""
+    return origin % n * n + (origin + way) % n
+
+
+def neighbor(kind: str, n: int, root: int = 0) -> Steps:
+    """n / 2 rounds with the two neighbours in turn, two blocks at a time (Chen et al. 2005); odd groups use a ring."""
+    v = np.arange(n, dtype=np.int64)
+    if n % 2:
+        ring = [Round(v, (v + 1) % n, 1 / n, partial(lambda t, e: [(e - t) % n], t)) for t in range(n - 1)]
+        return Steps(tuple(ring), np.full(n, 1 / n))
+    rounds = [Round(v, v ^ 1, 1 / n, lambda e: [e])]
+    held = np.stack([v - v % 2, v - v % 2 + 1], axis=1)
+    for t in range(1, n // 2):
+        step = np.where(v % 2 == t % 2, 1, -1)
+        partner = (v + step) % n
+        rounds.append(Round(v, partner, 2 / n, partial(lambda held, e: held[e].tolist(), held)))
+        held = held[partner]
+    return Steps(tuple(rounds), np.full(n, 1 / n))
+
+
+EXCHANGES = (
+    rounds_algorithm(
+        "recursive_doubling", frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"}), recursive_doubling
+    ),
+    rounds_algorithm("rabenseifner", frozenset({"all_reduce", "reduce"}), rabenseifner),
+    rounds_algorithm("recursive_halving", frozenset({"reduce_scatter"}), recursive_halving),
+    rounds_algorithm("butterfly", frozenset({"reduce_scatter"}), butterfly),
+    rounds_algorithm("bruck", frozenset({"all_gather", "all_to_all"}), bruck),
+    rounds_algorithm("neighbor", frozenset({"all_gather"}), neighbor),
+)

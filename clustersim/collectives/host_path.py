@@ -1,0 +1,137 @@
+"""The host path that CPU libraries share: whose CPU, how many to a core, bytes on links, copies to and from a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim import routing
+from clustersim.collectives import host_law
+from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
+from clustersim.collectives.bounds import lower_bound
+from clustersim.collectives.host_law import Leg, Work
+from clustersim.collectives.loads import link_loads
+from clustersim.costs import GlooCosts, MpiCosts
+from clustersim.errors import ProgramError
+from clustersim.topology import CPU, PATH_CLASSES
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a library was asked to do, on the hosts: its algorithm and transport, link loads per byte of S, and work."""
+
+    algorithm: str
+    protocol: str
+    load: Floats
+    work: Work
+
+
+def host_plan(
+    request: Request, group: Group, hosts: Group, asked: Asked, costs: GlooCosts | MpiCosts, *, staged: bool
+) -> Plan:
+    """The Plan of a collective of hosts; ``staged``: GPUs' tensors are copied to the host before, and back after."""
+    stage_load, stage, copies = _staging(request, group, hosts) if staged else (np.zeros(len(asked.load)), 0.0, 0)
+    load = asked.load + stage_load
+    links = np.flatnonzero(load > 0)
+    seconds_per_byte = host_law.wire(asked.work, costs) + stage
+    total = host_law.seconds(asked.work, costs) + stage * request.nbytes + copies * costs.copy
+    return Plan(
+        kind=request.kind,
+        algorithm=asked.algorithm,
+        protocol=asked.protocol,
+        n_channels=1,
+        nbytes=request.nbytes,
+        latency=total - seconds_per_byte * request.nbytes,
+        links=links,
+        weights=load[links],
+        ceiling=1.0 / seconds_per_byte if seconds_per_byte else math.inf,
+        # Ranks of one CPU have no link between them, so no link bounds them.
+        lower_bound=lower_bound(request, group) if len(np.unique(group.gpus)) == group.size else 0.0,
+        bus_factor=bus_factor(request.kind, group.size),
+    )
+
+
+def on_hosts(group: Group, library: str) -> Group:
+    """The group of the CPUs each member's process runs on: the nearest to its GPU; a member that is a CPU stays."""
+    topology, router = group.topology, routing.router(group.topology)
+    cpus: dict[int, list[int]] = {}
+    for vertex, kind in enumerate(topology.vertex_kinds):
+        if kind == CPU:
+            cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
+    found = []
+    for gpu, node in zip(group.gpus.tolist(), group.nodes.tolist(), strict=True):
+        if topology.vertex_kinds[gpu] == CPU:
+            found.append(gpu)
+        elif node in cpus:
+            found.append(min(cpus[node], key=lambda cpu: (PATH_CLASSES.index(router.path_class(gpu, cpu)), cpu)))
+        else:
+            raise ProgramError(
+                f"{topology.name}: {library} runs on CPUs, and {topology.vertex_names[gpu]} has none beside it"
+            )
+    return dataclasses.replace(group, gpus=np.array(found, dtype=np.int64))
+
+
+def ranks_per_core(hosts: Group) -> Floats:
+    """(n,) members on each member's node, over the node's cores; 0 where the machine does not say how many it has."""
+    _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
+    cores = np.array([hosts.topology.node_types[number].cores for number in hosts.nodes.tolist()], dtype=np.float64)
+    shared: Floats = np.divide(count[node], cores, out=np.zeros(hosts.size), where=cores > 0)
+    return shared
+
+
+def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[Leg, ...]]:
+    """(L,) load per byte of S of every link, and the rounds, without their messages."""
+    load, found = np.zeros(hosts.topology.n_links), []
+    per_core = ranks_per_core(hosts)
+    rounds = traffic.round if len(traffic.round) else np.zeros(len(traffic.src), dtype=np.int64)
+    _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
+    for number in np.unique(rounds).tolist():
+        mine = rounds == number
+        part = dataclasses.replace(
+            traffic,
+            src=traffic.src[mine],
+            dst=traffic.dst[mine],
+            fraction=traffic.fraction[mine],
+            rail=traffic.rail[mine],
+        )
+        links, weights = link_loads(part, hosts)
+        load[links] += weights
+        # What a process sends and what it receives pass the same thread; threads share the cores of their node.
+        sockets = sum(np.bincount(end, part.fraction, minlength=hosts.size) for end in (part.src, part.dst))
+        on_cores = np.bincount(node, sockets)[node] / count[node] * per_core
+        slowest = float((weights / hosts.topology.link_bandwidth[links]).max(initial=0.0))
+        found.append(Leg(slowest, float(np.max(np.maximum(sockets, on_cores)))))
+    return load, tuple(found)
+
+
+def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, float, int]:
+    """Copies between GPU and host: (L,) load per byte of S, seconds per byte, and how many follow one another."""
+    n, root = group.size, request.root
+    own, whole = 1.0 / n, np.ones(n)
+    at_root, elsewhere = np.zeros(n), np.ones(n)
+    at_root[root], elsewhere[root] = 1.0, 0.0
+    down, up = {
+        "all_gather": (own * whole, whole),
+        "reduce_scatter": (whole, own * whole),
+        "broadcast": (at_root, elsewhere),
+        "reduce": (whole, at_root),
+        "scatter": (at_root, own * elsewhere),
+        "gather": (own * elsewhere, at_root),
+        "barrier": (0.0 * whole, 0.0 * whole),
+    }.get(request.kind, (whole, whole))
+    load, seconds, copies = np.zeros(group.topology.n_links), 0.0, 0
+    router = routing.router(group.topology)
+    for src, dst, fraction in ((group.gpus, hosts.gpus, down), (hosts.gpus, group.gpus, up)):
+        away = (src != dst) & (fraction > 0)
+        if away.any():
+            links, weights = router.loads(src[away], dst[away], fraction[away])
+            load[links] += weights
+            seconds += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
+            copies += 1
+    return load, seconds, copies

@@ -1,0 +1,100 @@
+"""Algorithms told as rounds: who sends which pieces to whom, each round over before the next begins.
+
+An algorithm of this sort is one function ``(kind, n, root) -> Steps``; its traffic and its schedule follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Everybody of ``src`` sends pieces to its ``dst``.
+
+    Parameters
+    ----------
+    src, dst : (E,) int, positions in the group. share : of S on every edge, a number or (E,) float.
+    pieces : which pieces an edge moves, by the edge's place in the round. reduce : the receiver adds them.
+    """
+
+    src: Ints
+    dst: Ints
+    share: Floats | float
+    pieces: Callable[[int], Sequence[int]]
+    reduce: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """All rounds of an algorithm, and its pieces as parts of S."""
+
+    rounds: tuple[Round, ...]
+    pieces: Floats
+
+
+Maker = Callable[[str, int, int], Steps]
+"""``(kind, members, root)`` -> what is done."""
+
+
+def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm:
+    """The row of an algorithm in rounds. Between nodes an edge goes by its sender's nearest NIC."""
+    made = lru_cache(maxsize=32)(make)
+
+    def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+        refuse(name, request, kinds)
+        return in_rounds(made(request.kind, group.size, request.root).rounds, group)
+
+    def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+        refuse(name, request, kinds)
+        return _schedule(made(request.kind, group.size, request.root))
+
+    return Algorithm(name, kinds, traffic, schedule)
+
+
+def in_rounds(rounds: Sequence[Round], group: Group) -> Traffic:
+    """The bytes of every round."""
+    crossing = sum(bool((group.nodes[one.src] != group.nodes[one.dst]).any()) for one in rounds)
+    parts = [(one.src, one.dst, one.share, -1) for one in rounds]
+    adds = np.repeat(np.array([one.reduce for one in rounds], dtype=np.bool_), [len(one.src) for one in rounds])
+    return replace(traffic_of(parts, len(rounds), crossing, rounds=range(len(rounds))), adds=adds)
+
+
+def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Round:
+    """Every edge moves the pieces whose label is what it wants; pieces are equal parts of S."""
+    share = np.bincount(label, minlength=int(want.max()) + 1)[want] / len(label)
+    return Round(src, dst, share, lambda edge: np.flatnonzero(label == want[edge]).tolist(), reduce)
+
+
+def _schedule(steps: Steps) -> Schedule:
+    """Every transfer, one per piece. A round of a pair begins when the round before has reached both of them, as a
+    blocking exchange does; pieces of a round travel in order, so that the last one tells.
+    """
+    writer = ScheduleWriter()
+    brought: dict[tuple[int, int], list[int]] = {}
+    last: dict[int, int] = {}  # member -> what reached it last
+    for one in steps.rounds:
+        sent = []
+        for edge, (src, dst) in enumerate(zip(one.src.tolist(), one.dst.tolist(), strict=True)):
+            ready = [last[member] for member in (src, dst) if member in last]
+            for piece in one.pieces(edge):
+                after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
+                sent.append((dst, piece, writer.send(src, dst, piece, after=tuple(after), reduce=one.reduce)))
+        for dst, piece, transfer in sent:
+            known = brought.setdefault((dst, piece), [])
+            if not one.reduce:
+                known.clear()
+            known.append(transfer)
+            last[dst] = transfer
+    return writer.done(steps.pieces)
