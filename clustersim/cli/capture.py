@@ -19,38 +19,50 @@ from clustersim.errors import ClusterSimError, needs
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start.")
 @click.option("--budget", default="10min", show_default=True, help="Wall-clock time.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), default=None, help="nccl on cuda, gloo on cpu.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi"]), default=None, help="nccl on cuda, gloo on cpu.")
 @click.option("--parts", default=None, help="Of: collectives, compute, steps; commas between.  [all]")
 @click.option("--largest", default=None, help="Largest collective.  [4G]")
 @click.option("--share-gpu", is_flag=True, help="Let ranks share one card, over sockets.")
 def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | None) -> None:
-    """Measure collectives, compute and training steps on this machine. For several machines, start this on each:
+    """Measure collectives, compute and training steps on this machine; over MPI, collectives alone. For several
+    machines, start this on each, or this module by mpirun:
 
     torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibration.capture --out DIR
     """
     from clustersim.calibration.capture.parts import free
     from clustersim.units import parse_message_size, parse_time
 
-    if find_spec("torch") is None:
-        raise ClusterSimError(needs("capture", "capture"))
+    mpi = options["backend"] == "mpi"
+    if find_spec("mpi4py" if mpi else "torch") is None:
+        said = "capture --backend mpi needs Open MPI and mpi4py: pip install mpi4py"
+        raise ClusterSimError(said if mpi else needs("capture", "capture"))
     parse_time(options["budget"] or "")
     if options["largest"]:
         parse_message_size(options["largest"])
     free(out)
     words = [word for name, value in options.items() if value for word in (f"--{name}", value)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
-    command = [sys.executable, *launcher, "-m", "clustersim.calibration.capture", "--out", str(out), *words]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
+    if mpi:  # settings go by the environment, OMPI_MCA_btl=tcp,self
+        launcher = ["mpirun", "--oversubscribe", "-n", str(nproc_per_node), sys.executable]
+    command = [*launcher, "-m", "clustersim.calibration.capture", "--out", str(out), *words]
     code = _launched([*command, *(["--share-gpu"] if share_gpu else [])], out)
     if code:
         raise ClusterSimError(f"the capture ended with {code}; what was measured before is in {out}")
     click.echo(str(out))
 
 
+def _started(command: list[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command)
+    except FileNotFoundError:
+        raise ClusterSimError(f"capture needs {command[0]}; of Open MPI: apt-get install openmpi-bin") from None
+
+
 def _launched(command: list[str], out: Path) -> int:
     """Run the launcher. Ctrl-C reaches it and the ranks as well: wait until they have stopped."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with subprocess.Popen(command) as launcher:
+        with _started(command) as launcher:
             try:
                 return launcher.wait()
             except KeyboardInterrupt:

@@ -75,7 +75,7 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
     machine: Row = next(iter(about.get("machines", [])), {})
     versions = machine.get("versions", {})
     device = next(iter(machine.get("gpus", [])), machine.get("cpu", ""))
-    version = versions.get("nccl") or (f"torch {versions['torch']}" if "torch" in versions else "")
+    version = versions.get("nccl") or (f"torch {versions['torch']}" if "torch" in versions else versions.get("mpi", ""))
     for number, row in enumerate(rows[1:], start=2):
         if "skipped" in row:
             continue  # the capture's own words, in the notes
@@ -85,7 +85,7 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
                 dtype=dtype_of(row["type"]) or "fp32", redop=row["redop"].replace("none", ""), nodes=row["nodes"],
                 fastest=row["time_min"] * 1e-6, at_once=row["groups_at_once"], count=row["iterations"],
                 skew=float("nan"), launch="process_per_gpu", version=version, device=device,
-                env=f"backend={head.get('backend')}", platform=str(head.get("device", "")), source=f"{path}:{number}",
+                env=_settings(head, row), platform=str(head.get("device", "")), source=f"{path}:{number}",
                 case=f"{path} {row['kind']} {row['layout']}",
             )  # fmt: skip
             busbw = float(row.get("busbw", float("nan"))) * 1e9
@@ -97,6 +97,12 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
         else:
             sieve.add(sample, busbw)
     return sieve.done(str(path), _notes(rows, path))
+
+
+def _settings(head: Row, row: Row) -> str:
+    """The library, and what was chosen of it: ``"backend=mpi transport=tcp algorithm=3"``."""
+    said = {"backend": head.get("backend"), "transport": row.get("transport"), "algorithm": row.get("algorithm")}
+    return " ".join(f"{name}={value}" for name, value in said.items() if value or name == "backend")
 
 
 def _notes(rows: list[Row], path: Path) -> Iterator[str]:

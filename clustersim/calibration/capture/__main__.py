@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clustersim.calibration.capture.collectives import LARGEST, capture_collectives
 from clustersim.calibration.capture.compute import capture_compute
+from clustersim.calibration.capture.mpi import mpi_world
 from clustersim.calibration.capture.parts import Budget, Part, free
 from clustersim.calibration.capture.provenance import write_provenance
 from clustersim.calibration.capture.steps import capture_steps
@@ -27,7 +28,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     read = argparse.ArgumentParser(prog="python -m clustersim.calibration.capture", description=__doc__)
     read.add_argument("--out", type=Path, required=True, help="the folder to write")
     read.add_argument("--budget", default="10min", help="wall-clock time, such as 90s or 10min (default: 10min)")
-    read.add_argument("--backend", choices=["nccl", "gloo"], default=None, help="default: nccl on cuda, gloo on cpu")
+    read.add_argument("--backend", choices=["nccl", "gloo", "mpi"], help="default: nccl on cuda, gloo on cpu")
     read.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     read.add_argument("--parts", default=",".join(SHARES), help="what to measure, of: " + ", ".join(SHARES))
     read.add_argument("--largest", default=str(LARGEST), help="largest collective (default: 4G)")
@@ -45,12 +46,22 @@ def capture(asked: argparse.Namespace) -> None:
     free(asked.out)
     budget = Budget(seconds)
     backend = asked.backend or ("nccl" if asked.device == "cuda" else "gloo")
-    world = join_world(backend, asked.device, asked.share_gpu, seconds, quiet=asked.quiet)
+    world = _joined(asked, backend, parts, seconds)
     try:
         _measure(world, asked, parts, budget, largest)
     finally:
-        if world.size > 1:
-            world.torch.distributed.destroy_process_group()
+        world.close()
+
+
+def _joined(asked: argparse.Namespace, backend: str, parts: list[str], seconds: float) -> World:
+    """The world of torchrun, or of mpirun. Raises :class:`ClusterSimError` for what MPI's does not measure."""
+    if backend != "mpi":
+        return join_world(backend, asked.device, asked.share_gpu, seconds, quiet=asked.quiet)
+    if asked.device != "cpu" or parts != ["collectives"]:
+        raise ClusterSimError(
+            "--backend mpi measures --parts collectives on --device cpu; the other parts are PyTorch's"
+        )
+    return mpi_world(asked.quiet)
 
 
 def _measure(world: World, asked: argparse.Namespace, parts: list[str], budget: Budget, largest: int) -> None:
@@ -60,9 +71,8 @@ def _measure(world: World, asked: argparse.Namespace, parts: list[str], budget: 
         raise ClusterSimError(f"{asked.out}: cannot be written: {error.strerror}") from None
     write_provenance(world, asked.out, {"budget": asked.budget, "parts": parts, "largest": largest,
                                         "share_gpu": asked.share_gpu})  # fmt: skip
-    said = {"backend": world.backend, "device": world.device.type, "ranks": world.size, "nodes": world.nodes}
     for name in parts:
-        part = Part(asked.out if world.rank == 0 else None, name, said)
+        part = Part(asked.out if world.rank == 0 else None, name, world.said())
         seconds = world.told(budget.left * (SHARES[name] if name != parts[-1] else 1.0))
         if name == "collectives":
             capture_collectives(world, part, seconds, largest)

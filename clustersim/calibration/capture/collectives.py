@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from clustersim.calibration.capture.mpi import MpiWorld
 from clustersim.calibration.capture.parts import Budget, Part
 from clustersim.calibration.capture.world import World, loops_for, middle
 from clustersim.collectives.base import bus_factor
@@ -62,21 +64,26 @@ def capture_collectives(world: World, part: Part, seconds: float, largest: float
         part.write({"skipped": "collectives need two ranks or more"})
         return
     budget = Budget(seconds)
-    todo = [(layout, kind) for layout in layouts(world.size, world.local_size) for kind in layout.kinds]
+    todo = _todo(world)
     factor = world.told(2 if budget.share(len(todo)) > 4 else 4)
-    dist, handles, said = world.torch.distributed, {}, set()
+    handles: dict[str, list[list[Any]]] = {}
+    said: set[str] = set()
     for i in range(ROUNDS * len(todo)):
         layout, kind = todo[i % len(todo)]
         if layout.name not in handles:
-            handles[layout.name] = [
-                [dist.new_group(list(group)) for _ in range(layout.copies)] for group in layout.groups
-            ]
+            handles[layout.name] = [[world.group(list(group)) for _ in range(layout.copies)] for group in layout.groups]
         world.say(f"collectives {i + 1}/{ROUNDS * len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
         share = Budget(world.told(budget.share(ROUNDS * len(todo) - i)))
         skipped = _sweep(world, part, layout, handles[layout.name], kind, share, (largest, factor))
         if skipped and skipped not in said:
             part.write({"skipped": f"{kind} over {layout.name}, {skipped}"})
             said.add(skipped)
+
+
+def _todo(world: World) -> list[tuple[Layout, str]]:
+    """Every layout with its kinds; MPI's communicators are asked one at a time."""
+    found = [one for one in layouts(world.size, world.local_size) if world.backend != "mpi" or one.name == "world"]
+    return [(layout, kind) for layout in found for kind in world.kinds() or layout.kinds]
 
 
 def _sweep(
@@ -112,15 +119,12 @@ def _prepare(
     world: World, layout: Layout, handles: Any, mine: int | None, kind: str, size: float, n: int
 ) -> Call | None:
     """The call of this rank, or None where some rank cannot hold the tensors."""
-    torch = world.torch
     room = 3.0 * size * layout.copies + 2**20 < world.free_memory()
     calls: list[Call] = []
     if room and mine is not None:
         try:
-            calls = [
-                _call(torch, world.device, kind, int(size), handle, layout.groups[mine], world.rank, layout.copies > 1)
-                for handle in handles[mine]
-            ]
+            make = world.call if isinstance(world, MpiWorld) else partial(_call, world.torch, world.device, world.rank)
+            calls = [make(kind, int(size), handle, layout.groups[mine], layout.copies > 1) for handle in handles[mine]]
         except (RuntimeError, MemoryError):  # out of memory, on host or card
             room = False
     if not all(world.gather(room)):
@@ -136,7 +140,7 @@ def _prepare(
 
 
 def _call(
-    torch: Any, device: Any, kind: str, size: int, group: Any, ranks: tuple[int, ...], rank: int, asynchronous: bool
+    torch: Any, device: Any, rank: int, kind: str, size: int, group: Any, ranks: tuple[int, ...], asynchronous: bool
 ) -> Call:
     """(the collective, how many elements came out wrong in its first call)."""
     dist, n, at = torch.distributed, len(ranks), ranks.index(rank)
@@ -229,5 +233,5 @@ def _write(part: Part, world: World, layout: Layout, kind: str, size: float, n: 
         "redop": "sum" if kind in REDUCING else "none", "root": 0 if kind in ROOTED else -1,
         "time": row["time"], "algbw": algbw, "busbw": algbw * bus_factor(kind, n), "#wrong": row["#wrong"],
         "ranks": n, "nodes": len(local), "layout": layout.name, "groups_at_once": len(layout.groups) * layout.copies,
-        **{key: row[key] for key in ("time_min", "time_max", "rank_times", "iterations")},
+        **{key: row[key] for key in ("time_min", "time_max", "rank_times", "iterations")}, **world.setting(kind),
     })  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Any
 from clustersim.calibration.capture.parts import VERSION, write_whole
 from clustersim.calibration.capture.world import World
 
-SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_", "FI_", "OFI_", "KMP_")
+SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_", "FI_", "OFI_", "KMP_",
+            "OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_pml")  # fmt: skip
 """Beginnings of environment variables that change times; no others are written down."""
 
 
@@ -24,8 +25,7 @@ def write_provenance(world: World, folder: Path, asked: dict[str, Any]) -> None:
     machines = [m for m in world.gather(mine) if m is not None]
     if world.rank == 0:
         said = {
-            "clustersim_capture": VERSION, "part": "provenance", "asked": asked, "backend": world.backend,
-            "device": world.device.type, "ranks": world.size, "nodes": world.nodes,
+            "clustersim_capture": VERSION, "part": "provenance", "asked": asked, **world.said(),
             "ranks_per_node": world.local_size, "date": time.strftime("%Y-%m-%d %H:%M:%S %z"), "machines": machines,
         }  # fmt: skip
         write_whole(folder / "provenance.json", json.dumps(said, indent=2, default=str).encode() + b"\n")
@@ -33,11 +33,9 @@ def write_provenance(world: World, folder: Path, asked: dict[str, Any]) -> None:
 
 def _machine(world: World) -> dict[str, Any]:
     torch = world.torch
-    nccl = torch.cuda.nccl.version() if world.on_gpu and world.backend == "nccl" else ()
     return {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
-                     "nccl": ".".join(map(str, nccl)), "kernel": platform.release()},
-        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), **world.versions(), "kernel": platform.release()},
+        "threads": torch.get_num_threads() if torch else 1,
         "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
         "cpu": _cpu(), "cores": os.cpu_count(), "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if world.on_gpu else [],

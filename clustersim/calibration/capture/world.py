@@ -80,6 +80,32 @@ class World:
         if self.control is not None:
             self.torch.distributed.barrier(group=self.control)
 
+    def group(self, ranks: list[int]) -> Any:
+        """A communicator of these ranks; every rank of the world asks for it."""
+        return self.torch.distributed.new_group(ranks)
+
+    def kinds(self) -> tuple[str, ...]:
+        """What is measured where not everything is; empty for all."""
+        return ()
+
+    def said(self) -> dict[str, Any]:
+        """What the head of a part says."""
+        return {"backend": self.backend, "device": self.device.type, "ranks": self.size, "nodes": self.nodes}
+
+    def setting(self, kind: str) -> dict[str, Any]:
+        """What a row says of how it ran; nothing where the library alone chooses."""
+        return {}
+
+    def versions(self) -> dict[str, Any]:
+        """Of the libraries that are measured."""
+        nccl = self.torch.cuda.nccl.version() if self.on_gpu and self.backend == "nccl" else ()
+        return {"torch": self.torch.__version__, "cuda": self.torch.version.cuda, "nccl": ".".join(map(str, nccl))}
+
+    def close(self) -> None:
+        """Leave the others."""
+        if self.size > 1:
+            self.torch.distributed.destroy_process_group()
+
     def sync(self) -> None:
         """Until the device has done everything."""
         if self.on_gpu:
