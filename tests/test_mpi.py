@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim import fabrics
+from clustersim.calibration.capture import mpi as capturing
+from clustersim.calibration.captured import asked, fastest, least, read_capture
+from clustersim.calibration.fit.of_capture import calibrate_captures
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Plan, Request
+from clustersim.collectives.host_law import BOX
 from clustersim.collectives.mpi import asked_of, parts_of
 from clustersim.collectives.mpi_rules import NAMES, RULES, VARIABLE, chosen, forced
 from clustersim.collectives.registry import ALGORITHMS
@@ -22,6 +32,7 @@ from clustersim.scenario import from_table
 from clustersim.topology import CPU
 
 KINDS = sorted(COSTS.call)
+MEASURED = Path(__file__).parent / "data" / "mpi"
 
 
 def on_one_cpu(n: int, cores: int = 0) -> Group:
@@ -155,7 +166,8 @@ def test_ranks_that_share_a_core_take_turns():
     alone, shared = on_one_cpu(4), on_one_cpu(4, cores=2)
     for kind in KINDS:
         assert seconds(kind, 64.0, shared) > seconds(kind, 64.0, alone)
-    doubled = 2 * seconds("sendrecv", 64.0, alone) + 2 * COSTS.turn["vader"]
+    boxes = 2 * 2 * 64 / BOX  # the bytes of both ranks of a core pass boxes that are emptied in turns
+    doubled = 2 * seconds("sendrecv", 64.0, alone) + (2 + boxes) * COSTS.turn["vader"]
     assert seconds("sendrecv", 64.0, shared) == pytest.approx(doubled)
 
 
@@ -217,3 +229,84 @@ def test_a_scenario_names_the_backend_and_its_cuda_support():
 def test_chunk_fidelity_replays_what_a_row_of_the_registry_does():
     found = planned("all_gather", 2.0**20, gpus(1, 8), "mpi_cuda")
     assert ALGORITHMS[found.algorithm].schedule is not None
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_measured_sizes_predict_the_others():
+    found = calibrate_captures([MEASURED], "cpu-gloo")
+    assert [one.part for one in found.fits] == ["mpi"]
+    assert len(found.held_out) > 1500
+    assert float(np.median(found.held_out)) < 0.26
+    assert found.noise > 0.1, "repeats of a row differ by that"
+
+
+def test_the_rules_choose_what_was_measured_to_take_the_defaults_time():
+    """Forced by name, the algorithm that the rules name takes nearer to what the default took than the others do."""
+    times = {(case[1], case[3], one.nbytes, asked(one).protocol, asked(one).algorithm): least(one)
+             for case, one in fastest(read_capture(MEASURED).samples).items()}  # fmt: skip
+    named, others = [], []
+    for (kind, n, nbytes, way, pin), seconds_ in times.items():
+        if pin is None and kind in NAMES:
+            for number, name in enumerate(NAMES[kind], 1):
+                if (kind, n, nbytes, way, str(number)) in times:
+                    apart = abs(math.log(seconds_ / times[kind, n, nbytes, way, str(number)]))
+                    (named if name == chosen(kind, n, nbytes) else others).append(apart)
+    assert len(named) > 150
+    assert float(np.median(named)) < 0.7 * float(np.median(others))
+
+
+def test_settings_of_mpirun_are_read_from_the_environment():
+    assert capturing.forced({"OMPI_MCA_coll_tuned_bcast_algorithm": "6"}) == {}, "dynamic rules are off"
+    none = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+    assert [capturing.transport(one) for one in ({"OMPI_MCA_btl": "tcp,self"}, none, {})] == [
+        "tcp",
+        "vader/none",
+        "vader",
+    ]
+
+
+@pytest.mark.skipif(
+    find_spec("mpi4py") is None or shutil.which("mpirun") is None, reason="needs Open MPI and mpi4py to measure with"
+)
+def test_two_real_ranks_are_captured_with_their_settings(tmp_path):
+    words = [
+        "--mca",
+        "btl",
+        "tcp,self",
+        "--mca",
+        "coll_tuned_use_dynamic_rules",
+        "1",
+        "--mca",
+        "coll_tuned_bcast_algorithm",
+        "6",
+    ]
+    run = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *words, sys.executable, "-m"]
+    asks = [
+        "--backend",
+        "mpi",
+        "--device",
+        "cpu",
+        "--parts",
+        "collectives",
+        "--budget",
+        "3s",
+        "--largest",
+        "64",
+        "--quiet",
+        "--out",
+    ]
+    subprocess.run([*run, "clustersim.calibration.capture", *asks, tmp_path / "c"], check=True, timeout=120)
+    rows = [json.loads(line) for line in (tmp_path / "c" / "collectives.jsonl").read_text().splitlines()[1:]]
+    measured = [row for row in rows if "time" in row]
+    assert {(row["kind"], row["transport"], row["algorithm"]) for row in measured} == {("broadcast", "tcp", "6")}
+    assert not any(row["#wrong"] for row in measured)
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py is here")
+def test_without_mpi4py_the_command_says_what_it_needs(tmp_path):
+    words = ["capture", "--backend", "mpi", "--device", "cpu", "--parts", "collectives", "--out", str(tmp_path / "c")]
+    done = subprocess.run([sys.executable, "-m", "clustersim", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install mpi4py" in done.stderr

@@ -5,15 +5,16 @@ through, or when the cores of the busiest node have done the work of all ranks o
 
     T = calls call + sum over legs of messages (message + (calls - 1) turn) + posts post message
         + wire + touched (1/reduce + m/memory) + scratch/fault
-    wire = sum over legs of max(links, moved (1/stream + m/memory)),   m = max(0, 1 - cache/footprint)
+    wire = sum over legs of max(links, moved (1/stream + m/memory + b)),   m = max(0, 1 - cache/footprint)
 
 A leg is a round of the collective; Gloo's message and stream are TCP's, MPI's those of the leg's path (shared memory or
 a network, eager or by rendezvous). ``turn`` is how long a message waits for each other rank on its core; ``posts`` are
-further messages of one process in the same leg, which do not wait for each other. m is the part of the bytes that the
-last-level cache no longer holds; ``footprint`` are the buffers of all ranks of a node. ``touched`` is what a process
-adds (the ring's c = a + b) and copies (PyTorch flattens the lists of all_gather and gather, and clones the input of
-reduce_scatter; ProcessGroupGloo.cpp); ``scratch`` are those temporaries where they are so large that malloc maps fresh
-pages for every call (glibc: from 32 MiB on, DEFAULT_MMAP_THRESHOLD_MAX).
+further messages of one process in the same leg, which do not wait for each other; b is (calls - 1) turn / BOX where
+messages pass vader's fast boxes, else 0. m is the part of the bytes that the last-level cache no longer holds;
+``footprint`` are the buffers of all ranks of a node. ``touched`` is what a process adds (the ring's c = a + b) and
+copies (PyTorch flattens the lists of all_gather and gather, and clones the input of reduce_scatter;
+ProcessGroupGloo.cpp); ``scratch`` are those temporaries where they are so large that malloc maps fresh pages for every
+call (glibc: from 32 MiB on, DEFAULT_MMAP_THRESHOLD_MAX).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim.costs import GlooCosts, MpiCosts
+
+BOX = 4096.0
+"""Bytes of vader's fast box between two processes (btl_vader_fbox_size): whoever has filled it waits for the other."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,11 @@ class Work:
 def wire(work: Work, costs: GlooCosts | MpiCosts) -> float:
     """Seconds per byte of S on links and between processes."""
     missed = _missed(work, costs) / costs.memory
-    return sum(max(leg.link, leg.moved * (1.0 / _by(costs.stream, leg.path) + missed)) for leg in work.legs)
+    full = (work.calls - 1.0) * _by(costs.turn, "vader") / BOX
+    return sum(
+        max(leg.link, leg.moved * (1.0 / _by(costs.stream, leg.path) + missed + full * (leg.path == "vader/eager")))
+        for leg in work.legs
+    )
 
 
 def seconds(work: Work, costs: GlooCosts | MpiCosts) -> float:

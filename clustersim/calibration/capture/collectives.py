@@ -104,7 +104,7 @@ def _sweep(
         if problem := _first(world, call):
             return f"from {size:.0f} B: {problem}"
         row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=mine is not None)
-        last = row["time"] * 1e-6
+        last = row["time_min"] * 1e-6
         _write(part, world, layout, kind, size, n, row)
         if kind == "barrier":
             return ""
