@@ -229,8 +229,8 @@ class MpiCosts:
 
     Fitted to ``clustersim capture --backend mpi`` of 2 and of 4 ranks on the 2 cores of a cloud VM with six to eight
     times the work that it has cores for (Open MPI 4.1.4, default and forced algorithms; tests/data/mpi, whose held-out
-    errors ``clustersim calibrate`` prints). ``ucx`` is from published latencies and bandwidths of verbs (OSU's
-    benchmarks), not fitted; neither are ``fault`` and ``copy``, which are Gloo's.
+    errors ``clustersim calibrate`` prints). ``ucx`` is assumed, of the size usual for verbs: nothing here was measured
+    with it; ``fault`` and ``copy`` are Gloo's.
 
     Parameters
     ----------
