@@ -58,7 +58,10 @@ class Seen:
                 f"{self.plan.batch.samples} samples within the limit of GPUs (at $.batch.samples)"
             )
         if told:
-            told(f"{self.combined:,} combinations, of which {len(self.options):,} have ranks and a batch that divide")
+            told(
+                f"{self.combined:,} combinations, each with as many passes as the batch allows: {len(self.options):,} "
+                "options whose ranks and batch divide"
+            )
         self.sieve = Sieve(plan, path, machines)
         self.best: dict[int, tuple[float, ...]] = {}
         self.runs, self.whole = 0, Counter[Place]()
