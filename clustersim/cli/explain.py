@@ -99,7 +99,7 @@ def _over(path: Path, *more: Path) -> Loaded:
     from clustersim.errors import TraceError
     from clustersim.traces.saved import NAME, SavedRun, load_run
 
-    if not more and (path.suffix == ".npz" or (path / NAME).is_file()):
+    if not more and (path.suffix == ".npz" or (path / NAME).exists()):
         run = load_run(path)
         return Loaded(run, str(run.facts.get("title") or path.name))
     read = traces.read([path, *more])

@@ -130,8 +130,7 @@ def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
     console.print(table)
     console.print(
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
-        "their way; most samples: the largest micro-batch that fits",
-        soft_wrap=True,
+        "their way; most samples: the largest micro-batch that fits"
     )
     for row in rows:
         if row["reason"]:
