@@ -38,6 +38,7 @@ class Claim:
 
 
 def run(scenario: str, **changes: Any) -> Result:
+    """A shipped scenario with changes: ``cluster__nodes=4`` is ``cluster.nodes``."""
     return load(scenario, {key.replace("__", "."): value for key, value in changes.items()}).run()
 
 

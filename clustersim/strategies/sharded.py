@@ -41,14 +41,19 @@ class Unit:
 
 
 class Wrappable(Protocol):
-    """A layer to wrap, whole or one rank's part of it; ``parameters`` : elements of its own."""
+    """A layer to wrap, whole or one rank's part of it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As the model calls it."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """As of :class:`clustersim.model.Layer`."""
+
     @property
-    def parameters(self) -> int: ...
+    def parameters(self) -> int:
+        """Elements of its own."""
 
 
 def units(layers: Sequence[Wrappable], blocks_per_unit: int = 1, min_num_params: int | None = None) -> tuple[Unit, ...]:

@@ -8,6 +8,8 @@ import msgspec
 
 
 class Event(msgspec.Struct, gc=False):
+    """One entry of traceEvents; ``ts`` and ``dur`` [us]."""
+
     ph: str = ""
     cat: str | None = None
     name: str = ""
@@ -18,6 +20,8 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Info(msgspec.Struct):
+    """Which rank of what; ``pg_config`` as older and newer releases write it."""
+
     rank: int | None = None
     world_size: int | None = None
     backend: str = ""
@@ -25,11 +29,15 @@ class Info(msgspec.Struct):
 
 
 class Device(msgspec.Struct):
+    """One of the machine's GPUs."""
+
     name: str = ""
 
 
 class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributedInfo", "base": "baseTimeNanoseconds",
                                     "devices": "deviceProperties"}):  # fmt: skip
+    """A whole file; ``base`` : nanoseconds that its ``ts`` count from."""
+
     events: list[Event]
     info: Info | None = None
     base: int = 0
@@ -43,6 +51,8 @@ class KernelArgs(msgspec.Struct, gc=False, rename={
     "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
     "purpose": "Process Group Description",
 }):  # fmt: skip
+    """What is said of a kernel, of a collective in NCCL's words; ``nbytes`` is of ours alone."""
+
     correlation: int = -1
     stream: int | str | None = None
     collective: str | None = None
@@ -60,6 +70,8 @@ class KernelArgs(msgspec.Struct, gc=False, rename={
 
 
 class NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input type"}):
+    """Shapes and types of what an operator was given."""
+
     dims: Any = None
     types: Any = None
 
