@@ -188,7 +188,7 @@ TOTALS = {
     "compute_s": "compute",
     "communication_s": "transferring",
     "exposed_communication_s": "exposed transfer and waiting for a peer",
-    "peer_wait_s": "waiting for a peer",
+    "peer_wait_s": "collectives waiting, hidden or not",
 }
 """Of the whole window: seconds, means over the measured ranks but for the first."""
 

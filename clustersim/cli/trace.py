@@ -127,7 +127,7 @@ def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
         yield f"  {'step time':24s} {format_time(said['step_time_s'])}, median of {len(said['steady_steps'])}"
     for key, words in (("compute_share", "compute stream busy"), ("transfer_share", "transferring"),
                        ("exposed_transfer_share", "of that, exposed"),
-                       ("waiting_for_peers_share", "waiting for a peer")):  # fmt: skip
+                       ("waiting_for_peers_share", "collectives waiting")):  # fmt: skip
         yield f"  {words:24s} {_range(said[key])}"
     if said["waiting_for_launch_share"] is not None:
         yield f"  {'waiting for launches':24s} {_range([said['waiting_for_launch_share']])}"
