@@ -104,6 +104,10 @@ def parse_flops(text: str) -> float:
     return _positive(value, text, "a compute rate")
 
 
+LARGEST_MESSAGE = 2**60
+"""Bytes; all GPUs that were ever built hold less."""
+
+
 def parse_message_size(text: str) -> int:
     """Bytes of a message as nccl-tests reads ``-b``/``-e``: ``8``, ``1K``, ``128M``, ``1GiB``; prefixes are binary.
 
@@ -116,6 +120,8 @@ def parse_message_size(text: str) -> int:
     value = _positive(float(found.group(1).replace("_", "")) * scale, text, "a message size")
     if value != int(value):
         raise UnitError(f"{text!r} is not a whole number of bytes; write it like {example}")
+    if value > LARGEST_MESSAGE:
+        raise UnitError(f"{text!r} is larger than any message: at most 1 EiB")
     return int(value)
 
 

@@ -354,6 +354,8 @@ def test_a_knob_of_a_dimension_that_is_not_split_is_left_out_and_no_table_is_twi
         ({"tp": {"from": 1, "to": 8}}, "a range is written"),
         ({"tp": {"from": 1, "to": 8, "times": 1}}, "a range is written"),
         ({"layout": "search"}, "cannot be left to the search"),
+        ({"pp": "-1 GB/s", "ep": 2}, "pp = '-1 GB/s': expected a whole number"),
+        ({"tp": [1, True]}, "tp = True: expected a whole number"),
     ],
 )
 def test_what_cannot_be_tried_is_one_clear_error(asked, words):

@@ -77,6 +77,7 @@ REFUSED = [
     (units.parse_flops, 3e12, "bare number"),
     (units.parse_flops, "3 TB/s", "compute rate"),
     (units.parse_message_size, "", "message size"),
+    (units.parse_message_size, "1e+300", "at most 1 EiB"),
     (units.parse_message_size, "G", "message size"),
     (units.parse_message_size, "0", "above zero"),
     (units.parse_message_size, "0.3", "whole number of bytes"),

@@ -19,6 +19,8 @@ import msgspec
 from clustersim.errors import ScenarioError, nearest
 from clustersim.limits import MOST_VALUES, counted
 from clustersim.parallel import ModelShape, ParallelConfig
+from clustersim.parallel.config import AtLeastOne
+from clustersim.texts import shown
 
 SEARCH = "search"
 MOST_STAGES, MOST_CHUNKS, MOST_CP = 64, 16, 16
@@ -46,7 +48,8 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
     """
     values = {name: list(_values(name, said, shape, per_node, asked, where)) for name, said in asked.items()}
     total = 1
-    for choices in values.values():
+    for name, choices in values.items():
+        _check(name, choices, where)
         total *= len(choices)
     counted(total, MOST_VALUES, f"{where}: $.try.parallel: tables", ScenarioError)
     found: dict[str, dict[str, Any]] = {}
@@ -54,6 +57,18 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
         table = _meant(dict(zip(values, chosen, strict=True)))
         found.setdefault(repr(table), table)
     return list(found.values())
+
+
+def _check(name: str, choices: Sequence[Any], where: str) -> None:
+    """Raise :class:`ScenarioError` for a degree or a count that is none: spaces are made of them before a table is read."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(ParallelConfig)}
+    if name not in kinds or AtLeastOne not in (kinds[name], *typing.get_args(kinds[name])):
+        return
+    for value in choices:
+        if value is not None and (type(value) is not int or value < 1):
+            raise ScenarioError(
+                f"{where}: {name} = {shown(value)}: expected a whole number of at least 1 (at $.try.parallel.{name})"
+            )
 
 
 def _meant(table: Mapping[str, Any]) -> dict[str, Any]:
