@@ -60,7 +60,7 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
 
 
 def _check(name: str, choices: Sequence[Any], where: str) -> None:
-    """Raise :class:`ScenarioError` for a degree or a count that is none: spaces are made of them before a table is read."""
+    """Raise :class:`ScenarioError` for a degree or count that is none: the space is made before any table is read."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(ParallelConfig)}
     if name not in kinds or AtLeastOne not in (kinds[name], *typing.get_args(kinds[name])):
         return
