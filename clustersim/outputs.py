@@ -223,7 +223,7 @@ def _read(path: Path) -> Manifest | None:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         raise ClusterSimError(
             f"{path}: does not say what the folder holds; use another folder, or remove this one"
         ) from None

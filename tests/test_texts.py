@@ -11,10 +11,11 @@ from hostile_values import toml_file
 
 from clustersim import fabrics, limits, planner, scenario, sweeps
 from clustersim.cli import main
-from clustersim.errors import ClusterSimError, ScenarioError, TopologyError
+from clustersim.errors import ClusterSimError, ScenarioError, TopologyError, UnitError
 from clustersim.fabrics.names import expand
 from clustersim.paths import data_path
 from clustersim.scenario import reading
+from clustersim.scenario.campaign_units import Rate
 from clustersim.texts import json_table, toml
 from clustersim.traces.saved import load_run
 
@@ -320,3 +321,33 @@ def test_no_picture_reads_a_name_as_mathematics(swept, tmp_path):
         for suffix in ("png", "svg", "pdf"):
             plots.save(figure, tmp_path / f"{kind}.{suffix}", 60)
     assert name in (tmp_path / "front.svg").read_text() or r"\frac" in plots.alt_text(pictures["front"])
+
+
+def test_a_machine_without_a_gpu_is_checked(tmp_path, capsys):
+    (tmp_path / "m.toml").write_text(
+        'name = "m"\n[fabric]\nkind = "one_switch"\nsource = "made"\n[node]\ndevice = "A100-SXM4-80GB"\n'
+        '[[node.vertices]]\nnames = "nic0"\nkind = "nic"\nbandwidth = "25 GB/s"\nsource = "made"\n'
+    )
+    code, said = command(capsys, "check", tmp_path / "m.toml")
+    assert (code, said) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("t.csv", b'"a": [[1]]\n1,2\n', ("trace",)),
+        ("d/clustersim.json", b'{"kind": "sweep", "name": "sweep\x9b", "digest": 1}', ("run", "ps_async_1x8", "--out")),
+    ],
+)
+def test_a_broken_head_of_a_file_is_one_line(name, data, words, tmp_path, capsys):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    code, said = command(capsys, *words, path if name == "t.csv" else path.parent)
+    assert (code, len(said.splitlines())) == (2, 1)
+
+
+def test_a_rate_that_cannot_be_read_is_echoed_shortened():
+    with pytest.raises(UnitError) as caught:
+        Rate.read("1 per 3" + "{" * 3000)
+    assert len(str(caught.value)) < 300

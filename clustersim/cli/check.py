@@ -49,10 +49,11 @@ def _lines(report: Report) -> Iterator[str]:
     for what, counts in (("vertices", report.vertices), ("directed links", report.links)):
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         yield f"{what:24s} {sum(counts.values())} ({parts})"
-    low, high = float(report.injection_bandwidth.min()), float(report.injection_bandwidth.max())
-    spread = "" if low == high else f" to {format_bandwidth(high)}"
-    each = "injection per GPU" if "gpu" in report.vertices else "injection per CPU"
-    yield f"{each:24s} {format_bandwidth(low)}{spread}"
+    if len(report.injection_bandwidth):
+        low, high = float(report.injection_bandwidth.min()), float(report.injection_bandwidth.max())
+        spread = "" if low == high else f" to {format_bandwidth(high)}"
+        each = "injection per GPU" if "gpu" in report.vertices else "injection per CPU"
+        yield f"{each:24s} {format_bandwidth(low)}{spread}"
     yield f"{'bisection, one direction':24s} {format_bandwidth(report.bisection_bandwidth)}"
     pairs = ", ".join(f"{a} -> {b}" for a, b in report.unreachable)
     yield f"{'unreachable pairs':24s} {report.n_unreachable}" + (f" (such as {pairs})" if pairs else "")

@@ -121,7 +121,7 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
 def _json(text: Any, kind: type[Any], where: str) -> Any:
     try:
         return msgspec.json.decode(text if isinstance(text, str) else "", type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{where}: the attribute {OWN!r} is damaged: {error}") from None
 
 

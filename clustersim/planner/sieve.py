@@ -76,7 +76,7 @@ def kept(sieve: Sieve, options: Sequence[Candidate], folder: Path) -> Iterator[t
         with suppress(ClusterSimError):
             files |= prints(scenario_of(sieve.plan, sieve.path, option)).files
     key, path = identity({"plan": plan, "sieve": 1}, files).key, folder / SIEVED
-    with suppress(OSError, msgspec.DecodeError):
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         known = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
         if known.key == key:
             yield from known.bounds.items()

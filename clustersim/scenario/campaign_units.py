@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from clustersim.errors import UnitError, nearest
+from clustersim.texts import shown
 from clustersim.units import DAY, HOUR, format_time, parse_time
 
 UNITS = ("job", "gpu", "node", "rack", "switch")
@@ -47,7 +48,8 @@ class Rate(float):
         found = _RATE.fullmatch(value) if isinstance(value, str) else None
         if found is None:
             raise UnitError(
-                f"cannot read {value!r} as a rate of failures; write it like '6.5 per 1000 node-days' or '1 per week'"
+                f"cannot read {shown(value)} as a rate of failures; write it like '6.5 per 1000 node-days' or "
+                "'1 per week'"
             )
         count, many, of, span = found.groups()
         per = float(re.sub("[_,]", "", many or "1")) * _SPAN[span]
@@ -137,7 +139,7 @@ class Every(float):
             try:
                 return cls(parse_time(value))  # type: ignore[arg-type]
             except UnitError:
-                raise UnitError(f"cannot read {value!r}; write it like '30 min', '100 steps' or 'best'") from None
+                raise UnitError(f"cannot read {shown(value)}; write it like '30 min', '100 steps' or 'best'") from None
         if int(found.group(1)) < 1:
             raise UnitError(f"{value!r} is not above zero steps")
         return cls(float(found.group(1)), "steps")

@@ -61,7 +61,7 @@ def _line(
             sieve.skip("a row whose results came out wrong")
         elif not said.get("inPlace"):
             sieve.add(*_benched(said, source, path))
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         sieve.skip("a line that is cut off")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         sieve.skip(f"a line that is not a measured collective ({str(error)[:60]})")

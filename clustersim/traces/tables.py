@@ -44,11 +44,11 @@ def _read_one(path: Path) -> Samples:
     if take is None:
         raise TraceError(f"{path}: the header {names[:6]} is of no table known here")
     lines = csv.reader(io.StringIO(text), strict=True)
-    next(lines)
     # A sweep has two columns called time(ns): the second is in place.
     names = [f"{name}{'' if name not in names[:i] else ' in place'}" for i, name in enumerate(names)]
     sieve = Sieve()
     try:
+        next(lines)
         for number, cells in enumerate(lines, start=2):
             if len(cells) != len(names):
                 sieve.skip("a row whose number of fields differs from the header's")
