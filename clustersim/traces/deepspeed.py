@@ -66,7 +66,7 @@ def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
     said = []
     for name, row, _ in rows:
         algbw, busbw = float(row["algbw"]), float(row["busbw"])
-        if kind_of(name) in {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"} and algbw > busbw > 0.5:
+        if kind_of(name) in {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"} and 1e30 > algbw > busbw > 0.5:
             said.append(algbw / (algbw - busbw))
     return round(median(said)) if said else 0
 
