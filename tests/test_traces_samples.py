@@ -210,6 +210,12 @@ def test_deepspeed_lines_count_the_ranks_own_tensor(tmp_path):
     assert (reduce.kind, reduce.nbytes, reduce.seconds) == ("all_reduce", 100 * 2**20, pytest.approx(10e-3))
 
 
+def test_a_bandwidth_of_four_hundred_digits_tells_no_world_size(tmp_path):
+    line = LINE.format(op="all_reduce", ms="10.00", size="100.0 MB", alg="9" * 400, bus="146.80")
+    good = LINE.format(op="all_reduce", ms="10.00", size="100.0 MB", alg="167.77", bus="146.80")
+    assert [row.ranks for row in read(tmp_path / "log", line + good).rows] == [8, 8]
+
+
 def test_the_deepspeed_summary_is_read_and_not_added_to_its_lines(tmp_path):
     heads = (
         "Comm. Op",

@@ -21,7 +21,7 @@ from clustersim.collectives.build import everyone, traffic_of
 from clustersim.collectives.costs import gloo_costs_of
 from clustersim.collectives.direct import DIRECT
 from clustersim.collectives.host_law import Leg, Work
-from clustersim.collectives.host_path import Asked, host_plan, on_hosts, on_links, ranks_per_core
+from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
 from clustersim.costs import GlooCosts
@@ -97,9 +97,10 @@ def work(request: Request, group: Group) -> Work:
 
 def _work(request: Request, hosts: Group, legs: tuple[Leg, ...]) -> Work:
     n, size, kind = hosts.size, request.nbytes, request.kind
-    busy = max(1.0, float(np.max(ranks_per_core(hosts))))
+    shared = most_per_core(hosts)
+    busy = max(1.0, shared)
     chain, total = gloo_law.chain_and_total(kind, n, size)
-    messages = max(chain, total / n * float(np.max(ranks_per_core(hosts))))
+    messages = max(chain, total / n * shared)
     touched = gloo_law.touched(kind, n) * size * (1.0 if kind in gloo_law.ROOTED else busy)
     fresh = kind in gloo_law.SCRATCH and size >= gloo_law.MAPPED
     return Work(

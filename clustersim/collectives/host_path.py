@@ -16,6 +16,7 @@ from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.loads import link_loads
 from clustersim.costs import GlooCosts, MpiCosts
 from clustersim.errors import ProgramError
+from clustersim.memo import kept_with_topology
 from clustersim.topology import CPU, PATH_CLASSES
 
 Ints = npt.NDArray[np.int64]
@@ -83,6 +84,12 @@ def ranks_per_core(hosts: Group) -> Floats:
     cores = np.array([hosts.topology.node_types[number].cores for number in hosts.nodes.tolist()], dtype=np.float64)
     shared: Floats = np.divide(count[node], cores, out=np.zeros(hosts.size), where=cores > 0)
     return shared
+
+
+@kept_with_topology(maxsize=64)
+def most_per_core(hosts: Group) -> float:
+    """Members to a core of the busiest node."""
+    return float(np.max(ranks_per_core(hosts)))
 
 
 def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[Leg, ...]]:

@@ -21,7 +21,7 @@ from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import traffic_of
 from clustersim.collectives.costs import mpi_costs_of
 from clustersim.collectives.host_law import Leg, Work
-from clustersim.collectives.host_path import Asked, host_plan, on_hosts, on_links, ranks_per_core
+from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.mpi_rules import NAMES, chosen, forced
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import MpiCosts
@@ -100,7 +100,7 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
             found = _leg(leg, traffic, mine, part, whole, members, (local, net), overlapping)
             legs.append(replace(found, moved=0.0) if gpus else found)
     n, kind = members.size, request.kind
-    busy = max(1.0, float(np.max(ranks_per_core(members))))
+    busy = max(1.0, most_per_core(members))
     copied = {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 1 / n, "all_to_all": 1 / n}.get(kind, 0.0)
     copied += sum({"bruck": 1.0, "modified_bruck": 2.0 + (n - 1).bit_length()}.get(part.name, 0.0) for part in parts)
     buffers = {"broadcast": 1.0, "send": 1.0, "barrier": 0.0, "all_gather": 1 + 1 / n}.get(kind, 2.0)
@@ -202,7 +202,7 @@ def _leg(
     """The round with its messages: one after another on a chain or a core, and further ones of the busiest process."""
     src, dst, n = traffic.src[mine], traffic.dst[mine], members.size
     out, into = np.bincount(src, minlength=n), np.bincount(dst, minlength=n)
-    degree, shared = int(max(out.max(), into.max())), float(np.max(ranks_per_core(members)))
+    degree, shared = int(max(out.max(), into.max())), most_per_core(members)
     size = float(traffic.fraction[mine].max(initial=0.0)) * whole
     path = _path(ways[bool((members.nodes[src] != members.nodes[dst]).any())], size)
     if part.name == "linear_sync" and part.kind == "gather":  # the root calls for each block, and for its rest

@@ -20,7 +20,7 @@ from clustersim.errors import TraceError
 from clustersim.exchange.chakra_schema import COLLECTIVE_TYPES, NODE_TYPES, VERSION, attribute, framed, messages
 from clustersim.label import Label
 from clustersim.limits import counted
-from clustersim.program import Collective, Compute, Op, Program, Role, Send, Serve, seconds
+from clustersim.program import Collective, Compute, Op, Program, Recv, Role, Send, Serve, seconds
 
 MOST_NODES = 3_000_000
 """Nodes of all files that are written or read together."""
@@ -90,6 +90,14 @@ def write(program: Program, name: str, files: dict[str, int], path_of: Callable[
     return {number: list(members) for members, number in groups.items() if number}
 
 
+def _fields(kind: str, op: Op, took: float = 0.0) -> Any:
+    """What :class:`Own` keeps of an op: the fields that are called the same."""
+    same = {name: getattr(op, name) for name in Own.__struct_fields__ if name in op.__struct_fields__}
+    if same.get("matrix") is not None:
+        same["matrix"] = same["matrix"].rows
+    return _own(Own(kind, seconds=took, **same))
+
+
 def _own(value: msgspec.Struct) -> Any:
     return attribute(OWN, "string", msgspec.json.encode(value).decode())
 
@@ -141,10 +149,7 @@ def _compute(node: Any, op: Compute, role: Role, i: int) -> None:
     node.type, node.duration_micros = NODE_TYPES.index("COMP_NODE"), round(took * 1e6)
     _add(node, is_cpu_op=("bool", op.bound == "host"), num_ops=("int64", int(op.flops)),
          tensor_size=("uint64", int(op.nbytes)))  # fmt: skip
-    node.attr.append(_own(Own(
-        "serve" if isinstance(op, Serve) else "compute", op.stream, took, nbytes=op.nbytes, flops=op.flops,
-        phase=op.phase, bound=op.bound, step=op.step, label=op.label,
-    )))  # fmt: skip
+    node.attr.append(_fields("serve" if isinstance(op, Serve) else "compute", op, took))
 
 
 def _collective(node: Any, op: Collective, members: tuple[int, ...], number: int) -> None:
@@ -153,23 +158,17 @@ def _collective(node: Any, op: Collective, members: tuple[int, ...], number: int
     put = op.nbytes / (len(members) if op.kind == "all_gather" else 1)
     _add(node, is_cpu_op=("bool", False), comm_type=("int64", COLLECTIVE_TYPES.index(op.kind) if known else 0),
          comm_size=("int64", int(put)), pg_name=("string", str(number)))  # fmt: skip
-    node.attr.append(_own(Own(
-        "collective", op.stream, kind=op.kind, nbytes=op.nbytes, phase=op.phase, step=op.step, dtype=op.dtype,
-        redop=op.redop, root=op.root, communicator=op.communicator, algorithm=op.algorithm, protocol=op.protocol,
-        label=op.label, matrix=op.matrix.rows if op.matrix is not None else None,
-    )))  # fmt: skip
+    node.attr.append(_fields("collective", op))
 
 
-def _message(node: Any, op: Op, rank: int, peer: int) -> None:
+def _message(node: Any, op: Send | Recv, rank: int, peer: int) -> None:
     send = isinstance(op, Send)
     kind = "COMM_SEND_NODE" if send else "COMM_RECV_NODE"
     node.type = NODE_TYPES.index(kind if peer >= 0 else "INVALID_NODE")
-    tag = op.tag if not isinstance(op, Compute | Collective) else ""
     ends = (rank, peer) if send else (peer, rank)
     _add(node, is_cpu_op=("bool", False), comm_size=("int64", int(op.nbytes)), comm_src=("int32", ends[0]),
-         comm_dst=("int32", ends[1]), comm_tag=("int32", _number(tag)))  # fmt: skip
-    node.attr.append(_own(Own("send" if send else "recv", op.stream, nbytes=op.nbytes, phase=op.phase, step=op.step,
-                              tag=tag, label=op.label)))  # fmt: skip
+         comm_dst=("int32", ends[1]), comm_tag=("int32", _number(op.tag)))  # fmt: skip
+    node.attr.append(_fields("send" if send else "recv", op))
 
 
 def _number(tag: str) -> int:

@@ -61,8 +61,7 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
 
 def _check(name: str, choices: Sequence[Any], where: str) -> None:
     """Raise :class:`ScenarioError` for a degree or count that is none: the space is made before any table is read."""
-    kinds = {field.name: field.type for field in msgspec.structs.fields(ParallelConfig)}
-    if name not in kinds or AtLeastOne not in (kinds[name], *typing.get_args(kinds[name])):
+    if AtLeastOne not in _types(name):
         return
     for value in choices:
         if value is not None and (type(value) is not int or value < 1):
@@ -124,14 +123,19 @@ def _searched(name: str, shape: ModelShape, per_node: int, asked: Mapping[str, A
     }
     if name in degrees:
         return degrees[name]
-    kind = {field.name: field.type for field in msgspec.structs.fields(ParallelConfig)}[name]
-    flat = [kind, *typing.get_args(kind)]
+    flat = _types(name)
     if bool in flat:
         return [False, True]
     literal = next((one for one in flat if typing.get_origin(one) is typing.Literal), None)
     if literal is None:
         raise ScenarioError(f"{where}: {name} cannot be left to the search; list values (at $.try.parallel.{name})")
     return [*([None] if type(None) in flat else []), *typing.get_args(literal)]
+
+
+def _types(name: str) -> list[Any]:
+    """A knob's type, and what it is made of; nothing for what is no field of :class:`ParallelConfig`."""
+    kinds = (field.type for field in msgspec.structs.fields(ParallelConfig) if field.name == name)
+    return [one for kind in kinds for one in (kind, *typing.get_args(kind))]
 
 
 def _says(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,13 +19,13 @@ from clustersim.holding import Holding
 from clustersim.mesh import Mesh
 from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
+from clustersim.parallel.config import AtLeastOne
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 ParamDtype = Literal["fp32", "bf16", "fp16"]
 
 

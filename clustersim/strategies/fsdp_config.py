@@ -12,6 +12,7 @@ import numpy as np
 from clustersim.errors import ProgramError
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model
+from clustersim.parallel.config import AtLeastOne
 from clustersim.program import DTYPE_BYTES
 from clustersim.strategies import base, sharded
 
@@ -50,14 +51,14 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     version: Literal[1, 2] = 2
     reduce_dtype: base.ParamDtype | None = None
     orig_dtype: base.ParamDtype = "fp32"
-    blocks_per_unit: base.AtLeastOne = 1
-    min_num_params: base.AtLeastOne | None = None
+    blocks_per_unit: AtLeastOne = 1
+    min_num_params: AtLeastOne | None = None
     sharding_strategy: (
         Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] | None
     ) = None
-    reshard_after_forward: bool | base.AtLeastOne | None = None
+    reshard_after_forward: bool | AtLeastOne | None = None
     data_parallel_shard_degree: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    data_parallel_replicate_degree: base.AtLeastOne | None = None
+    data_parallel_replicate_degree: AtLeastOne | None = None
     backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "None"] | None = None
     forward_prefetch: bool = False
     limit_all_gathers: bool = True

@@ -30,6 +30,7 @@ import numpy as np
 from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Ints, Mesh
 from clustersim.model import Model, StepCost
+from clustersim.parallel.config import AtLeastOne
 from clustersim.program import DTYPE_BYTES, Program, Role
 from clustersim.schedules import Action
 from clustersim.strategies import base, ps_report, server_layout
@@ -61,10 +62,10 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
     """
 
     server: Literal["cpu", "gpu", "worker"] = "cpu"
-    servers: base.AtLeastOne = 1
+    servers: AtLeastOne = 1
     sharding: Literal["round_robin", "even"] = "round_robin"
-    gpus_per_worker: base.AtLeastOne = 1
-    gpus_per_server: base.AtLeastOne = 1
+    gpus_per_worker: AtLeastOne = 1
+    gpus_per_server: AtLeastOne = 1
     server_updates: bool = True
     bucket_cap_mb: Annotated[float, msgspec.Meta(gt=0)] | None = None
     by_layer: bool = False

@@ -7,6 +7,7 @@ printed; it follows from busbw / tput where those say enough.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,12 +62,16 @@ def _read_one(path: Path) -> Samples:
     return sieve.done(str(path), notes)
 
 
+SHARED = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+"""Kinds whose two bandwidths differ by (N - 1) / N, so that they tell N."""
+
+
 def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
     """Ranks, from busbw / tput = (n-1)/n (all_reduce too: its tput is doubled); 0 where no row says enough."""
     said = []
     for name, row, _ in rows:
         algbw, busbw = float(row["algbw"]), float(row["busbw"])
-        if kind_of(name) in {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"} and 1e30 > algbw > busbw > 0.5:
+        if kind_of(name) in SHARED and math.inf > algbw > busbw > 0.5:
             said.append(algbw / (algbw - busbw))
     return round(median(said)) if said else 0
 

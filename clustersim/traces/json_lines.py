@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def read(paths: Sequence[Path]) -> Samples:
         row, busbw = min(rows, key=lambda pair: pair[0].seconds)
         times = [one.seconds for one, _ in rows]
         skew = max(times) - min(times) if len(rows) > 1 else math.nan
-        monitor.add(Sample(**{**{f: getattr(row, f) for f in row.__dataclass_fields__}, "skew": skew}), busbw)
+        monitor.add(replace(row, skew=skew), busbw)
     found = joined([*sieves, monitor.done(str(paths[0]))] if seen else sieves)
     if not found.rows and not found.skipped:
         raise TraceError(f"{paths[0]}: no line with a collective")

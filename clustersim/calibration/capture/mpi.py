@@ -18,14 +18,8 @@ from typing import Any
 import numpy as np
 
 from clustersim.calibration.capture.world import World
+from clustersim.collectives.mpi_rules import VARIABLE
 from clustersim.errors import ClusterSimError
-
-KINDS = {
-    "all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter_block",
-    "all_to_all": "alltoall", "broadcast": "bcast", "reduce": "reduce", "scatter": "scatter", "gather": "gather",
-    "barrier": "barrier",
-}  # fmt: skip
-"""Kinds with algorithms to choose from, and MPI's names of them in ``coll_tuned_NAME_algorithm``."""
 
 FORCED = "OMPI_MCA_coll_tuned_{}_algorithm"
 """Environment variable that ``--mca coll_tuned_NAME_algorithm K`` sets; it counts with
@@ -40,7 +34,7 @@ def forced(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if environment.get("OMPI_MCA_coll_tuned_use_dynamic_rules", "0").lower() not in {"1", "true", "yes"}:
         return {}
-    asked = {kind: environment.get(FORCED.format(name), "0") for kind, name in KINDS.items()}
+    asked = {kind: environment.get(FORCED.format(name), "0") for kind, name in VARIABLE.items()}
     return {kind: value for kind, value in asked.items() if value not in {"0", "ignore"}}
 
 
