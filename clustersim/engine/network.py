@@ -59,6 +59,7 @@ class Network:
         self._slots, self._opened = slots, False
         self._classes: dict[tuple[int, float], Equals] = {}
         self._active: dict[Equals, None] = {}
+        self._on: dict[int, list[Equals]] = {}  # classes by slot, also those without a flow now: their rate is zero
         self._new: list[tuple[int, int, float, float]] = []
         self._shrunk: dict[Equals, None] = {}
         self._ends: list[tuple[float, int, int, Equals]] = []
@@ -124,6 +125,8 @@ class Network:
             if one is None:
                 mine = slice(slots.ptr[key[0]], slots.ptr[key[0] + 1])
                 one = self._classes[key] = Equals(len(self._classes), slots.slot[mine], slots.weight[mine], ceiling)
+                for slot in one.slot_list:
+                    self._on.setdefault(slot, []).append(one)
             if not one.n:
                 one.empty(now)
                 self._active[one] = None
@@ -210,12 +213,8 @@ class Network:
         for rate, slot in zip(rates, held, strict=True):
             if slot >= 0:
                 low[slot] = min(rate, low.get(slot, np.inf))
-        keys = low.keys()
-        found: dict[Equals, None] = {}
-        for one in self._active:
-            if one not in work and any(one.rate > low[slot] * (1 + SLACK) for slot in keys & one.users):
-                found[one] = None
-        return found
+        found = {one for slot, rate in low.items() for one in self._on[slot] if one.rate > rate * (1 + SLACK)}
+        return dict.fromkeys(sorted(found - work.keys(), key=lambda one: one.number))
 
     def _loosened(self, work: dict[Equals, None], rates: list[float]) -> dict[Equals, None]:
         """Others that are overtaken on the slot that holds them, or whose holder has room."""
