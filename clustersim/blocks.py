@@ -12,10 +12,9 @@ from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+from clustersim.arrays import Floats, Ints
+
 Columns: TypeAlias = tuple[Ints, Ints, Floats, Floats, Floats]
 """Op, set, ready, start, end of rows."""
 

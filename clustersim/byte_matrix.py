@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 
 
@@ -34,14 +34,14 @@ class ByteMatrix:
         return len(self.rows)
 
     @cached_property
-    def array(self) -> npt.NDArray[np.float64]:
+    def array(self) -> Floats:
         """(n, n) float, the rows."""
         return np.array(self.rows, dtype=np.float64)
 
     @cached_property
-    def between(self) -> npt.NDArray[np.float64]:
+    def between(self) -> Floats:
         """(n, n) float, without what a member keeps."""
-        found: npt.NDArray[np.float64] = self.array * (1.0 - np.eye(self.n))
+        found: Floats = self.array * (1.0 - np.eye(self.n))
         return found
 
     @cached_property

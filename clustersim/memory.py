@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ScenarioError, nearest
 from clustersim.holding import Holding, always, piling_up
 from clustersim.holding import moments as moments_of
 from clustersim.memory_use import Course, MemoryUse
 from clustersim.model import Layer, Model
 from clustersim.program import DTYPE_BYTES
-
-Floats = npt.NDArray[np.float64]
 
 STATES = {None: 0, "sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of the parameters' size that an optimizer keeps."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.device import Device
 from clustersim.units import format_bytes
-
-Floats = npt.NDArray[np.float64]
 
 CONTEXT_BYTES = 0.8 * 2**30
 """CUDA context with its libraries' kernels: 0.8 GiB."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints as Ints
 from clustersim.dims import DENSE, NAMES, Dims
 from clustersim.errors import ProgramError
 from clustersim.memo import Keeper, kept_with_first
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
-
+from clustersim.arrays import Floats
 from clustersim.memo import Keeper
 from clustersim.mix import Mix
-
-Floats = npt.NDArray[np.float64]
-
 
 CUTS = ("whole", "sequence", "column", "row", "heads", "vocab", "expert_column", "expert_row", "expert")
 """How tensor parallelism over t ranks divides a kernel or a tensor (Megatron-LM's ColumnParallelLinear and its kin).

@@ -15,15 +15,12 @@ from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.errors import ProgramError
 from clustersim.label import Label
 from clustersim.mix import Mix
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "communication", "other")
 """What an op is part of; colours, shares and bubbles are told by it. ``gradient`` is bucket copies and casts."""

@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.blocks import AT_ONCE, Block, Column, Columns
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Marks: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats]
 """Rank sets, and per row its op, its set, ready, start and end; by op, then start."""

@@ -17,15 +17,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, totals
 from clustersim.cards import card
 from clustersim.label import Label
 from clustersim.mix import Mix
 from clustersim.sheets import Rows, Sheet, Shelf, expanded
 from clustersim.units import format_time
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class OpInfo(msgspec.Struct, frozen=True, gc=False):

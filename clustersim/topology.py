@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats as Floats
+from clustersim.arrays import Ints as Ints
 from clustersim.calibrated import Calibration, MeasuredNumber
 from clustersim.errors import TopologyError, nearest
 from clustersim.memo import Keeper
@@ -22,8 +23,6 @@ from clustersim.memo import Keeper
 if TYPE_CHECKING:
     import networkx as nx
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH = "gpu", "cpu", "nic", "pcie_switch", "nvswitch", "switch"
 VERTEX_KINDS = (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH)

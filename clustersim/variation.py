@@ -17,13 +17,11 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
+from clustersim.arrays import Floats, Ints
 from clustersim.units import Seconds
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Share = Annotated[float, Meta(ge=0, le=1)]
 LEAST = 0.05
 """No normal law makes a rank faster than this share of its usual time."""

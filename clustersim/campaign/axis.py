@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ScenarioError
 from clustersim.limits import counted
 
-Floats = npt.NDArray[np.float64]
 MOST_STOPS = 5_000_000
 
 

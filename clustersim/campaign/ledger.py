@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from clustersim.arrays import Bools, Floats, Ints
 
 PARTS = (
     "productive",
@@ -48,8 +47,8 @@ class Runs:
 
     elapsed: Floats
     ledger: Floats
-    failures: npt.NDArray[np.int64]
-    finished: npt.NDArray[np.bool_]
+    failures: Ints
+    finished: Bools
 
     def __len__(self) -> int:
         return len(self.elapsed)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from clustersim.arrays import Floats
+
 POINTS = 1000
 """Of the renewal function's grid: simulated counts agree to 1 %, for shapes from 0.5 to 2."""
 

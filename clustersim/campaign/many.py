@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats
 from clustersim.campaign.job import LONGEST, NOTHING, Campaign
 from clustersim.campaign.ledger import (
     DETECTION,
@@ -28,7 +29,6 @@ from clustersim.campaign.ledger import (
 )
 from clustersim.scenario.campaign_units import Duration
 
-Floats = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.intp]
 PAUSES = np.array([MAINTENANCE, DETECTION, WAITING, RESTART, LOADING])
 """Parts of a pause, in the order in which they pass."""
@@ -135,7 +135,7 @@ class Many:
         self.ledger[np.ix_(i, PAUSES)] += np.clip(passed[:, None] - before, 0.0, pause)
         self.pause[i] = 0.0
 
-    def _train(self, i: Ints, when: Floats) -> npt.NDArray[np.bool_]:
+    def _train(self, i: Ints, when: Floats) -> Bools:
         """Train until something happens; returns (n,) whether it is a failure, at ``when``."""
         now, end = self.time[i], self.campaign.axis.end
         there = self.until[i] > now[:, None]
@@ -151,7 +151,7 @@ class Many:
         self.ledger[i, VARIATION] += event - now - moved
         self.place[i] = np.where(ends, end, self.place[i] + moved)
         self.time[i] = event
-        failed: npt.NDArray[np.bool_] = ~ends & (when <= event)
+        failed: Bools = ~ends & (when <= event)
         goes_on = ~ends & ~failed
         self._slow_down(i[goes_on & (slow <= event)])
         self._stop(i[goes_on & (slow > event) & (stop <= event)])
@@ -202,7 +202,7 @@ class Many:
         detection = np.where(silent, self.fixed(kind), self.detect(cause)) + self.fixed(kind + 1)
         self._recover(i, cause, dropped, detection, tier)
 
-    def _fall_back(self, i: Ints, cause: Ints, dropped: npt.NDArray[np.bool_]) -> Ints:
+    def _fall_back(self, i: Ints, cause: Ints, dropped: Bools) -> Ints:
         """To the last save that is there; returns (n,) the tier it is of. Not where only a replica is dropped."""
         place = self.place[i]
         for k in range(len(self.saved)):
@@ -226,7 +226,7 @@ class Many:
             self.nodes_at[j] = np.maximum(self.nodes_at[j], self.spare[j, first])
             self.spare[j, first] = self.spare[j, -1]
 
-    def _recover(self, i: Ints, cause: Ints, dropped: npt.NDArray[np.bool_], detection: Floats, tier: Ints) -> None:
+    def _recover(self, i: Ints, cause: Ints, dropped: Bools, detection: Floats, tier: Ints) -> None:
         """Lay out the pause, or what goes on beside it."""
         c, kind = self.campaign, np.zeros(len(i), dtype=np.intp)
         noticed = self.time[i] + detection

@@ -6,14 +6,10 @@ A step ends when its last rank does. Laws of a rank's time have mean 1; ``cv`` i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float64]
+from clustersim.arrays import Floats
 
 REACH, POINTS = 14.0, 28_001
 """Standard deviations integrated over, and at how many points: the trapezoid rule is exact here to 1e-9."""

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Ints
 from clustersim.errors import TopologyError, nearest
 from clustersim.memo import kept_with_first
-from clustersim.topology import GPU, NIC, Ints, NodeType, Topology
+from clustersim.topology import GPU, NIC, NodeType, Topology
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ def _vertices(topology: Topology, match: str) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _links(topology: Topology, match: str, vertices: Ints) -> npt.NDArray[np.bool_]:
+def _links(topology: Topology, match: str, vertices: Ints) -> Bools:
     if "->" not in match:
-        mine: npt.NDArray[np.bool_] = np.isin(topology.link_src, vertices) | np.isin(topology.link_dst, vertices)
+        mine: Bools = np.isin(topology.link_src, vertices) | np.isin(topology.link_dst, vertices)
         return mine
     ends = [part.strip() for part in match.replace("<->", "->").split("->")]
     if len(ends) != 2:
         raise TopologyError(f"{topology.name}: cannot read the link {match!r}; write it 'a -> b' or 'a <-> b'")
     a, b = (_vertices(topology, end) for end in ends)
-    found: npt.NDArray[np.bool_] = np.isin(topology.link_src, a) & np.isin(topology.link_dst, b)
+    found: Bools = np.isin(topology.link_src, a) & np.isin(topology.link_dst, b)
     if "<->" in match:
         found |= np.isin(topology.link_src, b) & np.isin(topology.link_dst, a)
     if not found.any():
@@ -103,7 +103,7 @@ def _hint(topology: Topology, match: str) -> str:
     return nearest(match, near or [name for name in topology.vertex_names if name.startswith("node0/")])
 
 
-def _without(topology: Topology, vertices: Ints, links: npt.NDArray[np.bool_]) -> Topology:
+def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:
     keep = np.ones(len(topology.vertex_names), dtype=bool)
     keep[vertices] = False
     number = np.cumsum(keep) - 1

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from clustersim.arrays import Floats as Floats
 
 STEP = 1e-3
 """Of a constant's logarithm, for a finite difference; downwards, where no bound stops it."""

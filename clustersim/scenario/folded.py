@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import engine
+from clustersim.arrays import Ints
 from clustersim.builder import build
 from clustersim.builder.at_once import Known, alone, spent, what
 from clustersim.builder.representative import Representative, representative
@@ -54,7 +54,6 @@ from clustersim.topology import GPU, NIC, NVSWITCH
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
-Ints = npt.NDArray[np.int64]
 
 PERIODIC = frozenset({"1f1b", "interleaved_1f1b"})
 """Schedules that add the same for each round of micro-batches."""

@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.device import Device
 from clustersim.errors import ScenarioError
 from clustersim.mix import Mix, total
 from clustersim.model import StepCost
 from clustersim.program import Compute, Op, Program
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.whatif import WIDER
+from clustersim.arrays import Bools
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
@@ -74,7 +74,7 @@ def _faster(prepared: Prepared, knob: str, factor: float) -> float:
     return step_time(replace(prepared, program=replace(program, roles=roles)).run().timeline)
 
 
-def links_of(topology: Topology, knob: str) -> npt.NDArray[np.bool_]:
+def links_of(topology: Topology, knob: str) -> Bools:
     """(links,) bool: those that ``NVLink``, ``NIC``, ``fabric``, ``network`` or ``inside`` widens."""
     kinds = enumerate(topology.link_kinds)
     if knob in LINKS:

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ScenarioError
 from clustersim.program import Compute, Op, Program
 from clustersim.scenario.schema import Slow
-
-Floats = npt.NDArray[np.float64]
 
 _GPU_BOUNDS = frozenset({"compute", "memory"})
 """What a slower GPU stretches; launches and input are the host's."""

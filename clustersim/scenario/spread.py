@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.program import COMPUTE_STREAM, Compute, Program, seconds
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
 
-Floats = npt.NDArray[np.float64]
 SLOWEST = 0.005
 """Share of hosts that MegaScale found to be slow, and removed."""
 AT_ONCE = 25
@@ -135,7 +134,7 @@ def _cost(prepared: Prepared) -> float:
     return ops / prepared.scenario.file.run.steps
 
 
-def _across(late: Floats, n: int) -> npt.NDArray[np.int64]:
+def _across(late: Floats, n: int) -> Ints:
     """n steps from the whole range of how late they are, whose places the order of draws does not decide."""
     order = np.argsort(late, kind="stable")
     return np.sort(order[np.linspace(0, late.size - 1, n).round().astype(int)])
@@ -149,7 +148,7 @@ def _joined(every: Sequence[Drawn]) -> Drawn:
     return Drawn(*(of(name) for name in Drawn.__dataclass_fields__))
 
 
-def _rows(found: Drawn, rows: npt.NDArray[np.int64]) -> Drawn:
+def _rows(found: Drawn, rows: Ints) -> Drawn:
     def of(name: str) -> Floats | None:
         one = getattr(found, name)
         return None if one is None else one[rows]
@@ -157,7 +156,7 @@ def _rows(found: Drawn, rows: npt.NDArray[np.int64]) -> Drawn:
     return Drawn(*(of(name) for name in Drawn.__dataclass_fields__))
 
 
-def _play(plain: Scenario, found: Drawn, rows: npt.NDArray[np.int64]) -> Floats:
+def _play(plain: Scenario, found: Drawn, rows: Ints) -> Floats:
     """(n,) [s] of these steps: some at once, behind some like the first of them that nobody counts."""
     warm, times = min(2, plain.file.run.steps - 1), []
     for begin in range(0, len(rows), AT_ONCE):

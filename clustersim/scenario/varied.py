@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.mesh import Mesh
 from clustersim.program import Compute, Op, Program, Role
 from clustersim.topology import Topology
@@ -18,7 +18,6 @@ from clustersim.variation import Drawn, Variation, Where, drawn
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
-Floats = npt.NDArray[np.float64]
 PASSES = ("forward", "backward")
 
 
@@ -42,7 +41,7 @@ def varied(program: Program, found: Drawn, mesh: Mesh) -> Program:
     return replace(program, roles=tuple(_varied(role, found, replica) for role in program.roles))
 
 
-def _varied(role: Role, found: Drawn, replica: npt.NDArray[np.int64]) -> Role:
+def _varied(role: Role, found: Drawn, replica: Ints) -> Role:
     paced = [i for i, op in enumerate(role.ops) if isinstance(op, Compute) and op.paced]
     if not paced:  # servers that compute no layers
         return role

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.holding import Holding
 from clustersim.mesh import Mesh
@@ -23,8 +23,6 @@ from clustersim.parallel.config import AtLeastOne
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
-
-Floats = npt.NDArray[np.float64]
 
 ParamDtype = Literal["fp32", "bf16", "fp16"]
 

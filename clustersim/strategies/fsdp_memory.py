@@ -11,14 +11,12 @@ Units in flight follow from who waits for whom in :mod:`clustersim.strategies.fs
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.holding import Holding, always
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, accumulated_bytes, element_bytes, gathered_bytes, plan
-
-Floats = npt.NDArray[np.float64]
 
 
 def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:

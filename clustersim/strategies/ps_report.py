@@ -6,14 +6,12 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from clustersim.mesh import Ints, Mesh
+from clustersim.arrays import Floats, Ints
+from clustersim.mesh import Mesh
 from clustersim.program import Program, Role, Send, Serve
 from clustersim.timeline import LinkUse, Timeline, step_ends
 from clustersim.topology import Topology
-
-Floats = npt.NDArray[np.float64]
 
 
 def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> dict[str, Any]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
-from clustersim.mesh import Ints, Mesh
+from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.strategies.buckets import ready_order
 from clustersim.topology import CPU, Topology
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from collections import defaultdict
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Mesh
 from clustersim.model import Model
@@ -30,8 +30,6 @@ from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import Rank, walked
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
-
-Floats = npt.NDArray[np.float64]
 
 PHASES = {
     "broadcast model": "copy the model",

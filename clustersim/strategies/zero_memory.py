@@ -7,16 +7,14 @@ stage 2, 16 Psi/N for stage 3 (arXiv:1910.02054, figure 1).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.holding import Holding, always, piling_up
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.program import DTYPE_BYTES
 from clustersim.strategies.zero_config import ZeroConfig, elements
 from clustersim.strategies.zero_trace import modules, persistent, visits
-
-Floats = npt.NDArray[np.float64]
 
 
 def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
