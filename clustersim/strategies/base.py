@@ -104,22 +104,17 @@ class OpList:
         return len(self.ops) - 1
 
     def compute(
-        self,
-        name: str,
-        seconds: float,
-        phase: str,
-        bound: str = "memory",
-        *,
-        flops: float = 0.0,
-        nbytes: float = 0.0,
-        stream: str = COMPUTE_STREAM,
+        self, name: str, seconds: float, phase: str, bound: str = "memory", *, nbytes: float = 0.0,
         after: tuple[int, ...] = (),
-        mix: Mix | None = None,
-    ) -> int:
-        """Append a Compute op of ``seconds`` at a rank's usual pace; returns its index."""
-        if mix is None and bound == "memory":
-            mix = Mix(memory=seconds)
-        return self.add(Compute(name, seconds, stream, after, phase, bound, flops, nbytes, self.step, mix=mix))
+    ) -> int:  # fmt: skip
+        """Append a Compute op of ``seconds`` at a rank's usual pace to its kernels; returns its index."""
+        mix = Mix(memory=seconds) if bound == "memory" else None
+        return self.add(Compute(name, seconds, COMPUTE_STREAM, after, phase, bound, 0.0, nbytes, self.step, mix=mix))
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The last op, for others to wait on; nothing before the first."""
+        return (len(self.ops) - 1,) if self.ops else ()
 
 
 def check(model: Model, cost: StepCost, steps: int) -> None:
@@ -138,29 +133,6 @@ def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
     ops.step = step
     if cost.step_overhead:
         ops.kernel = ops.compute("input", cost.step_overhead, "input", "host")
-
-
-def layer_pass(
-    ops: OpList,
-    model: Model,
-    cost: StepCost,
-    i: int,
-    kind: str,
-    share: float = 1.0,
-    name: str = "",
-    after: tuple[int, ...] = (),
-) -> int:
-    """A share of one layer's forward (``kind`` F) or backward, under its own name or a sub-module's; the op's index."""
-    forward, name = kind == "F", name or model.layers[i].name
-    seconds, flops, bound, mixes = (
-        (cost.forward[i], cost.forward_flops[i], cost.forward_bound[i], cost.forward_mix)
-        if forward
-        else (cost.backward[i], cost.backward_flops[i], cost.backward_bound[i], cost.backward_mix)
-    )
-    mix = mixes[i].times(share) if mixes else None
-    verb, phase = ("fwd", "forward") if forward else ("bwd", "backward")
-    seconds, flops = float(seconds) * share, float(flops) * share
-    return ops.compute(f"{verb} {name}", seconds, phase, bound, flops=flops, after=after, mix=mix)
 
 
 def accumulate(ops: OpList, model: Model, cost: StepCost, dtype: str) -> int:

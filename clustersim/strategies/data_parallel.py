@@ -82,13 +82,13 @@ class DataParallel(Rank[DataParallelConfig]):
     def _forward(self, i: int) -> Iterator[Part]:
         """Scatter, replicate, parallel_apply, gather, and the loss where the module does not compute it itself."""
         if i == 0:
-            self.ops.waits = self._replicate((self._talk("scatter", "inputs", self.inputs, self._here()),))
+            self.ops.waits = self._replicate((self._talk("scatter", "inputs", self.inputs, self.ops.here),))
         if i in self.losses:
             self._loss(i, "fwd", float(self.cost.forward[i]), float(self.cost.forward_flops[i]), "forward")
             return
         yield from self._launched(i)
         if i == len(self.model.layers) - len(self.losses) - 1 and self.config.gather_outputs:
-            self._talk("gather", "outputs", self.outputs, self._here())
+            self._talk("gather", "outputs", self.outputs, self.ops.here)
 
     def _replicate(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """Python builds a tree of modules per device (as long as touching every tensor once), and device 0 sends."""
@@ -111,7 +111,7 @@ class DataParallel(Rank[DataParallelConfig]):
 
     def _loss(self, i: int, verb: str, seconds: float, flops: float, phase: str) -> None:
         """On device 0, for everybody's outputs."""
-        self._at_zero(f"{verb} {self.model.layers[i].name}", self.n * seconds, phase, self._here(), self.n * flops)
+        self._at_zero(f"{verb} {self.model.layers[i].name}", self.n * seconds, phase, self.ops.here, self.n * flops)
 
     def _backward(self, i: int) -> Iterator[Part]:
         """Backward on every device, then all gradients to device 0."""
@@ -119,15 +119,15 @@ class DataParallel(Rank[DataParallelConfig]):
             self._loss(i, "bwd", float(self.cost.backward[i]), float(self.cost.backward_flops[i]), "backward")
             return
         if i == len(self.model.layers) - len(self.losses) - 1:
-            here = self._here()
+            here = self.ops.here
             self.ops.waits = (self._talk("scatter", "output gradients", self.outputs, here),) if self.losses else here
         yield WHOLE
         if i == 0:
             copy = base.gradient_pass(2.0 * self.parameters, self.cost)
-            flat = (self.ops.compute("flatten gradients", copy, "gradient", after=self._here()),)
+            flat = (self.ops.compute("flatten gradients", copy, "gradient", after=self.ops.here),)
             for c, nbytes in enumerate(self.chunks):
                 self._talk("reduce", f"gradients chunk {c}", nbytes, flat)
-            self._at_zero("unflatten gradients", copy, "gradient", self._here())
+            self._at_zero("unflatten gradients", copy, "gradient", self.ops.here)
 
     def finish(self) -> None:
         """Only device 0 has an optimizer."""
@@ -155,9 +155,6 @@ class DataParallel(Rank[DataParallelConfig]):
         pin = None if self.config.nccl or kind not in {"broadcast", "reduce"} else "direct"
         dtype = self.config.param_dtype
         return collective(self.ops, kind, what, nbytes, self.group, after, dtype=dtype, algorithm=pin)
-
-    def _here(self) -> tuple[int, ...]:
-        return (len(self.ops.ops) - 1,) if self.ops.ops else ()
 
     def notes(self) -> tuple[str, ...]:
         """Chunks, and who waits for whom."""

@@ -23,11 +23,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from clustersim.memo import kept_with_first
+from clustersim.mix import Mix
 from clustersim.model import Model, Tensor
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Collective
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
 from clustersim.schedules import Action
 from clustersim.strategies import base
 from clustersim.strategies.buckets import Bucket, assign, cut, ready_order
+from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import Part, Place, Rank, walked
 from clustersim.units import format_bytes
 
@@ -120,12 +122,9 @@ class DDP(Rank[DDPConfig]):
         elements = sum(layer.buffers for layer in self.model.layers)
         if not (self.config.broadcast_buffers and elements and self.group.size > 1):
             return ()
-        after = (len(self.ops.ops) - 1,) if self.ops.ops else ()
         dtype = self.config.param_dtype
         nbytes = float(elements * DTYPE_BYTES[dtype])
-        op = Collective("broadcast buffers", "broadcast", nbytes, self.group, after=after, dtype=dtype,
-                        step=self.ops.step)  # fmt: skip
-        return (self.ops.add(op),)
+        return (collective(self.ops, "broadcast", "buffers", nbytes, self.group, self.ops.here, dtype=dtype),)
 
     def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
         """All but a step's last backward are under no_sync."""
@@ -173,7 +172,7 @@ class DDP(Rank[DDPConfig]):
 
     def _launch(self, b: int) -> int:
         """all_reduce on NCCL's stream, behind what the compute stream has been given so far."""
-        return self._all_reduce(f"all_reduce bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(),))
+        return self._all_reduce(f"bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(),))
 
     def _last_kernel(self) -> int:
         """The last op on the compute stream."""
@@ -185,32 +184,22 @@ class DDP(Rank[DDPConfig]):
     def _all_reduce(self, name: str, nbytes: float, dtype: str, after: tuple[int, ...]) -> int:
         if self.group.size == 1:
             return after[0]
-        return self.ops.add(
-            Collective(
-                name,
-                "all_reduce",
-                nbytes,
-                self.group,
-                after=after,
-                dtype=dtype,
-                algorithm=self.config.algorithm,
-                protocol=self.config.protocol,
-                step=self.ops.step,
-            )
-        )
+        return collective(self.ops, "all_reduce", name, nbytes, self.group, after, dtype=dtype,
+                          algorithm=self.config.algorithm, protocol=self.config.protocol)  # fmt: skip
 
     def finish(self) -> None:
         """The end of backward (finalize_backward): wait for each bucket in turn and copy it back; then update."""
         config, waits, end = self.config, [], self._last_kernel()
         if config.find_unused_parameters and not config.static_graph:
             n_tensors = sum(len(bucket.names) for bucket in self.layout)
-            waits.append(self._all_reduce("all_reduce unused-parameter bitmap", 4.0 * n_tensors, "int32", (end,)))
+            waits.append(self._all_reduce("unused-parameter bitmap", 4.0 * n_tensors, "int32", (end,)))
         for b, bucket in enumerate(self.layout):
             reduced = self.launched[b]
             if config.comm_hook and config.wire_dtype != config.param_dtype:
                 uncast = base.gradient_pass(self._wire(b) + bucket.nbytes, self.cost)
-                name = f"uncast bucket {b}"
-                reduced = self.ops.compute(name, uncast, "gradient", stream=HOOK_STREAM, after=(reduced,))
+                op = Compute(f"uncast bucket {b}", uncast, HOOK_STREAM, (reduced,), "gradient", "memory",
+                             step=self.ops.step, mix=Mix(memory=uncast))  # fmt: skip
+                reduced = self.ops.add(op)
             if not config.gradient_as_bucket_view:
                 back = base.gradient_pass(2.0 * bucket.nbytes, self.cost) + self.cost.per_tensor * len(bucket.names)
                 self.ops.compute(

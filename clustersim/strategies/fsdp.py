@@ -26,10 +26,10 @@ from dataclasses import InitVar, dataclass, field
 
 from clustersim.mesh import Ints
 from clustersim.model import StepCost
-from clustersim.program import Collective
 from clustersim.schedules import Action
 from clustersim.strategies import base, fsdp_memory, sharded
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, gathered_bytes, plan
+from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
 from clustersim.units import format_bytes
 
@@ -159,11 +159,7 @@ class Shards:
         if groups.shape[1] > 1:
             dtype, kind = self.config.param_dtype, "all_gather"
             communicator = self.communicator if groups is self.plan.shard else "reshard"
-            op = Collective(
-                f"{kind} {name}", kind, nbytes, groups, after=after, dtype=dtype, communicator=communicator,
-                step=self.ops.step,
-            )  # fmt: skip
-            after = (self.ops.add(op),)
+            after = (collective(self.ops, kind, name, nbytes, groups, after, dtype=dtype, communicator=communicator),)
         self.gathered[unit] = after
 
     def _issued_after(self, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -218,18 +214,12 @@ class Shards:
         """reduce_scatter over the shards, then all_reduce of what is left over the replicas, then to the host."""
         name, dtype, plan, done = self.plan.units[unit].name, self.config.wire_dtype, self.plan, ready
         if plan.degree > 1:
-            op = Collective(
-                f"reduce_scatter {name}", "reduce_scatter", nbytes, plan.shard, after=(done,), dtype=dtype, redop="avg",
-                communicator=self.communicator, step=self.ops.step,
-            )  # fmt: skip
-            done = self.ops.add(op)
+            done = collective(self.ops, "reduce_scatter", name, nbytes, plan.shard, (done,), dtype=dtype, redop="avg",
+                              communicator=self.communicator)  # fmt: skip
             self.reducing = (done,)
         if plan.replicate.shape[1] > 1:
-            op = Collective(
-                f"all_reduce {name}", "all_reduce", nbytes / plan.degree, plan.replicate, stream=REPLICATE,
-                after=(done,), dtype=dtype, redop="avg", communicator=REPLICATE, step=self.ops.step,
-            )  # fmt: skip
-            done = self.ops.add(op)
+            done = collective(self.ops, "all_reduce", name, nbytes / plan.degree, plan.replicate, (done,), dtype=dtype,
+                              redop="avg", stream=REPLICATE, communicator=REPLICATE)  # fmt: skip
         if self.host is not None:
             numel = plan.units[unit].padded(plan.degree) / plan.degree
             kept = numel * element_bytes(self.config)[2]

@@ -10,6 +10,7 @@ Every function appends to an :class:`~clustersim.strategies.base.OpList` and ret
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from clustersim.mesh import Ints
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM, Collective, Compute, Recv, Send
@@ -46,28 +47,17 @@ def take(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[in
 
 def request(ops: base.OpList, what: str, link: Link, after: tuple[int, ...] = ()) -> int:
     """A pull begins at the receiver: it asks, once ``after`` has ended. One request may ask for several pieces."""
-    return ops.add(
-        Send(
-            f"pull request {what}",
-            REQUEST_BYTES,
-            link.peer,
-            f"{link.stream} request",
-            after,
-            _asks(link),
-            step=ops.step,
-        )
-    )
+    return ops.add(Send(f"pull request {what}", REQUEST_BYTES, link.peer, *_asks(link, after), step=ops.step))
 
 
 def requested(ops: base.OpList, what: str, link: Link) -> int:
     """The sender's side: it has been asked."""
-    return ops.add(
-        Recv(f"pull request {what}", REQUEST_BYTES, link.peer, f"{link.stream} request", (), _asks(link), step=ops.step)
-    )
+    return ops.add(Recv(f"pull request {what}", REQUEST_BYTES, link.peer, *_asks(link, ()), step=ops.step))
 
 
-def _asks(link: Link) -> str:
-    return f"pull request{link.tag}"
+def _asks(link: Link, after: tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
+    """Stream, needs and tag of a request."""
+    return f"{link.stream} request", after, f"pull request{link.tag}"
 
 
 def pull(ops: base.OpList, what: str, nbytes: float, link: Link, asked: int) -> int:
@@ -80,28 +70,23 @@ def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[
     return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, after, f"pull{link.tag}", step=ops.step))
 
 
+class How(TypedDict, total=False):
+    """Fields of a :class:`clustersim.program.Collective` that most leave as they are."""
+
+    stream: str
+    dtype: str
+    redop: str
+    root: int
+    communicator: str
+    algorithm: str | None
+    protocol: str | None
+
+
 def collective(
-    ops: base.OpList,
-    kind: str,
-    what: str,
-    nbytes: float,
-    groups: Ints,
-    after: tuple[int, ...] = (),
-    *,
-    root: int = 0,
-    dtype: str = "fp32",
-    stream: str = COMM_STREAM,
-    algorithm: str | None = None,
-    protocol: str | None = None,
-    communicator: str = "world",
+    ops: base.OpList, kind: str, what: str, nbytes: float, groups: Ints, after: tuple[int, ...] = (), **how: Unpack[How]
 ) -> int:
     """One of :data:`clustersim.program.COLLECTIVES`; ``nbytes`` is the full tensor, ``root`` a position in a group."""
-    return ops.add(
-        Collective(
-            f"{kind} {what}".strip(), kind, nbytes, groups, stream, after, dtype, root=root, algorithm=algorithm,
-            protocol=protocol, communicator=communicator, step=ops.step,
-        )
-    )  # fmt: skip
+    return ops.add(Collective(f"{kind} {what}".strip(), kind, nbytes, groups, after=after, step=ops.step, **how))
 
 
 def barrier(ops: base.OpList, groups: Ints, after: tuple[int, ...] = (), *, stream: str = COMM_STREAM) -> int:

@@ -26,28 +26,16 @@ class Server:
     Parameters
     ----------
     ops : to append to. s : which server. rate : [bytes/s] of its memory.
-    updates : it runs the optimizer too; else it hands back the sum. by_layer : a layer may be pulled as soon as it is
-        done; else all of them when the last one is.
     own : the worker on the same rank, or -1; its gradients need no transfer.
     """
 
-    def __init__(
-        self,
-        ops: base.OpList,
-        model: Model,
-        cost: StepCost,
-        layout: Layout,
-        s: int,
-        element: int,
-        *,
-        updates: bool = True,
-        by_layer: bool = False,
-        own: int = -1,
-    ) -> None:
-        self.ops, self.model, self.cost, self.layout, self.s, self.element = ops, model, cost, layout, s, element
-        self.updates, self.by_layer, self.own = updates, by_layer, own
+    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, s: int) -> None:
+        self.ops, self.model, self.cost, self.layout, self.s = ops, model, cost, layout, s
+        self.by_layer = layout.config.by_layer
+        worker = np.flatnonzero(layout.leaders == layout.servers[s])
+        self.own = int(worker[0]) if layout.config.server == "worker" else -1
         self.kept = [i for i in range(len(layout.pieces)) if layout.numel[i, s]]
-        memory = cost.host_bandwidth if layout.on_cpu else cost.grad_copy_bandwidth
+        memory = cost.host_bandwidth if layout.config.server == "cpu" else cost.grad_copy_bandwidth
         self.rate = memory / float(layout.neighbours[s])
         self.done: dict[int, tuple[int, ...]] = {}
         self.began = False
@@ -100,7 +88,7 @@ class Server:
                 summed.append(
                     self._serve(f"accumulate {name} worker {w}", self.accumulate_seconds(i), "gradient", after)
                 )
-            if self.updates:
+            if self.layout.config.server_updates:
                 self.done[i] = (self._serve(f"update {name}", self.update_seconds(i), "optimizer", tuple(summed)),)
             else:
                 self.done[i] = tuple(summed)
@@ -116,7 +104,7 @@ class Server:
         return self.cost.optimizer_traffic * share / self.rate
 
     def _bytes(self, i: int) -> float:
-        return float(self.layout.numel[i, self.s] * self.element)
+        return float(self.layout.numel[i, self.s] * self.layout.element)
 
     def _serve(self, name: str, seconds: float, phase: str, after: tuple[int, ...]) -> int:
         nbytes = seconds * self.rate
@@ -134,9 +122,9 @@ class AsyncServer(Server):
     run's to decide; who must have been applied before a read is known beforehand, so it is a list of ``after``.
     """
 
-    def __init__(self, *args: object, staleness: int | None, **options: object) -> None:
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.staleness = staleness
+    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, s: int) -> None:
+        super().__init__(ops, model, cost, layout, s)
+        self.staleness = layout.config.staleness
         self.applied: list[dict[int, list[int]]] = []  # [step][layer][worker]: the op that applied its gradient
         self.clocks: dict[tuple[int, int], int] = {}
 

@@ -25,24 +25,15 @@ class Worker:
 
     Parameters
     ----------
-    ops : to append to. ranks : (n,) int, of the role. element : bytes of one element on the wire.
-    by_layer : a layer may be asked for as soon as its own push has ended; else after the last push.
+    ops : to append to. ranks : (n,) int, of the role.
     serves : the server that sits on this very rank, or -1: what it keeps needs no transfer.
     """
 
     def __init__(
-        self,
-        ops: base.OpList,
-        model: Model,
-        cost: StepCost,
-        layout: Layout,
-        ranks: Ints,
-        element: int,
-        by_layer: bool = False,
-        serves: int = -1,
+        self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, ranks: Ints, serves: int
     ) -> None:
-        self.ops, self.model, self.cost, self.layout, self.element = ops, model, cost, layout, element
-        self.by_layer, self.serves = by_layer, serves
+        self.ops, self.model, self.cost, self.layout, self.serves = ops, model, cost, layout, serves
+        self.by_layer, self.element = layout.config.by_layer, layout.element
         self.talks = np.isin(ranks, layout.leaders)
         self.links = [self._link(s) for s in range(len(layout.servers))]
         self.ends_with = {piece.layers[0]: i for i, piece in enumerate(layout.pieces)}

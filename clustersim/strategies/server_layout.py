@@ -1,17 +1,70 @@
-"""Where parameter servers sit, who their workers are, and which tensor each of them keeps."""
+"""Parameter servers as they are asked for: where they sit, who their workers are, and which tensor each keeps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.model import Model
+from clustersim.parallel.config import AtLeastOne
+from clustersim.program import DTYPE_BYTES
+from clustersim.strategies import base
 from clustersim.strategies.buckets import ready_order
 from clustersim.topology import CPU, Topology
+
+
+class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="parameter_server"):
+    """Knobs of training with parameter servers.
+
+    Parameters
+    ----------
+    server : ``"cpu"`` (parameters in host memory, reached over PCIe), ``"gpu"`` (a GPU of its own) or ``"worker"``
+        (a worker serves as well). servers : how many, each with a part of the parameters.
+    sharding : ``"round_robin"`` deals out whole tensors, ``"even"`` cuts every tensor.
+    gpus_per_worker : GPUs of one worker, which adds up their gradients before it pushes. gpus_per_server : GPUs of one
+        server (only for ``server = "gpu"``), each with its part.
+    server_updates : the server runs the optimizer; else it only adds up and the workers do.
+    bucket_cap_mb : neighbouring layers travel together, in messages of as many MiB: pushed when the last of their
+        gradients is final, used when all have been pulled. A message per layer when absent, as TensorFlow and MXNet
+        send each variable by itself; a server behind PyTorch's RPC gets all gradients at once, so more than the model.
+    by_layer : a layer can be pulled as soon as it is done, while others are still on their way.
+    mode : ``"sync"`` or ``"async"``. staleness : steps a worker may be ahead of the slowest; no bound when absent.
+    """
+
+    server: Literal["cpu", "gpu", "worker"] = "cpu"
+    servers: AtLeastOne = 1
+    sharding: Literal["round_robin", "even"] = "round_robin"
+    gpus_per_worker: AtLeastOne = 1
+    gpus_per_server: AtLeastOne = 1
+    server_updates: bool = True
+    bucket_cap_mb: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    by_layer: bool = False
+    mode: Literal["sync", "async"] = "sync"
+    staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode == "sync" and self.staleness:
+            raise ValueError(f"staleness = {self.staleness} needs mode = 'async'; a synchronous step is never stale")
+        if self.mode == "async" and not self.server_updates:
+            raise ValueError("mode = 'async' needs server_updates = true: nobody else sees every gradient")
+        if self.gpus_per_server > 1 and self.server != "gpu":
+            raise ValueError(f"gpus_per_server = {self.gpus_per_server} needs server = 'gpu'")
+
+    @property
+    def shards(self) -> int:
+        """Server ranks: each keeps a part."""
+        return self.servers * self.gpus_per_server
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether everybody waits for everybody, so that gradients may be added up before they are applied."""
+        return self.mode == "sync" or self.staleness == 0
 
 
 @dataclass(frozen=True)
@@ -33,7 +86,7 @@ class Layout:
     neighbours : (S,) int, how many servers share a server's memory, itself included.
     pieces : what travels in one message, in order of forward. numel : (pieces, S) float, elements of each piece's
         parameters that each server keeps. by_layer : (layers,) float, elements of each layer.
-    on_cpu : servers keep them in host memory.
+    config : the knobs.
     """
 
     workers: Ints
@@ -42,7 +95,12 @@ class Layout:
     pieces: tuple[Piece, ...]
     numel: Floats
     by_layer: Floats
-    on_cpu: bool
+    config: ParameterServerConfig
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element on the wire."""
+        return DTYPE_BYTES[self.config.param_dtype]
 
     @property
     def leaders(self) -> Ints:
@@ -54,12 +112,13 @@ class Layout:
         return f"server {s}" if len(self.servers) > 1 else "server"
 
 
-def place(topology: Topology, mesh: Mesh, server: str, count: int) -> Mesh:
-    """The mesh with ``count`` servers at its end: on CPUs, node by node and socket by socket, or on the last GPUs of
-    the nodes, which then do not work. Servers that are workers need no place of their own.
+def place(topology: Topology, mesh: Mesh, config: ParameterServerConfig) -> Mesh:
+    """The mesh with the servers at its end: on CPUs, node by node and socket by socket, or on the last GPUs of the
+    nodes, which then do not work. Servers that are workers need no place of their own.
 
     Raises :class:`ProgramError` where there is no CPU, or no GPU left to work.
     """
+    server, count = config.server, config.shards
     if server == "worker":
         return mesh
     nodes = list(dict.fromkeys(topology.vertex_node[mesh.gpus].tolist()))
@@ -80,11 +139,9 @@ def place(topology: Topology, mesh: Mesh, server: str, count: int) -> Mesh:
     return Mesh(np.array(workers + servers), max(map(len, free)), count)
 
 
-def layout(
-    model: Model, mesh: Mesh, server: str, count: int, gpus_per_worker: int, sharding: str, cap: float = 0.0
-) -> Layout:
-    """Workers, servers and what each keeps, in messages of ``cap`` elements. Raises :class:`ProgramError` where ranks
-    do not divide."""
+def layout(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Layout:
+    """Workers, servers and what each keeps. Raises :class:`ProgramError` where ranks do not divide."""
+    server, count, gpus_per_worker = config.server, config.shards, config.gpus_per_worker
     if mesh.workers % gpus_per_worker:
         raise ProgramError(
             f"{mesh.workers} GPUs do not divide into workers of {gpus_per_worker} (at $.strategy.gpus_per_worker)"
@@ -99,10 +156,11 @@ def layout(
             raise ProgramError(f"the mesh has {mesh.servers} server rank(s), the strategy {count}; place them first")
         servers = np.arange(mesh.workers, mesh.world_size, dtype=np.int64)
     _, home, sharers = np.unique(mesh.gpus[servers], return_inverse=True, return_counts=True)
-    kept = shares(model, count, sharding)
+    kept = shares(model, count, config.sharding)
+    cap = (config.bucket_cap_mb or 0.0) * 2**20 / DTYPE_BYTES[config.param_dtype]
     found = pieces(model, kept.sum(axis=1), cap)
     numel = np.array([kept[list(piece.layers)].sum(axis=0) for piece in found])
-    return Layout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), server == "cpu")
+    return Layout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), config)
 
 
 def pieces(model: Model, numel: Floats, cap: float) -> tuple[Piece, ...]:

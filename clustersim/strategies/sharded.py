@@ -10,8 +10,9 @@ import numpy as np
 
 from clustersim.errors import ProgramError, UnitError
 from clustersim.mesh import Ints, Mesh
+from clustersim.mix import Mix
 from clustersim.model import StepCost
-from clustersim.program import DTYPE_BYTES, Collective
+from clustersim.program import DTYPE_BYTES, Collective, Compute
 from clustersim.strategies import base
 from clustersim.units import parse_bandwidth
 
@@ -130,12 +131,15 @@ class Host:
 
     def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
         """A pinned copy between host and device, beside everything else."""
-        return ops.compute(name, nbytes / self.pcie, "memcpy", nbytes=nbytes, stream=stream, after=after)
+        seconds = nbytes / self.pcie
+        mix = Mix(memory=seconds)
+        return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
 
     def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...], bytes_each: float = ADAM_HOST_BYTES) -> int:
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
         seconds = numel * bytes_each * self.ranks / self.dram
-        return ops.compute("optimizer on the CPU", seconds, "optimizer", "host", stream=HOST_STREAM, after=after)
+        name, phase = "optimizer on the CPU", "optimizer"
+        return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
 
 
 def check_bandwidths(pcie_bandwidth: str, dram_bandwidth: str | None) -> None:

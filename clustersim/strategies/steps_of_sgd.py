@@ -78,7 +78,7 @@ class SGD(Rank[StepsOfSGDConfig]):
 
     def begin_step(self) -> None:
         """Scatter the batch."""
-        before = tuple(dict.fromkeys((*self.last, *self._here())))
+        before = tuple(dict.fromkeys((*self.last, *self.ops.here)))
         samples = self.n * self.config.gradient_accumulation_steps * self.config.micro_batch_size
         batch = samples * base.sample_bytes(self.model)
         self.ops.waits = (
@@ -107,15 +107,10 @@ class SGD(Rank[StepsOfSGDConfig]):
         dtype = self.config.param_dtype
         self.last = (collective(ops, "broadcast", "parameters", parameters, self.group, (updated,), dtype=dtype),)
 
-    def _here(self) -> tuple[int, ...]:
-        return (len(self.ops.ops) - 1,) if self.ops.ops else ()
-
     def _exchange(self, kind: str, nbytes: float) -> int:
-        config = self.config
-        return collective(
-            self.ops, kind, "gradients", nbytes, self.group, self._here(), dtype=config.param_dtype,
-            algorithm=config.algorithm, protocol=config.protocol,
-        )  # fmt: skip
+        config, ops = self.config, self.ops
+        return collective(ops, kind, "gradients", nbytes, self.group, ops.here, dtype=config.param_dtype,
+                          algorithm=config.algorithm, protocol=config.protocol)  # fmt: skip
 
     def _at_root(self, name: str, seconds: float, phase: str, after: int, nbytes: float = 0.0) -> int:
         """Work that rank 0 does while the others have none."""

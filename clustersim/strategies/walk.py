@@ -15,8 +15,9 @@ from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from clustersim.mesh import Mesh
+from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
-from clustersim.program import Program
+from clustersim.program import COMPUTE_STREAM, Compute, Program
 from clustersim.schedules import Action, Order, Slot, schedule
 from clustersim.strategies import base
 from clustersim.variation import usual
@@ -175,10 +176,19 @@ def accumulation(passes: int) -> Order:
 
 def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
     """Lays layers of a whole model, a kernel each."""
+    forward = "fwd", "forward", cost.forward, cost.forward_flops, cost.forward_bound, cost.forward_mix
+    backward = "bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix
 
     def lay(place: Place, action: Action, part: Part) -> Iterable[None]:
-        waits, ops.waits = ops.waits, ()
-        ops.kernel = base.layer_pass(ops, model, cost, place[1], action.kind, part.share, part.name, waits)
+        i, waits, ops.waits = place[1], ops.waits, ()
+        if action.kind == "F":
+            verb, phase, all_seconds, all_flops, bounds, mixes = forward
+        else:
+            verb, phase, all_seconds, all_flops, bounds, mixes = backward
+        seconds, flops, bound = float(all_seconds[i]) * part.share, float(all_flops[i]) * part.share, bounds[i]
+        mix = mixes[i].times(part.share) if mixes else Mix(memory=seconds) if bound == "memory" else None
+        name = f"{verb} {part.name or model.layers[i].name}"
+        ops.kernel = ops.add(Compute(name, seconds, COMPUTE_STREAM, waits, phase, bound, flops, step=ops.step, mix=mix))
         return ()
 
     return lay
