@@ -10,11 +10,14 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 import tomllib
+import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +34,8 @@ SHOWN = 60
 """Characters of a value in a message."""
 
 Raised = type[ClusterSimError]
+Table: TypeAlias = dict[str, Any]
+"""Of a file that people write, as it was parsed: by key text, numbers, lists and further tables."""
 
 
 def shown(value: object) -> str:
@@ -98,7 +103,7 @@ def text_of(path: Path, error: Raised) -> str:
         raise error(f"{path}: is not a text file in UTF-8: {wrong.reason} (line {line})") from None
 
 
-def toml(text: str, where: str, error: Raised) -> dict[str, Any]:
+def toml(text: str, where: str, error: Raised) -> Table:
     """The tables of a TOML text; ``where`` is said first in an error. Raises ``error``."""
     try:
         found = tomllib.loads(text.replace("\r\n", "\n"))
@@ -120,11 +125,11 @@ def headline(title: str) -> tuple[str, str]:
     return (name, changes[:-1]) if title.endswith(")") and name else (title, "")
 
 
-def json_table(text: str, where: str, error: Raised) -> dict[str, Any]:
+def json_table(text: str, where: str, error: Raised) -> Table:
     """The object of a JSON text, every key once. Raises ``error``."""
     twice: list[str] = []
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> Table:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
@@ -143,7 +148,7 @@ def json_table(text: str, where: str, error: Raised) -> dict[str, Any]:
     return found
 
 
-def yaml_table(text: str, where: str, error: Raised) -> dict[str, Any]:
+def yaml_table(text: str, where: str, error: Raised) -> Table:
     """The mapping of a YAML text of plain values, every key once, without aliases or tags. Raises ``error``."""
     try:
         import yaml
@@ -151,6 +156,24 @@ def yaml_table(text: str, where: str, error: Raised) -> dict[str, Any]:
         raise error(needs(f"{where}: YAML", "exchange")) from None
     if len(text) > LARGEST_YAML:
         raise error(f"{where}: {format_bytes(len(text))} are more than the {format_bytes(LARGEST_YAML)} of YAML read")
+
+    try:
+        found = yaml.load(text, _plain_loader(where, error))
+    except yaml.YAMLError as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        what = getattr(wrong, "problem", None) or wrong
+        raise error(f"{where}: is not YAML of plain values: {what}{line}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not YAML: {_beyond(wrong)}") from None
+    if not isinstance(found, dict):
+        raise error(f"{where}: holds {shown(found)}, not keys with values")
+    check(found, where, error)
+    return found
+
+
+def _plain_loader(where: str, error: Raised) -> Any:
+    import yaml
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -166,19 +189,7 @@ def yaml_table(text: str, where: str, error: Raised) -> dict[str, Any]:
             made: dict[Any, Any] = super().construct_mapping(node, deep)
             return made
 
-    try:
-        found = yaml.load(text, Plain)
-    except yaml.YAMLError as wrong:
-        mark = getattr(wrong, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        what = getattr(wrong, "problem", None) or wrong
-        raise error(f"{where}: is not YAML of plain values: {what}{line}") from None
-    except (ValueError, RecursionError) as wrong:
-        raise error(f"{where}: is not YAML: {_beyond(wrong)}") from None
-    if not isinstance(found, dict):
-        raise error(f"{where}: holds {shown(found)}, not keys with values")
-    check(found, where, error)
-    return found
+    return Plain
 
 
 T = TypeVar("T")
@@ -238,3 +249,40 @@ def _beyond(wrong: Exception) -> str:
         return "tables and lists lie too deep inside each other"
     text = str(wrong)
     return "a whole number has thousands of digits" if "integer string conversion" in text else text[:200]
+
+
+def at_path(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
+    """The value and the declared type at msgspec's path ``.cluster.links[1]``, as far as both can be followed."""
+    for name, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", path):
+        if name:
+            value = value.get(name) if isinstance(value, dict) else None
+            kind = typing.get_type_hints(kind, include_extras=True).get(name) if _is_struct(kind) else None
+        else:
+            value = value[int(index)] if isinstance(value, list) and index.isdigit() else value
+            bare, arguments = _bare(kind), typing.get_args(_bare(kind))
+            kind = arguments[-1 if typing.get_origin(bare) is dict else 0] if arguments else None
+        kind = _bare(kind)
+    return value, kind
+
+
+def fields_of(kind: Any) -> list[str]:
+    """Names of a Struct's fields, as a file has them; none of another type."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else []
+
+
+def choices_of(kind: Any) -> list[str]:
+    """What a Literal allows."""
+    return [str(choice) for choice in typing.get_args(kind)]
+
+
+def _bare(kind: Any) -> Any:
+    """A type without Annotated and Optional around it."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _bare(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        return _bare(next(one for one in typing.get_args(kind) if one is not type(None)))
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

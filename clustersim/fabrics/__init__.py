@@ -11,9 +11,9 @@ from clustersim.fabrics.changes import Change, change, links_of
 from clustersim.fabrics.check import Report, check
 from clustersim.fabrics.fitted import calibration_text
 from clustersim.fabrics.load import files, load, mesh, node, uncalibrated
-from clustersim.fabrics.measured import numbers_of
-from clustersim.fabrics.networks import dragonfly, fat_tree, no_fabric, one_switch, rail_optimised
+from clustersim.fabrics.networks import dragonfly, fat_tree, one_switch, rail_optimised
 from clustersim.fabrics.node import Node
+from clustersim.fabrics.reading import numbers_of
 
 __all__ = [
     "Change",
@@ -28,7 +28,6 @@ __all__ = [
     "links_of",
     "load",
     "mesh",
-    "no_fabric",
     "node",
     "numbers_of",
     "one_switch",

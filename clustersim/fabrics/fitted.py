@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from clustersim import units
 from clustersim.calibrated import PARTS, Calibration, Constant, Provenance, names, unit_of
 from clustersim.errors import TopologyError, UnitError, nearest
-from clustersim.fabrics.schema import CalibrationSpec, ConstantSpec
 from clustersim.tomls import toml_value
 
 _PARSE: Mapping[str, Callable[[str], float]] = {
@@ -20,6 +21,39 @@ _PARSE: Mapping[str, Callable[[str], float]] = {
     "B": units.parse_bytes,
 }
 _WRITTEN = {"s": (1e6, " us"), "B/s": (1e-9, " GB/s"), "B": (1.0, " B"), "": (1.0, "")}
+
+
+class ConstantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fitted constant and its 95 % interval, each with its unit where it has one (``"17.2 us"``).
+
+    Parameters
+    ----------
+    value : as fitted. low, high : ends of the interval.
+    """
+
+    value: str | float
+    low: str | float | None = None
+    high: str | float | None = None
+
+
+class CalibrationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Constants fitted to this machine's own measurements (:class:`clustersim.calibrated.Calibration`).
+
+    Parameters
+    ----------
+    date : of the fit. data : files it is from. versions : of the software measured. rows : how many.
+    nccl, gloo, mpi, device : constants by name. refused : constants that the rows cannot tell, and why.
+    """
+
+    date: str = ""
+    data: list[str] = []
+    versions: list[str] = []
+    rows: int = 0
+    nccl: dict[str, ConstantSpec] = {}
+    gloo: dict[str, ConstantSpec] = {}
+    mpi: dict[str, ConstantSpec] = {}
+    device: dict[str, ConstantSpec] = {}
+    refused: dict[str, str] = {}
 
 
 def calibration(spec: CalibrationSpec, where: str) -> Calibration:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from clustersim import limits
-from clustersim.calibrated import Calibration, MeasuredNumber
+from clustersim.calibrated import Calibration
 from clustersim.errors import TopologyError, nearest
 from clustersim.fabrics import fitted, measured, networks, reading, schema
 from clustersim.fabrics.changes import Change, change
@@ -62,7 +62,8 @@ _KNOWN: ByWeight[Topology] = ByWeight(300_000, _links)
 
 
 def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[str, Any] | None) -> Topology:
-    spec = reading.read(path)
+    chain = _chain(path)
+    spec = chain[0][0]
     if nodes is not None and nodes < 1:
         raise TopologyError(f"{path}: a cluster has at least one node, not {nodes}")
     if spec.vertices or spec.links:
@@ -70,16 +71,21 @@ def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[st
             raise TopologyError(f"{path}: lists its own links; there is no fabric to change")
         topology = _listed(spec, str(path), nodes)
     else:
-        machines = _machines(spec, path, nodes)
-        joined = _fabric(spec, path)
+        machines = _machines(chain, nodes)
+        joined = next((one.fabric for one, _ in chain if one.fabric is not None), schema.NoFabric())
         if fabric:
             joined = reading.changed_fabric(joined, dict(fabric))
-        topology = _join(machines, joined, spec.name, str(path))
-    topology = replace(topology, calibration=_calibration(spec, path), measured=_measured(spec, path))
+        try:
+            topology = networks.join(machines, joined, spec.name)
+        except TopologyError as error:
+            raise TopologyError(f"{path}: $.fabric: {error}") from None
+    numbers = next((measured.numbers(one.measured, str(at)) for one, at in chain if one.measured), ())
+    topology = replace(topology, calibration=_calibration(chain), measured=numbers)
     if device is not None:
         types = {id(t): replace(t, device=device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
-    return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(_changes(spec, path))))
+    changes = [change for one, _ in reversed(chain) for change in one.changes]
+    return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(changes)))
 
 
 def files(name_or_path: str) -> tuple[Path, ...]:
@@ -108,8 +114,7 @@ def node(name_or_path: str) -> Node:
     >>> len(fabrics.fat_tree([fabrics.node("hgx-h100")] * 4, oversubscription=2).gpus)
     32
     """
-    path = _find(name_or_path)
-    return _node(reading.read(path), path, ())
+    return _node(_chain(_find(name_or_path)))
 
 
 def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | None = None) -> Mesh:
@@ -173,61 +178,49 @@ def _named(name: str, path: Path, field: str) -> Path:
         raise TopologyError(f"{path}: $.{field}: {error}") from None
 
 
-def _base(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> tuple[schema.TopologyFile, Path] | None:
-    if spec.extends is None:
-        return None
-    base = _named(spec.extends, path, "extends")
-    if base in (*seen, path):
-        raise TopologyError(f"{path}: $.extends: {spec.extends!r} leads back to this file")
-    return reading.read(base), base
+Chain = Sequence[tuple[schema.TopologyFile, Path]]
+"""A file and where it is, then the one that it extends, and so on."""
 
 
-def _node(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...]) -> Node:
-    base = _base(spec, path, seen)
-    below = _node(*base, (*seen, path)) if base else None
-    if spec.node is None and below is None:
+def _chain(path: Path, seen: tuple[Path, ...] = ()) -> Chain:
+    """The files that one is made of. Raises :class:`TopologyError` where they lead back to it, or to one ``seen``."""
+    found = [(reading.read(path), path)]
+    while (name := found[-1][0].extends) is not None:
+        here = found[-1][1]
+        base = _named(name, here, "extends")
+        if base in (*seen, *(one for _, one in found)):
+            raise TopologyError(f"{here}: $.extends: {name!r} leads back to this file")
+        found.append((reading.read(base), base))
+    return found
+
+
+def _node(chain: Chain) -> Node:
+    (spec, path), *below = chain
+    base = _node(below) if below else None
+    if spec.node is None and base is None:
         raise TopologyError(f"{path}: needs a [node], or extends = the name of a topology that has one")
-    return build_node(spec.name, spec.node or schema.NodeSpec(), below, spec.domain, str(path))
+    return build_node(spec.name, spec.node or schema.NodeSpec(), base, spec.domain, str(path))
 
 
-def _fabric(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> schema.FabricSpec:
-    if spec.fabric is not None:
-        return spec.fabric
-    base = _base(spec, path, seen)
-    return _fabric(*base, (*seen, path)) if base else schema.NoFabric()
+def _calibration(chain: Chain) -> Calibration | None:
+    """The fitted constants of a file, and those of the files it extends which it does not give itself."""
+    found: Calibration | None = None
+    for spec, path in reversed(chain):
+        found = fitted.calibration(spec.calibration, str(path)).over(found) if spec.calibration else found
+    return found
 
 
-def _changes(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> list[schema.ChangeSpec]:
-    base = _base(spec, path, seen)
-    return [*(_changes(*base, (*seen, path)) if base else []), *spec.changes]
-
-
-def _calibration(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> Calibration | None:
-    """The file's fitted constants, and those of the file it extends which it does not give itself."""
-    base = _base(spec, path, seen)
-    below = _calibration(*base, (*seen, path)) if base else None
-    return fitted.calibration(spec.calibration, str(path)).over(below) if spec.calibration else below
-
-
-def _measured(spec: schema.TopologyFile, path: Path, seen: tuple[Path, ...] = ()) -> tuple[MeasuredNumber, ...]:
-    """The file's measured numbers, else those of the file it extends."""
-    if spec.measured:
-        return measured.numbers(spec.measured, str(path))
-    base = _base(spec, path, seen)
-    return _measured(*base, (*seen, path)) if base else ()
-
-
-def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Sequence[Node]:
+def _machines(chain: Chain, nodes: int | None) -> Sequence[Node]:
+    spec, path = chain[0]
     if not spec.nodes:
-        one = _node(spec, path, ())
+        one = _node(chain)
         _affordable((nodes or 1) * (len(one.kinds) + len(one.wires)), nodes or 1, f"{path}")
         return [one] * (nodes or 1)
     out: list[Node] = []
     for i, entry in enumerate(spec.nodes):
         if entry.count < 1:
             raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
-        other = _find(entry.type, path)
-        one = _node(reading.read(other), other, (path,))
+        one = _node(_chain(_find(entry.type, path), (path,)))
         _affordable(entry.count * (len(one.kinds) + len(one.wires)), entry.count, f"{path}: $.nodes[{i}].count")
         out += [one] * entry.count
     if nodes not in (None, len(out)):
@@ -238,25 +231,6 @@ def _machines(spec: schema.TopologyFile, path: Path, nodes: int | None) -> Seque
 def _affordable(parts: int, nodes: int, where: str) -> None:
     """Raise :class:`TopologyError` where the vertices and links of so many nodes take more memory than there is."""
     limits.check(PART * parts, f"for a topology of {nodes:,} nodes ({where})", "use fewer nodes", TopologyError)
-
-
-def _join(machines: Sequence[Node], spec: schema.FabricSpec, name: str, where: str) -> Topology:
-    builders = {
-        schema.OneSwitch: networks.one_switch,
-        schema.RailOptimised: networks.rail_optimised,
-        schema.FatTree: networks.fat_tree,
-        schema.Dragonfly: networks.dragonfly,
-    }
-    if isinstance(spec, schema.NoFabric):
-        return networks.no_fabric(machines, name=name)
-    knobs = {key: value for key, value in msgspec.structs.asdict(spec).items() if key != "source"}
-    if isinstance(spec, schema.OneSwitch):
-        knobs.pop("switch_latency")
-    try:
-        built: Topology = builders[type(spec)](machines, name=name, **knobs)
-    except TopologyError as error:
-        raise TopologyError(f"{where}: $.fabric: {error}") from None
-    return built
 
 
 def _change(spec: schema.ChangeSpec, where: str) -> Change:

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
 
 from clustersim import units
 from clustersim.calibrated import MeasuredNumber
 from clustersim.errors import TopologyError, UnitError
-from clustersim.fabrics import reading
-from clustersim.fabrics.schema import MeasuredSpec, NumberSpec
+from clustersim.units import Bandwidth, Seconds
+
+
+class NumberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One timed collective: ``{nodes = 2, size = "8 B", time = "38 us"}``, or ``busbw`` as nccl-tests prints it.
+
+    Parameters
+    ----------
+    size : of the buffer, as nccl-tests counts it. nodes : that took part. gpus : of each node; all when absent.
+    time : what it took. busbw : instead, the bus bandwidth. nccl : its version.
+    launch : how the job was started; nccl-tests' ``-g 8`` is ``single_process``, ``-t 8`` is ``threads``.
+    """
+
+    size: str
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    time: Seconds | None = None
+    busbw: Bandwidth | None = None
+    launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
+    nccl: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9]+")] = "2.28"
+
+
+class MeasuredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A few numbers of this machine, by collective.
+
+    Parameters
+    ----------
+    all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send : what each was measured to take.
+    """
+
+    all_reduce: list[NumberSpec] = []
+    all_gather: list[NumberSpec] = []
+    reduce_scatter: list[NumberSpec] = []
+    broadcast: list[NumberSpec] = []
+    reduce: list[NumberSpec] = []
+    all_to_all: list[NumberSpec] = []
+    send: list[NumberSpec] = []
 
 
 def numbers(spec: MeasuredSpec, where: str) -> tuple[MeasuredNumber, ...]:
@@ -19,11 +55,6 @@ def numbers(spec: MeasuredSpec, where: str) -> tuple[MeasuredNumber, ...]:
         for kind in MeasuredSpec.__struct_fields__
         for i, one in enumerate(getattr(spec, kind))
     )
-
-
-def numbers_of(table: Mapping[str, Any], where: str) -> tuple[MeasuredNumber, ...]:
-    """The same from a parsed table, such as a scenario's."""
-    return numbers(reading.decode({"name": "", "measured": dict(table)}, where).measured or MeasuredSpec(), where)
 
 
 def _number(kind: str, spec: NumberSpec, path: str) -> MeasuredNumber:

@@ -11,144 +11,126 @@ a group of a dragonfly one vertex, ``local``, for the links among its switches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from clustersim.errors import TopologyError
 from clustersim.fabrics.draft import Draft, Ports, lay
 from clustersim.fabrics.node import Node
+from clustersim.fabrics.schema import OWN, Dragonfly, FabricSpec, FatTree, NoFabric, OneSwitch, RailOptimised
 from clustersim.topology import Ints, Topology
 
 ADAPTIVE = "adaptive"
-PORT_LATENCY, SWITCH_LATENCY = 300e-9, 230e-9
-"""Seconds between a NIC and its switch (half of 0.6 us from NIC to NIC, HDR InfiniBand) and between two switches."""
 
 
-def no_fabric(nodes: Sequence[Node], *, name: str = "nodes") -> Topology:
-    """Nodes that nothing joins; inside each, everything works."""
-    return lay(nodes).topology(name, "none")
-
-
-def one_switch(
-    nodes: Sequence[Node], *, name: str = "one_switch", port_latency: float = PORT_LATENCY, routing: str = "destination"
-) -> Topology:
-    """Every NIC on one non-blocking switch. ``port_latency`` [s] is of each NIC-switch hop."""
-    draft = lay(nodes)
+def join(nodes: Sequence[Node], spec: FabricSpec, name: str) -> Topology:
+    """Nodes joined as a fabric says. Raises :class:`TopologyError` for numbers that make no network."""
+    draft, kind = lay(nodes), str(spec.__struct_config__.tag)
+    if isinstance(spec, NoFabric):
+        return draft.topology(name, kind)
+    build, above_zero = _BUILDERS[type(spec)]
+    for knob, value in above_zero(spec).items():
+        if not (isinstance(value, int | float) and value > 0):
+            raise TopologyError(f"{knob} must be above zero, not {value!r}")
     if len(draft.ports):
-        switch = draft.add_switches(["switch0"])
-        _attach(draft, np.broadcast_to(switch, draft.ports.vertex.shape), port_latency)
-    return draft.topology(name, "one_switch", routing)
+        build(draft, spec, name)
+    return draft.topology(name, kind, spec.routing)
 
 
-def rail_optimised(
-    nodes: Sequence[Node],
-    *,
-    name: str = "rail_optimised",
-    radix: int = 64,
-    nodes_per_unit: int | None = None,
-    oversubscription: float = 1.0,
-    port_latency: float = PORT_LATENCY,
-    switch_latency: float = SWITCH_LATENCY,
-    routing: str = "destination",
-) -> Topology:
-    """NIC i of every node of a scalable unit on that unit's leaf i.
+def one_switch(nodes: Sequence[Node], *, name: str = "one_switch", **knobs: Any) -> Topology:
+    """Every NIC on one non-blocking switch; ``knobs`` : of :class:`clustersim.fabrics.schema.OneSwitch`."""
+    return join(nodes, OneSwitch(source=OWN, **knobs), name)
 
-    ``radix`` ports a switch, half of a leaf's down (so ``nodes_per_unit`` is ``radix / 2`` unless given). Up to
+
+def rail_optimised(nodes: Sequence[Node], *, name: str = "rail_optimised", **knobs: Any) -> Topology:
+    """NIC i of every node of a scalable unit on that unit's leaf i; ``knobs`` : of
+    :class:`clustersim.fabrics.schema.RailOptimised`."""
+    return join(nodes, RailOptimised(source=OWN, **knobs), name)
+
+
+def fat_tree(nodes: Sequence[Node], *, name: str = "fat_tree", **knobs: Any) -> Topology:
+    """A folded Clos; ``knobs`` : of :class:`clustersim.fabrics.schema.FatTree`. Raises :class:`TopologyError` when the
+    NICs do not fit."""
+    return join(nodes, FatTree(source=OWN, **knobs), name)
+
+
+def dragonfly(nodes: Sequence[Node], *, name: str = "dragonfly", **knobs: Any) -> Topology:
+    """Groups of switches that are all joined; ``knobs`` : of :class:`clustersim.fabrics.schema.Dragonfly`."""
+    return join(nodes, Dragonfly(source=OWN, **knobs), name)
+
+
+def _one_switch(draft: Draft, spec: OneSwitch, name: str) -> None:
+    switch = draft.add_switches(["switch0"])
+    _attach(draft, np.broadcast_to(switch, draft.ports.vertex.shape), spec.port_latency)
+
+
+def _rail_optimised(draft: Draft, spec: RailOptimised, name: str) -> None:
+    """``radix`` ports a switch, half of a leaf's down (so ``nodes_per_unit`` is ``radix / 2`` unless given). Up to
     ``radix`` leaves meet at one tier of spines; more, at spines of 32-leaf same-rail pods below cores (NVIDIA's
     SuperPOD reference layout).
     """
-    per_unit = nodes_per_unit or max(radix // 2, 1)
-    _positive("nodes_per_unit", per_unit, "oversubscription", oversubscription, "radix", radix)
-    draft = lay(nodes)
-    ports = draft.ports
-    if not len(ports):
-        return draft.topology(name, "rail_optimised", routing)
-    units = math.ceil(len(nodes) / per_unit)
+    per_unit, ports, half = spec.nodes_per_unit or max(spec.radix // 2, 1), draft.ports, max(spec.radix // 2, 1)
+    units = math.ceil(len(draft.node_types) / per_unit)
     # Leaves of one rail are neighbours, so that a pod holds one rail's leaves and same-rail traffic stays below cores.
     number = ports.rail * units + ports.node // per_unit
     used, leaf_of = np.unique(number, return_inverse=True)
     leaves = draft.add_switches([f"leaf{i}" for i in range(len(used))])
-    _attach(draft, leaves[leaf_of], port_latency)
-    up = per_unit * float(ports.rate.max()) / oversubscription
-    pods = (used // units) * math.ceil(units / max(radix // 2, 1)) + (used % units) // max(radix // 2, 1)
-    _clos(draft, leaves, pods, up, radix, switch_latency, pooled=routing == ADAPTIVE)
-    return draft.topology(name, "rail_optimised", routing)
+    _attach(draft, leaves[leaf_of], spec.port_latency)
+    up = per_unit * float(ports.rate.max()) / spec.oversubscription
+    pods = (used // units) * math.ceil(units / half) + (used % units) // half
+    _clos(draft, leaves, pods, up, spec)
 
 
-def fat_tree(
-    nodes: Sequence[Node],
-    *,
-    name: str = "fat_tree",
-    radix: int = 64,
-    levels: int | None = None,
-    oversubscription: float = 1.0,
-    port_latency: float = PORT_LATENCY,
-    switch_latency: float = SWITCH_LATENCY,
-    routing: str = "destination",
-) -> Topology:
-    """A folded Clos of ``radix``-port switches; NICs fill leaves in node order.
-
-    ``oversubscription`` is a leaf's down-link : up-link bandwidth. ``levels`` is 2 (leaf, spine) or 3 (leaf, spine of a
-    pod, core); None takes the fewest that reach. Raises :class:`TopologyError` when the NICs do not fit.
-    """
-    _positive("oversubscription", oversubscription, "radix", radix - 1)
-    down = min(max(round(radix * oversubscription / (1 + oversubscription)), 1), radix - 1)
-    draft = lay(nodes)
-    ports = draft.ports
-    if not len(ports):
-        return draft.topology(name, "fat_tree", routing)
+def _fat_tree(draft: Draft, spec: FatTree, name: str) -> None:
+    """NICs fill leaves in node order. ``oversubscription`` is a leaf's down-link : up-link bandwidth."""
+    radix, ratio, ports = spec.radix, spec.oversubscription, draft.ports
+    down = min(max(round(radix * ratio / (1 + ratio)), 1), radix - 1)
     n_leaves = math.ceil(len(ports) / down)
     needed = 1 if n_leaves == 1 else 2 if n_leaves <= radix else 3
-    levels = max(needed, 2) if levels is None else levels
+    levels = max(needed, 2) if spec.levels is None else spec.levels
     pod = max(radix // 2, 1)
     if levels not in (2, 3) or needed > levels or n_leaves > radix * pod:
         most = down * radix * (1 if levels == 2 else pod)
         raise TopologyError(f"{name}: a {levels}-tier fat tree of radix {radix} holds {most} NICs, not {len(ports)}")
     leaves = draft.add_switches([f"leaf{i}" for i in range(n_leaves)])
-    _attach(draft, leaves[np.arange(len(ports)) // down], port_latency)
+    _attach(draft, leaves[np.arange(len(ports)) // down], spec.port_latency)
     pods = np.arange(n_leaves) // pod if levels == 3 else np.zeros(n_leaves, dtype=np.int64)
-    up = down * float(ports.rate.max()) / oversubscription
-    _clos(draft, leaves, pods, up, radix, switch_latency, levels, pooled=routing == ADAPTIVE)
-    return draft.topology(name, "fat_tree", routing)
+    _clos(draft, leaves, pods, down * float(ports.rate.max()) / ratio, spec, three=levels == 3)
 
 
-def dragonfly(
-    nodes: Sequence[Node],
-    *,
-    name: str = "dragonfly",
-    switches_per_group: int = 32,
-    nics_per_switch: int = 16,
-    global_links_per_switch: int = 16,
-    taper: float = 1.0,
-    port_latency: float = PORT_LATENCY,
-    switch_latency: float = SWITCH_LATENCY,
-    routing: str = ADAPTIVE,
-) -> Topology:
-    """Groups whose switches are all joined; switch s of a group is joined to switch s of every other.
-
-    The ``global_links_per_switch`` links of a switch are shared evenly by the other groups; ``taper`` scales them.
-    ``routing`` other than adaptive takes the one shortest way, which neighbours then share.
+def _dragonfly(draft: Draft, spec: Dragonfly, name: str) -> None:
+    """Switch s of a group is joined to switch s of every other. The ``global_links_per_switch`` links of a switch are
+    shared evenly by the other groups; ``taper`` scales them. ``routing`` other than adaptive takes the one shortest
+    way, which neighbours then share.
     """
-    _positive("switches_per_group", switches_per_group, "nics_per_switch", nics_per_switch, "taper", taper)
-    _positive("global_links_per_switch", global_links_per_switch)
-    draft = lay(nodes)
-    ports = draft.ports
-    if not len(ports):
-        return draft.topology(name, "dragonfly", routing)
-    n_switches, rate = math.ceil(len(ports) / nics_per_switch), float(ports.rate.max())
-    groups = math.ceil(n_switches / switches_per_group)
-    if groups > 1 and routing != ADAPTIVE:
-        n_switches = groups * switches_per_group
-    names = [f"group{i // switches_per_group}/switch{i % switches_per_group}" for i in range(n_switches)]
-    switches = draft.add_switches(names)
-    _attach(draft, switches[np.arange(len(ports)) // nics_per_switch], port_latency)
-    share = rate * taper * global_links_per_switch / max(groups - 1, 1)
-    if routing == ADAPTIVE:
-        _pooled_groups(draft, switches, switches_per_group, rate, share, switch_latency)
-    else:
-        _minimal_groups(draft, switches, switches_per_group, rate, share, switch_latency)
-    return draft.topology(name, "dragonfly", routing)
+    ports, size = draft.ports, spec.switches_per_group
+    n_switches, rate = math.ceil(len(ports) / spec.nics_per_switch), float(ports.rate.max())
+    groups = math.ceil(n_switches / size)
+    if groups > 1 and spec.routing != ADAPTIVE:
+        n_switches = groups * size
+    switches = draft.add_switches([f"group{i // size}/switch{i % size}" for i in range(n_switches)])
+    _attach(draft, switches[np.arange(len(ports)) // spec.nics_per_switch], spec.port_latency)
+    share = rate * spec.taper * spec.global_links_per_switch / max(groups - 1, 1)
+    lay_groups = _pooled_groups if spec.routing == ADAPTIVE else _minimal_groups
+    lay_groups(draft, switches, size, rate, share, spec.switch_latency)
+
+
+def _shape(spec: Dragonfly) -> dict[str, float]:
+    names = ("switches_per_group", "nics_per_switch", "taper", "global_links_per_switch")
+    return {name: getattr(spec, name) for name in names}
+
+
+Lay = Callable[[Draft, Any, str], None]
+_BUILDERS: dict[type[FabricSpec], tuple[Lay, Callable[[Any], dict[str, float]]]] = {
+    OneSwitch: (_one_switch, lambda spec: {}),
+    RailOptimised: (_rail_optimised, lambda spec: {"nodes_per_unit": spec.nodes_per_unit or 1,
+                                                   "oversubscription": spec.oversubscription, "radix": spec.radix}),
+    FatTree: (_fat_tree, lambda spec: {"oversubscription": spec.oversubscription, "radix": spec.radix - 1}),
+    Dragonfly: (_dragonfly, _shape),
+}  # fmt: skip
+"""Who lays the switches of a fabric around its nodes, and what must be above zero for it."""
 
 
 def _minimal_groups(draft: Draft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
@@ -184,15 +166,16 @@ def _attach(draft: Draft, switch: Ints, latency: float) -> None:
 
 
 def _clos(
-    draft: Draft, leaves: Ints, pod: Ints, up: float, radix: int, latency: float, levels: int = 0, *, pooled: bool
+    draft: Draft, leaves: Ints, pod: Ints, up: float, spec: RailOptimised | FatTree, *, three: bool = False
 ) -> None:
-    """Spines above leaves, and cores above spines if the leaves fill more than one tier reaches.
+    """Spines above leaves, and cores above spines for ``three`` tiers, or if the leaves are more than one tier reaches.
 
-    ``up`` [bytes/s] is what one leaf sends upwards, spread evenly over the spines it sees; ``pooled`` ones are one.
+    ``up`` [bytes/s] is what one leaf sends upwards, spread evenly over the spines it sees; adaptive ones are one.
     """
+    radix, latency, pooled = spec.radix, spec.switch_latency, spec.routing == ADAPTIVE
     if len(leaves) <= 1:
         return
-    if levels != 3 and len(leaves) <= radix:
+    if not three and len(leaves) <= radix:
         width = 1 if pooled else _tier(len(leaves), radix, radix)
         spines = draft.add_switches([f"spine{i}" for i in range(width)])
         _full_mesh(draft, leaves, spines, up / len(spines), latency)
@@ -221,9 +204,3 @@ def _tier(n_leaves: int, radix: int, down_ports: int) -> int:
 
 def _full_mesh(draft: Draft, low: Ints, high: Ints, bandwidth: float, latency: float) -> None:
     draft.add_cables(np.repeat(low, len(high)), np.tile(high, len(low)), bandwidth, latency)
-
-
-def _positive(*pairs: object) -> None:
-    for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if not (isinstance(value, int | float) and value > 0):
-            raise TopologyError(f"{name} must be above zero, not {value!r}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from clustersim.errors import TopologyError, nearest
 from clustersim.fabrics.names import expand
-from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec, VerticesSpec
+from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec
 from clustersim.topology import GPU, NIC, Floats, Ints, NodeType
 
 Ends = tuple[str, str]
@@ -127,11 +127,6 @@ def _domain(spec: DomainSpec | None, kinds: Mapping[str, str], where: str) -> Do
     wires: dict[Ends, Wire] = {}
     add_wires(wires, spec.links, {**kinds, **shared}, f"{where}: $.domain.links")
     return Domain(spec.nodes, shared, wires)
-
-
-def vertex_kinds(entries: Iterable[VerticesSpec]) -> dict[str, str]:
-    """Kind by name of all the vertices that entries list."""
-    return {vertex: entry.kind for entry in entries for vertex in expand(entry.names)}
 
 
 def add_wires(wires: dict[Ends, Wire], entries: Iterable[LinksSpec], known: Mapping[str, str], where: str) -> None:

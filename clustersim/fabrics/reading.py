@@ -10,33 +10,16 @@ from typing import Any
 import msgspec
 
 from clustersim import texts
+from clustersim.calibrated import MeasuredNumber
 from clustersim.errors import TopologyError, nearest
+from clustersim.fabrics.measured import MeasuredSpec, numbers
 from clustersim.fabrics.names import expand
-from clustersim.fabrics.schema import (
-    FABRIC_KINDS,
-    CalibrationSpec,
-    ChangeSpec,
-    ConstantSpec,
-    DomainSpec,
-    Dragonfly,
-    FabricSpec,
-    FatTree,
-    LinksSpec,
-    MeasuredSpec,
-    NodeSpec,
-    NodesSpec,
-    NoFabric,
-    NumberSpec,
-    OneFabric,
-    OneSwitch,
-    RailOptimised,
-    TopologyFile,
-    VerticesSpec,
-)  # fmt: skip
+from clustersim.fabrics.schema import FABRICS, OWN, DomainSpec, FabricSpec, NodeSpec, NoFabric, OneFabric, TopologyFile
+from clustersim.texts import Table
 from clustersim.units import quantity
 
 
-def decode(data: dict[str, Any], where: str) -> TopologyFile:
+def decode(data: Table, where: str) -> TopologyFile:
     """A checked file from parsed TOML. Raises :class:`TopologyError` with file, field path, value and nearest name."""
     try:
         spec = msgspec.convert(data, TopologyFile, dec_hook=quantity)
@@ -48,12 +31,12 @@ def decode(data: dict[str, Any], where: str) -> TopologyFile:
     return spec
 
 
-def changed_fabric(fabric: FabricSpec, changes: dict[str, Any]) -> FabricSpec:
+def changed_fabric(fabric: FabricSpec, changes: Table) -> FabricSpec:
     """The fabric with some fields changed; with ``kind``, another one altogether.
 
     Raises :class:`TopologyError` naming the field, its value and the nearest right name.
     """
-    table: dict[str, Any] = {"source": "the scenario's own", **changes}
+    table: Table = {"source": OWN, **changes}
     table.setdefault("kind", fabric.__struct_config__.tag)
     try:
         read: FabricSpec = msgspec.convert({"fabric": table}, OneFabric, dec_hook=quantity).fabric
@@ -98,55 +81,25 @@ def parse(text: str, where: str) -> TopologyFile:
     return decode(texts.toml(text, where, TopologyError), where)
 
 
-def _explain(message: str, data: dict[str, Any]) -> str:
+def numbers_of(table: Table, where: str) -> tuple[MeasuredNumber, ...]:
+    """What a parsed table, such as a scenario's, says was measured. Raises :class:`TopologyError`."""
+    return numbers(decode({"name": "", "measured": dict(table)}, where).measured or MeasuredSpec(), where)
+
+
+def _explain(message: str, data: Table) -> str:
     """msgspec's message, with the nearest right name added; it gives the field path itself."""
     unknown = re.search(r"unknown field `([^`]+)`(?: - at `\$(.*)`)?", message)
     invalid = re.search(r"Invalid (?:enum )?value '(.*)' - at `\$(.*)`", message)
     if unknown:
-        known = _fields_at(unknown.group(2) or "", data)
-        return f"unknown field {unknown.group(1)!r} at ${unknown.group(2) or ''}; {nearest(unknown.group(1), known)}"
+        path = unknown.group(2) or ""
+        kind = FABRICS.get(data["fabric"].get("kind"), NoFabric) if path == ".fabric" else _declared(path)
+        return f"unknown field {unknown.group(1)!r} at ${path}; {nearest(unknown.group(1), texts.fields_of(kind))}"
     if invalid:
-        field = invalid.group(2).rsplit(".", 1)[-1]
-        known = FABRIC_KINDS if invalid.group(2) == ".fabric.kind" else _choices(invalid.group(2), field)
-        return f"{invalid.group(1)!r} is no {field} at ${invalid.group(2)}; {nearest(invalid.group(1), known)}"
+        path = invalid.group(2)
+        known = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))
+        return f"{invalid.group(1)!r} is no {path.rsplit('.', 1)[-1]} at ${path}; {nearest(invalid.group(1), known)}"
     return message
 
 
-_BY_PATH: dict[str, type[msgspec.Struct]] = {
-    "": TopologyFile,
-    ".node": NodeSpec,
-    ".domain": DomainSpec,
-    ".vertices[]": VerticesSpec,
-    ".links[]": LinksSpec,
-    ".nodes[]": NodesSpec,
-    ".changes[]": ChangeSpec,
-    ".calibration": CalibrationSpec,
-    ".calibration.nccl[...]": ConstantSpec,
-    ".calibration.gloo[...]": ConstantSpec,
-    ".calibration.mpi[...]": ConstantSpec,
-    ".calibration.device[...]": ConstantSpec,
-    ".measured": MeasuredSpec,
-    **{f".measured.{kind}[]": NumberSpec for kind in MeasuredSpec.__struct_fields__},
-}
-
-
-def _struct_at(path: str) -> type[msgspec.Struct] | None:
-    generic = re.sub(r"\[\d+\]", "[]", path)
-    return _BY_PATH.get(generic) or _BY_PATH.get("." + generic.rsplit(".", 1)[-1])
-
-
-def _fields_at(path: str, data: dict[str, Any]) -> tuple[str, ...]:
-    if path == ".fabric":
-        kinds = {"one_switch": OneSwitch, "rail_optimised": RailOptimised, "fat_tree": FatTree, "dragonfly": Dragonfly}
-        return kinds.get(data["fabric"].get("kind"), NoFabric).__struct_fields__
-    struct = _struct_at(path)
-    return struct.__struct_fields__ if struct else ()
-
-
-def _choices(path: str, field: str) -> tuple[str, ...]:
-    struct = _struct_at(path.rsplit(".", 1)[0])
-    for info in msgspec.structs.fields(struct) if struct else ():
-        if info.name == field:
-            found: tuple[str, ...] = tuple(re.findall(r"'(\w+)'", str(info.type)))
-            return found
-    return ()
+def _declared(path: str) -> Any:
+    return texts.at_path(None, TopologyFile, path)[1]

@@ -7,10 +7,13 @@ remove parts. Every bandwidth is a line rate of one direction, with its unit, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from clustersim.fabrics.fitted import CalibrationSpec
+from clustersim.fabrics.measured import MeasuredSpec
 from clustersim.units import Bandwidth, Seconds
 
 
@@ -185,7 +188,12 @@ class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
 
 
 FabricSpec: TypeAlias = NoFabric | OneSwitch | RailOptimised | FatTree | Dragonfly
-FABRIC_KINDS = ("none", "one_switch", "rail_optimised", "fat_tree", "dragonfly")
+FABRICS: Mapping[str, type[FabricSpec]] = {
+    str(one.__struct_config__.tag): one for one in (NoFabric, OneSwitch, RailOptimised, FatTree, Dragonfly)
+}
+"""By their ``kind``."""
+OWN = "the scenario's own"
+"""Source of a fabric that no file describes."""
 
 
 class OneFabric(_Strict, frozen=True):
@@ -220,75 +228,6 @@ class ChangeSpec(_Strict, frozen=True):
     bandwidth: Bandwidth | None = None
     remove: str | None = None
     source: str = ""
-
-
-class ConstantSpec(_Strict, frozen=True):
-    """A fitted constant and its 95 % interval, each with its unit where it has one (``"17.2 us"``).
-
-    Parameters
-    ----------
-    value : as fitted. low, high : ends of the interval.
-    """
-
-    value: str | float
-    low: str | float | None = None
-    high: str | float | None = None
-
-
-class CalibrationSpec(_Strict, frozen=True):
-    """Constants fitted to this machine's own measurements (:class:`clustersim.calibrated.Calibration`).
-
-    Parameters
-    ----------
-    date : of the fit. data : files it is from. versions : of the software measured. rows : how many.
-    nccl, gloo, mpi, device : constants by name. refused : constants that the rows cannot tell, and why.
-    """
-
-    date: str = ""
-    data: list[str] = []
-    versions: list[str] = []
-    rows: int = 0
-    nccl: dict[str, ConstantSpec] = {}
-    gloo: dict[str, ConstantSpec] = {}
-    mpi: dict[str, ConstantSpec] = {}
-    device: dict[str, ConstantSpec] = {}
-    refused: dict[str, str] = {}
-
-
-class NumberSpec(_Strict, frozen=True):
-    """One timed collective: ``{nodes = 2, size = "8 B", time = "38 us"}``, or ``busbw`` as nccl-tests prints it.
-
-    Parameters
-    ----------
-    size : of the buffer, as nccl-tests counts it. nodes : that took part. gpus : of each node; all when absent.
-    time : what it took. busbw : instead, the bus bandwidth. nccl : its version.
-    launch : how the job was started; nccl-tests' ``-g 8`` is ``single_process``, ``-t 8`` is ``threads``.
-    """
-
-    size: str
-    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
-    gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    time: Seconds | None = None
-    busbw: Bandwidth | None = None
-    launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
-    nccl: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9]+")] = "2.28"
-
-
-class MeasuredSpec(_Strict, frozen=True):
-    """A few numbers of this machine, by collective.
-
-    Parameters
-    ----------
-    all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send : what each was measured to take.
-    """
-
-    all_reduce: list[NumberSpec] = []
-    all_gather: list[NumberSpec] = []
-    reduce_scatter: list[NumberSpec] = []
-    broadcast: list[NumberSpec] = []
-    reduce: list[NumberSpec] = []
-    all_to_all: list[NumberSpec] = []
-    send: list[NumberSpec] = []
 
 
 class TopologyFile(_Strict, frozen=True):

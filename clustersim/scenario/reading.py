@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,10 +15,10 @@ import msgspec
 
 from clustersim.errors import ClusterSimError, ScenarioError, nearest
 from clustersim.paths import data_path, shipped
-from clustersim.texts import check, plain_file, short, shown, text_of, there, toml
+from clustersim.texts import Table as Table
+from clustersim.texts import at_path, check, choices_of, fields_of, plain_file, short, shown, text_of, there, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
-Table = dict[str, Any]
 
 EXCLUSIVE = (
     ("model.hf_config", "model.name"),
@@ -175,15 +173,15 @@ def convert(
 def _explain(message: str, table: Table, struct: type, file: str, at: str, changed: Iterable[str]) -> ScenarioError:
     what, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
-    value, kind = _walk(table, struct, path)
+    value, kind = at_path(table, struct, path)
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         name = found.group(1)
-        wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, _names(kind))}"
+        wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, fields_of(kind) or ['nothing'])}"
         path += f".{name}"
     elif found := re.fullmatch(r"Object missing required field `(.*)`", what):
-        wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(_names(kind))}"
+        wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
     elif what.startswith("Invalid enum value"):
-        wrong = f"{shown(value)} is not a choice; {nearest(str(value), _choices(kind))}"
+        wrong = f"{shown(value)} is not a choice; {nearest(str(value), choices_of(kind))}"
     elif what.startswith("Expected"):
         wrong = f"{shown(value)} does not fit: {_plain(what)}"
     else:
@@ -198,46 +196,6 @@ def _plain(what: str) -> str:
     words |= {"float": "a number", "object": "a table", "array": "an array"}
     text = re.sub(r"`([^`]*)`", lambda m: " or ".join(words.get(w, w) for w in m.group(1).split(" | ")), what)
     return text[:1].lower() + text[1:]
-
-
-def _walk(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
-    """The value and the declared type at msgspec's path ``.cluster.links[1]``, as far as both can be followed."""
-    for name, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", path):
-        if name:
-            value = value.get(name) if isinstance(value, dict) else None
-            kind = _hints(kind).get(name)
-        else:
-            value = value[int(index)] if isinstance(value, list) and index.isdigit() else value
-            arguments = typing.get_args(_struct_of(kind))
-            kind = arguments[0] if arguments else None
-        kind = _struct_of(kind)
-    return value, kind
-
-
-def _struct_of(kind: Any) -> Any:
-    """A type without Annotated and Optional around it."""
-    if typing.get_origin(kind) is typing.Annotated:
-        return _struct_of(typing.get_args(kind)[0])
-    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
-        inner = [a for a in typing.get_args(kind) if a is not type(None)]
-        return _struct_of(inner[0])
-    return kind
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True) if _is_struct(kind) else {}
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _names(kind: Any) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else ["nothing"]
-
-
-def _choices(kind: Any) -> list[str]:
-    return [str(choice) for choice in typing.get_args(kind)]
 
 
 @contextmanager
