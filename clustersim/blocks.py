@@ -176,9 +176,13 @@ class RankSets:
         return sets
 
 
+def no_rows() -> Columns:
+    """Columns of nothing."""
+    return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
+
+
 def joined(parts: Iterable[Columns]) -> Columns:
     """Rows one after another, sorted by op, then start, then set."""
-    none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-    op, sets, ready, start, end = (np.concatenate(column) for column in zip(none, *parts, strict=True))
+    op, sets, ready, start, end = (np.concatenate(column) for column in zip(no_rows(), *parts, strict=True))
     order = np.lexsort((sets, start, op))
     return op[order], sets[order], ready[order], start[order], end[order]

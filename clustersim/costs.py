@@ -54,19 +54,11 @@ class Costs:
     """
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
-    hop: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.944 * US,
-            "nvlink/LL128": 1.86 * US,
-            "nvlink/Simple": 2.92 * US,
-            "pcie/LL": 4.02 * US,
-            "pcie/LL128": 2.5 * US,
-            "pcie/Simple": 4.48 * US,
-            "net/LL": 3.98 * US,
-            "net/LL128": 5.13 * US,
-            "net/Simple": 13.3 * US,
-        }
-    )
+    hop: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.944 * US, "nvlink/LL128": 1.86 * US, "nvlink/Simple": 2.92 * US,
+        "pcie/LL": 4.02 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.48 * US,
+        "net/LL": 3.98 * US, "net/LL128": 5.13 * US, "net/Simple": 13.3 * US,
+    })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
         **{
@@ -90,22 +82,12 @@ class Costs:
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
     rooted_overlap: Mapping[str, float] = _table(LL=0.319, LL128=0.6, Simple=0.53)
     # Share of the line rate a protocol's payload reaches.
-    share: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.342,
-            "nvlink/LL128": 0.723,
-            "nvlink/Simple": 0.813,
-            "pcie/LL": 0.35,
-            "pcie/LL128": 0.7,
-            "pcie/Simple": 0.76,
-            "shm/LL": 0.332,
-            "shm/LL128": 0.5,
-            "shm/Simple": 0.437,
-            "net/LL": 0.215,
-            "net/LL128": 0.984,
-            "net/Simple": 1.0,
-        }
-    )
+    share: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.342, "nvlink/LL128": 0.723, "nvlink/Simple": 0.813,
+        "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
+        "shm/LL": 0.332, "shm/LL128": 0.5, "shm/Simple": 0.437,
+        "net/LL": 0.215, "net/LL128": 0.984, "net/Simple": 1.0,
+    })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
         pascal=0.996, volta=1.0, ampere=1.0, hopper=0.996, blackwell=0.997, amd=0.8
     )
@@ -129,13 +111,9 @@ class Costs:
         pascal=10e9, volta=10e9, ampere=17.6e9, hopper=87.0e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
-        pascal=2.2 * 2**20,
-        volta=2.2 * 2**20,
-        ampere=2.43 * 2**20,
-        hopper=66.8 * 2**20,
-        blackwell=66 * 2**20,
+        pascal=2.2 * 2**20, volta=2.2 * 2**20, ampere=2.43 * 2**20, hopper=66.8 * 2**20, blackwell=66 * 2**20,
         amd=2.2 * 2**20,
-    )
+    )  # fmt: skip
     p2p_max_channels: float = 16.0
     # Host.
     base: float = 3.61 * US
@@ -197,18 +175,9 @@ class GlooCosts:
     """
 
     call: Mapping[str, float] = _table(
-        all_reduce=56e-6,
-        all_gather=103e-6,
-        reduce_scatter=110e-6,
-        all_to_all=67e-6,
-        broadcast=58e-6,
-        reduce=60e-6,
-        scatter=65e-6,
-        gather=91e-6,
-        send=65e-6,
-        sendrecv=65e-6,
-        barrier=65e-6,
-    )
+        all_reduce=56e-6, all_gather=103e-6, reduce_scatter=110e-6, all_to_all=67e-6, broadcast=58e-6,
+        reduce=60e-6, scatter=65e-6, gather=91e-6, send=65e-6, sendrecv=65e-6, barrier=65e-6,
+    )  # fmt: skip
     message: float = 41e-6
     turn: float = 92e-6
     stream: float = 4.8e9
@@ -267,21 +236,10 @@ GLOO_COSTS = GlooCosts()
 MPI_COSTS = MpiCosts()
 
 _SECONDS = (
-    *("hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base"),
-    *(
-        "host_floor",
-        "host_single",
-        "host_floor_per_gpu",
-        "host_p2p",
-        "host_p2p_peer",
-        "threads_base",
-        "threads_step",
-        "call",
-        "message",
-        "turn",
-        "copy",
-    ),
-)
+    "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
+    "host_floor_per_gpu", "host_p2p", "host_p2p_peer", "threads_base", "threads_step", "call", "message", "turn",
+    "copy",
+)  # fmt: skip
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 
@@ -319,15 +277,15 @@ def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
     >>> overlaid(COSTS, {"base": 5e-6, "net_share.ib": 0.9}).net_share["ib"]
     0.9
     """
-    changed: dict[str, Any] = {}
+    changed: dict[str, float | dict[str, float]] = {}
     for name, value in values.items():
         head, _, key = name.partition(".")
         if key:
-            table = changed.get(head) or dict(getattr(costs, head))
-            if key not in table:
+            table = changed.setdefault(head, dict(getattr(costs, head)))
+            if not isinstance(table, dict) or key not in table:
                 raise KeyError(name)
-            changed[head] = {**table, key: value}
+            table[key] = value
         else:
             changed[head] = value
-    frozen: dict[str, Any] = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
+    frozen: Any = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
     return replace(costs, **frozen)

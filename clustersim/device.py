@@ -16,6 +16,7 @@ from typing import Any
 
 from clustersim.errors import TopologyError, nearest
 from clustersim.paths import data_path
+from clustersim.texts import Table
 from clustersim.units import parse_bandwidth, parse_bytes, parse_flops, parse_time
 
 
@@ -25,9 +26,8 @@ class Figure:
 
     Parameters
     ----------
-    value : float, in SI units, or a fraction.
-    source : str, who measured or printed it.
-    estimated : bool, true where it was carried over from the architecture family or argued, not measured.
+    value : in SI units, or a fraction. source : who measured or printed it. estimated : it was carried over from the
+        architecture family or argued, not measured.
     """
 
     value: float
@@ -56,16 +56,14 @@ class Device:
 
     Parameters
     ----------
-    name, aliases : as topology files and as tables write it.
-    arch : ``"sm90"``, ``"gfx942"``. sm : int, CUDA compute capability times ten; 0 for other vendors.
+    name, aliases : as topology files and as tables write it. arch : ``"sm90"``, ``"gfx942"``. sm : CUDA compute
+        capability times ten; 0 for other vendors.
     peak : dtype -> float [FLOP/s], dense, with fp32 accumulation.
-    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal.
-    sms : int, streaming multiprocessors (compute units). nvlink_links : int, 0 without. tdp : float [W].
-    matmul : dtype -> :class:`Figure`, the best measured matmul rate (MAMF) as a fraction of ``peak``.
-    stream : Figure, STREAM-like bandwidth as a fraction of ``memory_bandwidth``.
-    attention : kernel -> head dimension -> :class:`FlashRate`.
-    kernel_floor : Figure [s], the least time of one kernel in a busy stream.
-    launch : Figure [s], host time to launch one kernel from an eager framework.
+    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. tdp : float [W].
+    matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
+        fraction of ``memory_bandwidth``.
+    attention : kernel -> head dimension -> :class:`FlashRate`. kernel_floor : Figure [s], the least time of one kernel
+        in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
     source : str, of the peak rates. notes : which figures are estimates.
     """
 
@@ -77,7 +75,6 @@ class Device:
     memory_bytes: float
     memory_bandwidth: float
     sms: int
-    nvlink_links: int
     tdp: float
     matmul: Mapping[str, Figure]
     stream: Figure
@@ -117,7 +114,7 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     """
     said = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
     matmul = {d: said.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
-    plain: dict[str, Any] = {name: said[name] for name in ("stream", "kernel_floor", "launch") if name in said}
+    plain = {name: said.get(name, getattr(device, name)) for name in ("stream", "kernel_floor", "launch")}
     return replace(device, matmul=MappingProxyType(matmul), **plain)
 
 
@@ -181,31 +178,26 @@ _FALLBACK = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
 }
 _BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
+_JOINED = re.compile(r"(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})")
 
 
 @lru_cache(maxsize=1)
 def devices() -> Mapping[str, Device]:
     """Every shipped device by name, in file order."""
-    with (data_path("data") / "devices.toml").open("rb") as file:
-        raw = tomllib.load(file)
+    raw = tomllib.loads((data_path("data") / "devices.toml").read_text(encoding="utf-8"))
     return MappingProxyType({name: _build(name, raw) for name in raw["device"]})
 
 
 def device(name: str) -> Device:
-    """The device of a name or exact alias, case ignored.
+    """The device of a name or exact alias, case ignored. Raises :class:`TopologyError` with the nearest known name.
 
-    Raises
-    ------
-    TopologyError : for an unknown name, with the nearest known one.
-
-    >>> device("H100-SXM5-80GB").sm, device("NVIDIA H100 80GB HBM3").nvlink_links
-    (90, 18)
+    >>> device("H100-SXM5-80GB").sm, device("NVIDIA H100 80GB HBM3").name
+    (90, 'H100-SXM5-80GB')
     """
     found = _names().get(str(name).strip().lower())
     if found is None:
-        raise TopologyError(
-            f"unknown device {name!r}; {nearest(name, [n for d in devices().values() for n in (d.name, *d.aliases)])}"
-        )
+        known = [text for one in devices().values() for text in (one.name, *one.aliases)]
+        raise TopologyError(f"unknown device {name!r}; {nearest(name, known)}")
     return found
 
 
@@ -218,14 +210,8 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     """The device that a table or log means, whatever it adds: ``"V100-16GB-SXM2 (DGX-1)"``, ``"A100 80GB PCIe"``.
 
     The chip must be named; memory size and board (SXM, PCIe) narrow the choice and default to the first part listed.
-
-    Parameters
-    ----------
-    text : str. pcie : choose a PCIe (True) or SXM (False) board where the text does not say.
-
-    Raises
-    ------
-    TopologyError : where no known chip is named.
+    ``pcie`` chooses a PCIe (True) or SXM (False) board where the text does not say. Raises :class:`TopologyError` where
+    no known chip is named.
 
     >>> device_from_text("LambdaCloud V100 16GB").name
     'V100-SXM2-16GB'
@@ -240,33 +226,24 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     if chip is None:
         raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
     parts = [d for d in devices().values() if _tokens(d.name)[0] == chip]
-    memory = re.search(r"(\d+)\s*GB", text)
+    memory, generation = re.search(r"(\d+)\s*GB", text), re.search(r"sxm\d", text, re.I)
     board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
-    generation = re.search(r"sxm\d", text, re.I)
+    gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
 
     def fit(d: Device) -> tuple[bool, bool, bool]:
         name = d.name.lower()
-        return (
-            board in name,
-            memory is not None and round(d.memory_bytes / 2**30) == int(memory[1]),
-            generation is not None and generation[0].lower() in name,
-        )
+        return board in name, round(d.memory_bytes / 2**30) == gib, sxm in name
 
     return max(parts, key=fit)
 
 
 def _tokens(text: str) -> list[str]:
     """Chip words of a GPU's name: boards and makers dropped, ``RTX 4090``, ``TITAN RTX`` and ``RTX A6000`` joined."""
-    text = _BOARD.sub(" ", text.lower())
-    text = re.sub(
-        r"(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})",
-        lambda m: "".join(group for group in m.groups() if group),
-        text,
-    )
+    text = _JOINED.sub(lambda m: "".join(group for group in m.groups() if group), _BOARD.sub(" ", text.lower()))
     return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
 
 
-def _build(name: str, raw: dict[str, Any]) -> Device:
+def _build(name: str, raw: Table) -> Device:
     entry = _inherit(name, raw["device"])
     family, defaults = raw["family"][entry["family"]], raw["defaults"]
     peak = {dtype: parse_flops(text) for dtype, text in entry["peak"].items()}
@@ -286,7 +263,6 @@ def _build(name: str, raw: dict[str, Any]) -> Device:
         memory_bytes=parse_bytes(entry["memory"]),
         memory_bandwidth=parse_bandwidth(entry["bandwidth"]),
         sms=entry["sms"],
-        nvlink_links=entry.get("nvlinks", 0),
         tdp=float(entry["tdp_w"]),
         matmul=MappingProxyType(matmul),
         stream=stream,
@@ -298,15 +274,15 @@ def _build(name: str, raw: dict[str, Any]) -> Device:
     )
 
 
-def _of_family(name: str, family: dict[str, Any], defaults: dict[str, Any]) -> Figure:
+def _of_family(name: str, family: Table, defaults: Table) -> Figure:
     """A time that most families share."""
     said = family if name in family else defaults
     return Figure(parse_time(said[name]), said[f"{name}_source"])
 
 
-def _inherit(name: str, table: dict[str, Any]) -> dict[str, Any]:
+def _inherit(name: str, table: Table) -> Table:
     """The entry with the fields of the part it is ``like``; aliases are its own."""
-    entry: dict[str, Any] = table[name]
+    entry: Table = table[name]
     if "like" not in entry:
         return entry
     parent = _inherit(entry["like"], table)

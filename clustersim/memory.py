@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,23 +25,9 @@ REPLICATED = ("single", "ddp")
 """Strategies that hold everything whole; others bring a :class:`clustersim.holding.Holding`."""
 
 
-def memory(
-    model: Model,
-    *,
-    micro_batch_size: int,
-    dtype: str = "bf16",
-    param_dtype: str = "fp32",
-    strategy: str = "single",
-    world_size: int = 1,
-    activation_checkpointing: str = "none",
-    optimizer: str | None = "adamw",
-    optimizer_impl: str = "foreach",
-    master_weights: bool = False,
-    gradient_as_bucket_view: bool = False,
-    compiled: bool = False,
-    holding: Holding | None = None,
-) -> MemoryUse:
-    """Bytes one GPU holds at the peak of a step, after the first.
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What of a run decides the memory of its steps.
 
     Parameters
     ----------
@@ -52,31 +39,59 @@ def memory(
     gradient_as_bucket_view : DDP's gradients live in its buckets. compiled : ``torch.compile`` has fused the loss.
     holding : what a sharded strategy keeps, instead of ``strategy``, ``master_weights`` and the view.
 
-    Raises
-    ------
-    ScenarioError : for an unknown strategy, optimizer or policy.
+    Raises :class:`ScenarioError` for an unknown strategy, optimizer or policy.
+    """
+
+    micro_batch_size: int
+    dtype: str = "bf16"
+    param_dtype: str = "fp32"
+    strategy: str = "single"
+    world_size: int = 1
+    activation_checkpointing: str = "none"
+    optimizer: str | None = "adamw"
+    optimizer_impl: str = "foreach"
+    master_weights: bool = False
+    gradient_as_bucket_view: bool = False
+    compiled: bool = False
+    holding: Holding | None = None
+
+    def __post_init__(self) -> None:
+        if self.holding is None and self.strategy not in REPLICATED:
+            known = nearest(self.strategy, REPLICATED)
+            raise ScenarioError(f"unknown strategy {self.strategy!r} (at $.strategy.kind); {known}")
+        if self.optimizer not in STATES:
+            known = nearest(str(self.optimizer), [name for name in STATES if name])
+            raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {known}")
+        if self.activation_checkpointing not in CHECKPOINTING:
+            known = nearest(self.activation_checkpointing, CHECKPOINTING)
+            raise ScenarioError(f"unknown activation_checkpointing {self.activation_checkpointing!r}; {known}")
+        if self.micro_batch_size < 1 or self.world_size < 1:
+            sizes = f"micro_batch_size {self.micro_batch_size} and world_size {self.world_size}"
+            raise ScenarioError(f"{sizes} must be at least 1")
+
+
+def memory(model: Model, run: Training) -> MemoryUse:
+    """Bytes one GPU holds at the peak of a step, after the first.
 
     >>> from clustersim.model import Layer, Model, Tensor
     >>> tiny = Model("tiny", "mlp", (Layer("fc", "linear", (Tensor("w", 1000),), (), activation_bytes=10.0),))
-    >>> memory(tiny, micro_batch_size=4, dtype="fp32", optimizer="sgd", optimizer_impl="fused").allocated
+    >>> run = Training(micro_batch_size=4, dtype="fp32", optimizer="sgd", optimizer_impl="fused")
+    >>> memory(tiny, run).allocated
     8160.0
     """
-    _check(strategy if holding is None else "single", optimizer, activation_checkpointing, micro_batch_size, world_size)
-    half = dtype in {"fp16", "bf16", "fp8"}
-    autocast = half and param_dtype == "fp32"
-    size = DTYPE_BYTES[param_dtype]
-    if holding is None:
-        holding = _replicated(model, size, strategy, masters=master_weights and size < 4, view=gradient_as_bucket_view)
-    activations, logits = _activations(model, micro_batch_size, activation_checkpointing, half=half, autocast=autocast)
-    if half and compiled:
+    half, policy = run.dtype in {"fp16", "bf16", "fp8"}, run.activation_checkpointing
+    autocast = half and run.param_dtype == "fp32"
+    holding = run.holding or _replicated(model, run)
+    activations, logits = _activations(model, run.micro_batch_size, policy, half=half, autocast=autocast)
+    if half and run.compiled:
         logits = logits * COMPILED_LOSS
     n = len(model.layers)
     # A checkpointed block's copies go with its activations.
-    kept_whole = [activation_checkpointing == "none" or layer.kind != "block" for layer in model.layers]
+    kept_whole = [policy == "none" or layer.kind != "block" for layer in model.layers]
     copies = np.array([2.0 * n.parameters * (autocast and k) for n, k in zip(model.layers, kept_whole, strict=True)])
     moments = np.arange(2 * n + 1)
     # foreach Adam holds one list of denominators of the parameters' size.
-    foreach = optimizer_impl == "foreach" and STATES[optimizer] == 2
+    foreach = run.optimizer_impl == "foreach" and STATES[run.optimizer] == 2
     course = Course(
         moments_of([layer.name for layer in model.layers]),
         {
@@ -85,23 +100,24 @@ def memory(
             "weight_copies": _kept(copies),
             "master_weights": always(holding.masters, n),
             "gradients": holding.gradients,
-            "optimizer_states": always(float(holding.state_bytes) * STATES[optimizer] * holding.updated, n),
+            "optimizer_states": always(float(holding.state_bytes) * STATES[run.optimizer] * holding.updated, n),
             "buckets": holding.buffers,
             "activations": activations,
             "logits": logits,
             "optimizer_workspace": np.where(moments == 2 * n, holding.state_bytes * holding.updated * foreach, 0.0),
         },
     )
-    largest: dict[str, Any] = {name: float(column.max()) for name, column in course.parts.items()}
+    largest: Any = {name: float(column.max()) for name, column in course.parts.items()}
     return MemoryUse(**largest, course=course)
 
 
-def _replicated(model: Model, size: int, strategy: str, *, masters: bool, view: bool) -> Holding:
+def _replicated(model: Model, run: Training) -> Holding:
     """Everything whole on every rank. zero_grad frees gradients, but not DDP's buckets."""
-    n, count = model.parameters, len(model.layers)
+    n, count, size = model.parameters, len(model.layers), DTYPE_BYTES[run.param_dtype]
+    masters, view = run.master_weights and size < 4, run.gradient_as_bucket_view
     whole = always(float(size) * n, count)
     piling = piling_up(np.array([float(size) * layer.parameters for layer in model.layers]))
-    ddp = strategy == "ddp"
+    ddp = run.strategy == "ddp"
     return Holding(
         parameters=float(size) * n,
         updated=n,
@@ -111,20 +127,6 @@ def _replicated(model: Model, size: int, strategy: str, *, masters: bool, view: 
         gathered=always(0.0, count),
         buffers=whole if ddp and not view else always(0.0, count),
     )
-
-
-def _check(strategy: str, optimizer: str | None, checkpointing: str, micro_batch_size: int, world_size: int) -> None:
-    if strategy not in REPLICATED:
-        raise ScenarioError(f"unknown strategy {strategy!r} (at $.strategy.kind); {nearest(strategy, REPLICATED)}")
-    if optimizer not in STATES:
-        known = [name for name in STATES if name]
-        raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(str(optimizer), known)}")
-    if checkpointing not in CHECKPOINTING:
-        raise ScenarioError(
-            f"unknown activation_checkpointing {checkpointing!r}; {nearest(checkpointing, CHECKPOINTING)}"
-        )
-    if micro_batch_size < 1 or world_size < 1:
-        raise ScenarioError(f"micro_batch_size {micro_batch_size} and world_size {world_size} must be at least 1")
 
 
 def _kept(by_layer: Floats) -> Floats:

@@ -3,7 +3,6 @@
 A Program is SPMD. One op stands for the same op on every rank of its role; a duration is one number or one number per
 rank; a collective carries its groups as an array. Ops of one stream run in the order they are listed; an op also waits
 for the ops named in ``after``, on its own rank. Nothing else orders anything, so overlap is what the streams allow.
-(:class:`Serve` is the exception: a queue in order of arrival.)
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from clustersim.byte_matrix import ByteMatrix
 from clustersim.errors import ProgramError
 from clustersim.label import Label
 from clustersim.mix import Mix
+from clustersim.units import format_bytes, format_time
 
 PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "communication", "other")
 """What an op is part of; colours, shares and bubbles are told by it. ``gradient`` is bucket copies and casts."""
@@ -32,17 +32,9 @@ COMPUTE_STREAM, COMM_STREAM = "compute", "comm"
 """The usual streams: kernels of the model; the process group's NCCL stream."""
 
 COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "sendrecv",
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather", "all_to_all", "sendrecv",
     "barrier",
-)
+)  # fmt: skip
 """Kinds of :class:`Collective`, by torch.distributed's names; ``sendrecv`` sends S bytes to the next member."""
 
 COPY_ENGINE = "CE"
@@ -57,9 +49,8 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     Parameters
     ----------
-    name : str, ``"fwd layers.3"``: the class first, since viewers colour by name.
+    name : ``"fwd layers.3"``: the class first, since viewers colour by name.
     duration : float or (n_ranks,) float [s], of this role's ranks in order, at their usual pace: see :func:`seconds`.
-    stream : str
     after : indices, in the role's op list, of earlier ops that must have ended on the same rank.
     phase : one of :data:`PHASES`. bound : one of :data:`BOUNDS`.
     flops, nbytes : floating-point operations and HBM bytes of one rank, for MFU and roofline shares.
@@ -83,9 +74,9 @@ class Compute(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Serve(Compute, frozen=True, eq=False, gc=False):
     """Work that is done first come, first served: the one place where the run, not the list, decides an order.
 
-    A server with many clients cannot know whose gradient comes first, and a list would make the second wait for the
-    first. Among the Serve ops of one stream and rank, the one whose needs are met first runs first (ties by their place
-    in the list), one at a time. Everything else is as for :class:`Compute`; a stream holds Serve ops or none.
+    A server with many clients cannot know whose gradient comes first. Among the Serve ops of one stream and rank, the
+    one whose needs are met first runs first (ties by their place in the list), one at a time. Everything else is as for
+    :class:`Compute`; a stream holds Serve ops or none.
     """
 
 
@@ -94,11 +85,10 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     Parameters
     ----------
-    kind : one of :data:`COLLECTIVES`.
-    nbytes : float [bytes], the full tensor, NCCL's S: for all_gather and reduce_scatter the gathered size.
+    kind : one of :data:`COLLECTIVES`. nbytes : float [bytes], the full tensor, NCCL's S: for all_gather and
+        reduce_scatter the gathered size.
     groups : (n_groups, members) int, global ranks; every rank of the role is in exactly one group.
-    dtype, redop : element type and reduction.
-    root : position of the root inside its group (broadcast, reduce, scatter, gather).
+    dtype, redop : element type and reduction. root : position of the root inside its group, where there is one.
     communicator : str; ops of one communicator must be issued in the same order by all members, as NCCL requires.
     algorithm, protocol : pin the choice, as NCCL_ALGO and NCCL_PROTO do; None lets the backend choose.
     matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, per byte of S.
@@ -122,35 +112,29 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     matrix: ByteMatrix | None = None
 
 
-class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
+class _Message(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One end of a point-to-point transfer."""
+
+    name: str
+    nbytes: float
+    peer: Ints
+    stream: str = COMM_STREAM
+    after: tuple[int, ...] = ()
+    tag: str = ""
+    phase: str = "communication"
+    step: int = 0
+    label: Label | None = None
+
+
+class Send(_Message, frozen=True, eq=False, gc=False):
     """A point-to-point send; pairs with the :class:`Recv` of the same ``tag`` and the k-th use of it on that pair.
 
     ``peer`` is (n_ranks,) int, the global rank each rank of the role sends to; -1 for ranks that send nothing.
     """
 
-    name: str
-    nbytes: float
-    peer: Ints
-    stream: str = COMM_STREAM
-    after: tuple[int, ...] = ()
-    tag: str = ""
-    phase: str = "communication"
-    step: int = 0
-    label: Label | None = None
 
-
-class Recv(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Recv(_Message, frozen=True, eq=False, gc=False):
     """A point-to-point receive: ``peer`` is (n_ranks,) int, the global rank each rank receives from; -1 for none."""
-
-    name: str
-    nbytes: float
-    peer: Ints
-    stream: str = COMM_STREAM
-    after: tuple[int, ...] = ()
-    tag: str = ""
-    phase: str = "communication"
-    step: int = 0
-    label: Label | None = None
 
 
 Op: TypeAlias = Compute | Collective | Send | Recv
@@ -162,12 +146,10 @@ class Role:
 
     Parameters
     ----------
-    name : str, such as ``"worker"``.
-    ranks : (n,) int, global ranks in ascending order.
-    ops : the op list; ``after`` indices point into it.
+    name : such as ``"worker"``. ranks : (n,) int, global ranks in ascending order. ops : the op list, into which
+        ``after`` indices point.
     pace : (steps, n) float, what multiplies each rank's compute in each step; None for a steady machine.
-    stage : the pipeline stage (the ``pp`` coordinate) of its ranks; -1 where there is no pipeline.
-    serves : its ranks serve parameters, and compute no layers.
+    stage : the ``pp`` coordinate of its ranks; -1 without a pipeline. serves : they serve parameters, and compute none.
     """
 
     name: str
@@ -192,9 +174,7 @@ class Program:
 
     Parameters
     ----------
-    world_size : int
-    roles : op lists; every rank is in exactly one role.
-    notes : what the strategy decided, for people: bucket layout, assumptions.
+    roles : op lists; every rank is in exactly one role. notes : what the strategy decided, for people.
     overlap_slowdown : float, the extra fraction of an overlapped collective's time that the rank's compute loses to it
         (SM and HBM contention); the next Compute op that starts after the collective is lengthened by it.
     """
@@ -223,10 +203,8 @@ class Program:
             queues = {op.stream for op in role.ops if isinstance(op, Serve)}
             for i, op in enumerate(role.ops):
                 if op.stream in queues and not isinstance(op, Serve):
-                    raise ProgramError(
-                        f"role {role.name!r}, op {i} {op.name!r}: stream {op.stream!r} is served in order of arrival "
-                        "and can hold Serve ops only"
-                    )
+                    what = "is served in order of arrival and can hold Serve ops only"
+                    raise _wrong(role, i, f"stream {op.stream!r} {what}")
 
     def describe(self, rank: int = 0) -> str:
         """The op list of one rank as text, a line per op: index, stream, what, size or time, what it waits for."""
@@ -273,14 +251,15 @@ def _check_pace(role: Role) -> None:
 def _timed(role: Role) -> frozenset[int]:
     """Ops known to have a sound time per rank, looked at all together; none where any might not."""
     n = len(role.ranks)
-    wide = {i: op.duration for i, op in enumerate(role.ops) if isinstance(op, Compute) and type(op.duration) is _ARRAY}
+    computed = ((i, op.duration) for i, op in enumerate(role.ops) if isinstance(op, Compute))
+    wide = {i: column for i, column in computed if isinstance(column, np.ndarray)}
     alike = all(column.shape == (n,) and column.dtype == np.float64 for column in wide.values())
     if not (wide and alike and n * len(wide) <= _AT_ONCE):
         return frozenset()
     return frozenset(wide) if _is_time(np.concatenate(list(wide.values())), n * len(wide)) else frozenset()
 
 
-_ARRAY, _AT_ONCE = np.ndarray, 2**20
+_AT_ONCE = 2**20
 """Elements looked at together: a copy that small costs less than a call for each op."""
 
 
@@ -294,11 +273,10 @@ def _is_time(duration: float | Floats, n: int) -> bool:
 
 
 def _check_groups(op: Collective, i: int, role: Role, world_size: int) -> None:
-    if op.groups.ndim != 2 or not op.groups.size:
-        raise _wrong(role, i, "groups must be (groups x members), with no rank twice")
-    if op.groups.min() < 0 or op.groups.max() >= world_size:
+    table = op.groups.ndim == 2 and op.groups.size > 0
+    if table and (op.groups.min() < 0 or op.groups.max() >= world_size):
         raise _wrong(role, i, f"a group names a rank outside 0..{world_size - 1}")
-    if np.bincount(op.groups.ravel()).max() > 1:
+    if not table or np.bincount(op.groups.ravel()).max() > 1:
         raise _wrong(role, i, "groups must be (groups x members), with no rank twice")
 
 
@@ -307,11 +285,8 @@ def _wrong(role: Role, i: int, what: str) -> ProgramError:
 
 
 def _describe_op(i: int, op: Op, role: Role, position: int) -> str:
-    from clustersim.units import format_bytes, format_time
-
     if isinstance(op, Compute):
-        spent = seconds(role, op)
-        value = float(spent[position]) if isinstance(spent, np.ndarray) else spent
+        value = float(np.broadcast_to(seconds(role, op), role.ranks.shape)[position])
         what = f"{format_time(value)} ({op.phase}, {op.bound}-bound)"
     elif isinstance(op, Collective):
         n_groups, members = op.groups.shape

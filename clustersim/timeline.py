@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Floats, Ints
-from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, totals
+from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows, totals
 from clustersim.cards import card
 from clustersim.label import Label
 from clustersim.mix import Mix
@@ -31,11 +31,10 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
 
     Parameters
     ----------
-    name, stream, phase, bound : as in :mod:`clustersim.program`.
-    kind : ``"compute"``, a collective's kind, ``"send"`` or ``"recv"``.
-    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute.
-    flops : float, of one rank.
-    step : int, the training step it belongs to.
+    name, stream, phase, bound : as in :mod:`clustersim.program`. kind : ``"compute"``, a collective's kind, ``"send"``
+        or ``"recv"``.
+    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute. flops : of one rank. step : the training
+        step it belongs to.
     mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
     label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
     detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
@@ -128,16 +127,13 @@ class Timeline:
 
     Parameters
     ----------
-    world_size : int
-    ops : what the spans were.
-    rank_sets : distinct sets of ranks, each a (k,) int array.
+    ops : what the spans were. rank_sets : distinct sets of ranks, each a (k,) int array.
     row_op, row_set : (R,) int, index into ``ops`` and ``rank_sets``.
     row_ready : (R,) float [s], when the rank could have begun: stream free and dependencies done.
     row_start, row_end : (R,) float [s]. For a collective ``ready`` is the rank's own arrival and ``start`` the moment
         its last member arrived, so ``start - ready`` is time spent waiting for peers.
-    links : what crossed the links, None for measured runs that do not know.
-    source : ``"simulated"`` or where it was measured.
-    rank_node : (world_size,) int, the node of each rank, for grouping tracks.
+    links : what crossed the links, None for measured runs that do not know. source : ``"simulated"`` or where it was
+        measured. rank_node : (world_size,) int, the node of each rank, for grouping tracks.
     """
 
     world_size: int
@@ -157,14 +153,9 @@ class Timeline:
 
     @classmethod
     def of_blocks(
-        cls,
-        world_size: int,
-        ops: tuple[OpInfo, ...],
-        rank_sets: tuple[Ints, ...],
-        rows: Columns,
-        blocks: tuple[Block, ...],
-        **rest: Any,
-    ) -> Timeline:
+        cls, world_size: int, ops: tuple[OpInfo, ...], rank_sets: tuple[Ints, ...], rows: Columns,
+        blocks: tuple[Block, ...], **rest: Any,
+    ) -> Timeline:  # fmt: skip
         """A Timeline of rows and blocks; the ``row_`` columns and ``rank_sets`` hold both, and are made when asked for.
 
         A copy by ``dataclasses.replace`` has rows only. ``rest``: the other fields.
@@ -203,8 +194,8 @@ class Timeline:
 
     def _counts(self) -> list[tuple[str, str]]:
         """Of each what there is; nothing is expanded for it."""
-        spans, steps = int(self.per_op()["ranks"].sum()), len({op.step for op in self.ops})
-        counts = {"ranks": self.world_size, "steps": steps, "ops": len(self.ops), "spans": spans}
+        counts = {"ranks": self.world_size, "steps": len({op.step for op in self.ops}), "ops": len(self.ops),
+                  "spans": int(self.per_op()["ranks"].sum())}  # fmt: skip
         return [*((what, f"{n:,}") for what, n in counts.items()), ("from begin to end", format_time(self.makespan))]
 
     @property
@@ -259,8 +250,7 @@ class Timeline:
         """
         wanted = np.arange(self.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
         parts = [_by_start(sheet) for sheet in self.sheets(wanted)]
-        none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-        columns = [np.concatenate(column) for column in zip(none, *parts, strict=True)]
+        columns = [np.concatenate(column) for column in zip(no_rows(), *parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks
         return {name: column[order] for name, column in zip(_SPAN, columns, strict=True)}
 
@@ -276,9 +266,7 @@ class Timeline:
     @cached_property
     def _alike(self) -> tuple[Ints, Ints]:
         _, first, of_rank = np.unique(self.shelf.courses(), return_index=True, return_inverse=True)
-        number = np.argsort(np.argsort(first))
-        representatives: Ints = np.sort(first).astype(np.int64)
-        return representatives, number[of_rank]
+        return np.sort(first).astype(np.int64), np.argsort(np.argsort(first))[of_rank]
 
 
 _ROWS = ("rank_sets", "row_op", "row_set", "row_ready", "row_start", "row_end")
@@ -295,8 +283,7 @@ def _by_start(sheet: Sheet) -> Columns:
 def alike(timeline: Timeline) -> tuple[Ints, Ints]:
     """Ranks grouped by having exactly the same spans: ``(representatives (c,), class of each rank (world_size,))``.
 
-    Whatever is computed per rank needs only the representatives, so a run whose ranks behave alike costs the same to
-    analyse at 8 ranks and at 16,384. Classes are numbered by their lowest rank, which represents them.
+    Whatever is computed per rank needs only the representatives. Classes are numbered by their lowest rank.
     """
     return timeline._alike
 

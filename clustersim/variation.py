@@ -68,10 +68,11 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Of each rank: its ``host`` and its ``replica`` of the model, both (ranks,) from 0."""
+    """Of each rank: its ``host`` and its ``replica`` of the model, both (ranks,) from 0; ``microbatches`` of a step."""
 
     host: Ints
     replica: Ints
+    microbatches: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,14 +115,12 @@ def usual(cv: float, steps: int, ranks: int, seed: int) -> Floats | None:
     return paces
 
 
-def drawn(
-    v: Variation, steps: int, where: Where, seed: int, *, machine: int = 0, microbatches: int = 1, best: float = 0.0
-) -> Drawn:
+def drawn(v: Variation, steps: int, where: Where, seed: int, *, machine: int = 0, best: float = 0.0) -> Drawn:
     """Draw the steps of one machine: GPUs and hosts once, the rest anew in each step.
 
     Parameters
     ----------
-    machine : others have other GPUs. microbatches : of a replica in a step.
+    machine : others have other GPUs.
     best : share of the slowest hosts that others took the place of: so many more were drawn, rounded up, and the
         slowest left out.
     """
@@ -137,7 +136,7 @@ def drawn(
     pace = np.broadcast_to(math.prod(there[1:], start=there[0]), (steps, ranks)) if there else None
     lengths = None
     if v.microbatch_cv:
-        lengths = lognormal(v.microbatch_cv, (steps, microbatches, int(where.replica.max()) + 1), streams[4])
+        lengths = lognormal(v.microbatch_cv, (steps, where.microbatches, int(where.replica.max()) + 1), streams[4])
     return Drawn(pace, lengths, *_pauses(v, steps, ranks, streams[5]))
 
 

@@ -17,7 +17,7 @@ from scipy.stats import ks_2samp
 
 from clustersim.campaign import lives, pools, renewal, whatif
 from clustersim.campaign.axis import Save, axis
-from clustersim.campaign.batches import BATCH, played
+from clustersim.campaign.batches import BATCH, Asked, played
 from clustersim.campaign.job import Campaign, Job, campaign
 from clustersim.campaign.ledger import GOODPUTS, PARTS, joined
 from clustersim.campaign.many import play
@@ -259,7 +259,7 @@ def test_memory_is_that_of_a_batch_and_of_the_rows_whatever_the_number_of_replic
     peaks = []
     for replicas in (BATCH, 6 * BATCH):
         tracemalloc.start()
-        found = played(made(**RICH["few spares"]), replicas, seed=1)
+        found = played(made(**RICH["few spares"]), Asked(replicas, seed=1))
         peaks.append(tracemalloc.get_traced_memory()[1] - 2 * found.ledger.nbytes)
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]

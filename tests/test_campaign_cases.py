@@ -65,8 +65,8 @@ def test_in_memory_recovery_raises_geminis_goodput_by_about_as_much_as_was_publi
 
 
 def test_standby_nodes_gain_what_they_take_when_they_are_always_enough_and_nothing_when_never():
-    always = pools.standby_gain(100, 0.001, 100, 5.0, 500.0, instead=500.0)
-    never = pools.standby_gain(100, 0.001, 0, 5.0, 500.0, instead=500.0)
+    always = pools.Standby(100, 0.001, 100, 5.0, 500.0).gain(500.0)
+    never = pools.Standby(100, 0.001, 0, 5.0, 500.0).gain(500.0)
     assert always == pytest.approx(100.0)
     assert never == pytest.approx(1.0)
 

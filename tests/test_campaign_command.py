@@ -191,8 +191,8 @@ def test_it_does_not_matter_who_plays_the_batches(loaded, tmp_path):
     made = campaign(table, job_of(loaded)[0])
     folder = folder_for(loaded, tmp_path / "out", Asked())
     with ThreadPoolExecutor(2) as executor:
-        spread = played(made, 2 * BATCH + 7, 5, folder=folder, executor=executor)
-    alone = played(made, 2 * BATCH + 7, 5)
+        spread = played(made, Asked(2 * BATCH + 7, 5), folder, executor=executor)
+    alone = played(made, Asked(2 * BATCH + 7, 5))
     np.testing.assert_array_equal(spread.ledger, alone.ledger)
     np.testing.assert_array_equal(spread.elapsed, alone.elapsed)
     with pytest.raises(ClusterSimError, match="holds another campaign"):

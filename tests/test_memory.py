@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim import memory as of_memory
 from clustersim.device import device, devices
 from clustersim.errors import ScenarioError
 from clustersim.holding import Holding, always
-from clustersim.memory import CHECKPOINTING, REPLICATED, STATES, memory
+from clustersim.memory import CHECKPOINTING, REPLICATED, STATES
 from clustersim.memory_use import CONTEXT_BYTES
 from clustersim.model import Layer, Model, Tensor
 from clustersim.models import from_hf, transformer
 from clustersim.paths import data_path
+
+
+def memory(model, **training):
+    return of_memory.memory(model, of_memory.Training(**training))
+
 
 N = 1_000_000
 BLOCK = Layer("b", "block", (Tensor("w", N),), (), activation_bytes=340.0, boundary_bytes=10.0)

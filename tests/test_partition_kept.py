@@ -16,10 +16,14 @@ from partitions import (
     small,
 )
 
-from clustersim.memory import memory
+from clustersim import memory as of_memory
 from clustersim.models import catalog, model, transformer
 from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import partition
+
+
+def memory(model, **training):
+    return of_memory.memory(model, of_memory.Training(**training))
 
 
 @given(parallel=configs, recompute=recomputes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import campaign_laws as laws
 import numpy as np
@@ -90,7 +91,7 @@ def test_a_drift_forgets_where_it_was_after_its_steps():
 
 
 def test_lengths_of_micro_batches_have_mean_one():
-    lengths = drawn(Variation(microbatch_cv=0.3), 200, WHERE, 0, microbatches=4).lengths
+    lengths = drawn(Variation(microbatch_cv=0.3), 200, replace(WHERE, microbatches=4), 0).lengths
     assert lengths.shape == (200, 4, RANKS)
     assert (lengths.mean(), lengths.std()) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.3, rel=0.03))
 

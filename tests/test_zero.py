@@ -11,9 +11,9 @@ import pytest
 from player import play, toy_cost, toy_model
 
 from clustersim import fabrics
+from clustersim import memory as of_memory
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError
-from clustersim.memory import memory
 from clustersim.mesh import Mesh
 from clustersim.model import Layer, Model, Tensor
 from clustersim.program import Collective, Compute
@@ -23,6 +23,11 @@ from clustersim.strategies.zero import build
 from clustersim.strategies.zero_config import ZeroConfig, ZeroOptimization
 from clustersim.strategies.zero_memory import holding
 from clustersim.strategies.zero_trace import modules, persistent, visits
+
+
+def memory(model, **training):
+    return of_memory.memory(model, of_memory.Training(**training))
+
 
 N = 1_000_000
 

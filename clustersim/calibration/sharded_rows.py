@@ -41,7 +41,7 @@ from clustersim.compute import step_cost
 from clustersim.compute.base import FLOAT8_RECIPES
 from clustersim.device import Device, device_from_text
 from clustersim.engine import simulate
-from clustersim.memory import memory
+from clustersim.memory import Training, memory
 from clustersim.memory_use import MemoryUse
 from clustersim.model import Model, StepCost
 from clustersim.strategies import STRATEGIES
@@ -269,8 +269,7 @@ def peak_memory(run: ShardedRun) -> MemoryUse:
     _, mesh = machine_of(run.topology, run.nodes, run.gpus)
     if strategy.holding is None:
         raise ValueError(f"strategy {strategy.name!r} does not say what it holds")
-    return memory(
-        run.model,
+    training = Training(
         micro_batch_size=run.knobs["micro_batch_size"],
         dtype=run.dtype,
         param_dtype=run.knobs["param_dtype"],
@@ -280,3 +279,4 @@ def peak_memory(run: ShardedRun) -> MemoryUse:
         compiled=run.compiled,
         holding=strategy.holding(run.model, mesh, config),
     )
+    return memory(run.model, training)

@@ -6,7 +6,8 @@ Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`, :mod:`sums`) answer w
 
 from __future__ import annotations
 
-from clustersim.campaign.answer import Asked, answer, folder_for, outcome, write
+from clustersim.campaign.answer import answer, folder_for, outcome, write
+from clustersim.campaign.batches import Asked
 from clustersim.campaign.job import Campaign, Job
 from clustersim.campaign.ledger import GOODPUTS, PARTS, Runs
 from clustersim.campaign.many import play

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from clustersim.campaign.batches import Told, played
+from clustersim.campaign.batches import Asked, Told, played
 from clustersim.campaign.causes import sets
 from clustersim.campaign.job import LONGEST, Campaign, Job, campaign
 from clustersim.campaign.ledger import (
@@ -41,16 +41,6 @@ MONTH = 30 * DAY
 ENOUGH = 0.9
 
 
-@dataclass(frozen=True)
-class Asked:
-    """How a campaign is played: replicas, seed, processes, and whether questions are asked beside it."""
-
-    replicas: int = 1000
-    seed: int = 0
-    jobs: int = 1
-    what_if: bool = False
-
-
 def answer(
     scenario: Scenario, asked: Asked | None = None, folder: Folder | None = None, told: Told = lambda done, total: None
 ) -> dict[str, Any]:
@@ -74,7 +64,7 @@ def answer(
     said = {"title": scenario.title, "replicas": asked.replicas, "seed": asked.seed, **_inputs(table, job, made)}
     if made.hopeless:
         return said | {"finishes": False, "verdict": _hopeless(made)}
-    runs = played(made, asked.replicas, asked.seed, folder=folder, jobs=asked.jobs, told=told)
+    runs = played(made, asked, folder, told=told)
     said |= outcome(made, runs, bill)
     said["month"] = [(s.begin, min(s.end, MONTH), s.state) for s in replica(made, asked.seed).spans if s.begin < MONTH]
     if asked.what_if:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -42,24 +43,34 @@ def batches(replicas: int) -> list[tuple[int, int]]:
     return [(i, min(BATCH, replicas - i * BATCH)) for i in range(-(-replicas // BATCH))]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How a campaign is played: replicas, seed, processes, and whether questions are asked beside it."""
+
+    replicas: int = 1000
+    seed: int = 0
+    jobs: int = 1
+    what_if: bool = False
+
+
 def played(
-    campaign: Campaign, replicas: int, seed: int, *, folder: Folder | None = None, jobs: int = 1,
-    executor: Executor | None = None, told: Told = lambda done, total: None,
+    campaign: Campaign, asked: Asked, folder: Folder | None = None, *, executor: Executor | None = None,
+    told: Told = lambda done, total: None,
 ) -> Runs:  # fmt: skip
     """Play a campaign.
 
     Parameters
     ----------
-    folder : where batches are kept and found again. executor, jobs : as of :func:`clustersim.sweeps.sweep`.
+    folder : where batches are kept and found again. executor : as of :func:`clustersim.sweeps.sweep`.
     told : called with (batches there, batches in all).
 
     Raises :class:`ClusterSimError` where the folder cannot be written or is of another campaign.
     """
-    wanted = batches(replicas)
+    wanted, seed = batches(asked.replicas), asked.seed
     if folder is None:
         return joined([play(campaign, n, seed, batch) for batch, n in wanted])
     store, keys = Store(folder.path), {_key(folder, seed, *one): one for one in wanted}
-    team = crew(executor, jobs)
+    team = crew(executor, asked.jobs)
     try:
         with store.writing(folder) as writer:
             there = store.keys()

@@ -25,10 +25,12 @@ from clustersim.units import Seconds, quantity
 FILE = "campaign_cases.toml"
 LAWS: dict[str, Callable[..., float]] = {
     "mtbf": pools.mtbf, "spares_for": pools.spares_for, "spares_refilled_daily": pools.spares_refilled_daily,
-    "standby_gain": pools.standby_gain,
+    "standby_gain": lambda instead, **days: pools.Standby(**days).gain(instead),
 }  # fmt: skip
 REPLICAS = 400
 COLUMNS = ("row_id", "value", "unit", "status")
+Figure = tuple[float, str, str]
+"""A published value, its unit and its status."""
 
 
 class GoodputCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,7 +131,7 @@ def in_points(checked: list[Checked]) -> dict[str, float]:
     }
 
 
-def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> tuple[float, str, str]:
+def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> Figure:
     if row not in rows:
         raise ClusterSimError(f"{table}: has no row {row!r}, which a case of {FILE} is checked against")
     try:
@@ -142,14 +144,14 @@ def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path, 
     job = Job(one.nodes, one.nodes * one.gpus_per_node, float(one.step), parameters=one.parameters)
     runs = play(campaign(one.campaign, job), REPLICAS, seed)
     found = percentiles(runs.goodput(one.definition))
-    return _checked(one, found["p50"], found["p5"], found["p95"], *_published(rows, one.row, table))
+    return _checked(one, (found["p50"], found["p5"], found["p95"]), _published(rows, one.row, table))
 
 
 def _law(one: LawCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
     whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
     value = one.scale * LAWS[one.law](**whole)
-    published, unit, status = _published(rows, one.row, table)
-    return _checked(one, value, value, value, published if one.published is None else one.published, unit, status)
+    figure = _published(rows, one.row, table)
+    return _checked(one, (value,) * 3, figure if one.published is None else (one.published, *figure[1:]))
 
 
 def _unanswered(one: Unanswered, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
@@ -157,9 +159,9 @@ def _unanswered(one: Unanswered, rows: Mapping[str, dict[str, str]], table: Path
     return Checked(one.name, one.row, *_published(rows, one.row, table), nan, nan, nan, nan, one.because)
 
 
-def _checked(
-    one: GoodputCase | LawCase, p50: float, p5: float, p95: float, published: float, unit: str, status: str
-) -> Checked:
+def _checked(one: GoodputCase | LawCase, predicted: tuple[float, float, float], figure: Figure) -> Checked:
+    """``predicted`` : the middle one, p5 and p95."""
+    (p50, p5, p95), (published, unit, status) = predicted, figure
     error = p50 - published
     if status.startswith("claim"):
         error = min(error, 0.0) if ">=" in status else max(error, 0.0)

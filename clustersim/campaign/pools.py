@@ -6,6 +6,7 @@ A rate is failures per node and time, a time is in the same unit in all argument
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,22 +54,32 @@ def spares_refilled_daily(nodes: int, daily: float, q: float = 0.99) -> int:
     return int(np.searchsorted(bdtr(counts, nodes, daily), q))
 
 
-def standby_gain(
-    nodes: int, daily: float, standby: int, ready: float, other: float, *, switch: float = 0.0, instead: float
-) -> float:
-    """How many times sooner a job goes on with standby nodes than ``instead`` [time], on average over days on which any
-    node is lost (ByteRobust, figure 12).
+@dataclass(frozen=True)
+class Standby:
+    """Nodes that stand by for a job's own.
 
     Parameters
     ----------
-    standby : nodes that stand by: while they are enough the job goes on after ``ready``, else after ``other`` [time].
+    nodes : of the job. daily : probability that a node fails in a day. standby : nodes that stand by: while they are
+        enough the job goes on after ``ready``, else after ``other`` [time].
     switch : share of losses that take a whole switch of nodes, more than stand by.
     """
-    from scipy.special import bdtr
 
-    short = (1.0 - float(bdtr(standby, nodes, daily))) / (1.0 - (1.0 - daily) ** nodes)
-    late = switch + (1.0 - switch) * short
-    return instead / ((1.0 - late) * ready + late * other)
+    nodes: int
+    daily: float
+    standby: int
+    ready: float
+    other: float
+    switch: float = 0.0
+
+    def gain(self, instead: float) -> float:
+        """How many times sooner the job goes on than after ``instead`` [time], on average over days on which any node
+        is lost (ByteRobust, figure 12)."""
+        from scipy.special import bdtr
+
+        short = (1.0 - float(bdtr(self.standby, self.nodes, self.daily))) / (1.0 - (1.0 - self.daily) ** self.nodes)
+        late = self.switch + (1.0 - self.switch) * short
+        return instead / ((1.0 - late) * self.ready + late * self.other)
 
 
 def in_repair(nodes: float, rate: float, repair: float) -> float:

@@ -105,21 +105,21 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if parallel.sp_overlap_comm and (kinds != {"a2a"} or parallel.tp > 1):
         why = f"tp = 1; tp is {parallel.tp}" if kinds == {"a2a"} else f"cp_comm_type = 'a2a'; it is {per_layer!r}"
         raise _refuse("sp_overlap_comm", f"sp_overlap_comm = true is DeepSpeed's Ulysses, and needs {why}")
-    sizes = parallel.hierarchical_context_parallel_sizes
-    if "a2a+p2p" in kinds and sizes is None:
-        raise _refuse(
-            "hierarchical_context_parallel_sizes",
-            f"cp_comm_type 'a2a+p2p' needs hierarchical_context_parallel_sizes, two sizes whose product is cp {c}",
-        )
-    if sizes is not None and (len(sizes) != 2 or prod(sizes) != c):
-        product = " * ".join(map(str, sizes))
-        raise _refuse(
-            "hierarchical_context_parallel_sizes",
-            f"hierarchical_context_parallel_sizes {product} are not two sizes whose product is cp {c}",
-        )
-    for kind, ranks in (("a2a", c), ("a2a+p2p", sizes[0] if sizes else 1)):
+    inner = _inner_all_to_all(parallel, "a2a+p2p" in kinds)
+    for kind, ranks in (("a2a", c), ("a2a+p2p", inner)):
         if kind in kinds:
             _heads_of_all_to_all(parallel, shape, kind, ranks)
+
+
+def _inner_all_to_all(parallel: ParallelConfig, needed: bool) -> int:
+    """Ranks of the inner all-to-all of a2a+p2p; 1 without one."""
+    name, sizes = "hierarchical_context_parallel_sizes", parallel.hierarchical_context_parallel_sizes
+    if needed and sizes is None:
+        raise _refuse(name, f"cp_comm_type 'a2a+p2p' needs {name}, two sizes whose product is cp {parallel.cp}")
+    if sizes is not None and (len(sizes) != 2 or prod(sizes) != parallel.cp):
+        product = " * ".join(map(str, sizes))
+        raise _refuse(name, f"{name} {product} are not two sizes whose product is cp {parallel.cp}")
+    return sizes[0] if sizes else 1
 
 
 def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str, ranks: int) -> None:

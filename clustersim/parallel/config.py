@@ -273,17 +273,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         )
 
     def micro_batches(self, dp: int, micro_batch_size: int, accumulation: int = 1) -> int:
-        """Micro-batches of a step on each replica.
-
-        Parameters
-        ----------
-        dp : replicas that see different samples. micro_batch_size : samples of a micro-batch. accumulation :
-            ``gradient_accumulation_steps`` of the strategy, where nothing else says how many.
+        """Micro-batches of a step on each of ``dp`` replicas; ``accumulation`` : the strategy's
+        ``gradient_accumulation_steps``, where nothing else says how many.
 
         Raises :class:`ScenarioError` where the global batch is no multiple, or two fields say different numbers.
         """
         each = dp * micro_batch_size
-        said = {"parallel.microbatches": self.microbatches}
+        said = {} if self.microbatches is None else {"parallel.microbatches": self.microbatches}
         if self.global_batch_size is not None:
             whole, left = divmod(self.global_batch_size, each)
             if left:
@@ -295,12 +291,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             said["parallel.global_batch_size"] = whole
         if accumulation > 1:
             said["strategy.gradient_accumulation_steps"] = accumulation
-        numbers = {name: number for name, number in said.items() if number is not None}
-        if len(set(numbers.values())) > 1:
-            (one, first), (other, second) = list(numbers.items())[:2]
-            if first == second:
-                other, second = list(numbers.items())[2]
+        if len(set(said.values())) > 1:
+            (one, first), *others = said.items()
+            other, second = next(pair for pair in others if pair[1] != first)
             raise ScenarioError(f"{one} comes to {first} micro-batches and {other} to {second}; say one (at $.{one})")
-        for name, number in numbers.items():
+        for name, number in said.items():
             counted(number, MOST_MICROBATCHES, f"micro-batches of a step (at $.{name})", ScenarioError)
-        return next(iter(numbers.values()), 1)
+        return next(iter(said.values()), 1)

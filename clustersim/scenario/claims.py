@@ -95,10 +95,11 @@ def _states() -> Iterator[Claim]:
 
 
 def _model_states(row: Any, model: Model, mesh: Mesh, config: Any) -> float:
-    from clustersim.memory import memory
+    from clustersim.memory import Training, memory
 
     held = row.holding(model, mesh, config)
-    return memory(model, micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=held).model_states
+    run = Training(micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=held)
+    return memory(model, run).model_states
 
 
 def _zero_volumes() -> Iterator[Claim]:

@@ -47,35 +47,25 @@ def exchange(n: int, nbytes: float, how: str, topology: str = MACHINE, fidelity:
     served = how == SERVER
     machine = fitting.load(topology, nodes=n + served)
     mesh = fabrics.mesh(machine, nproc_per_node=1)
-    if not served:
-        return collective(machine, "all_reduce", nbytes, mesh, backend="ideal", fidelity=fidelity, algorithm=how)
-    return engine.simulate(
-        _served(n, nbytes), machine, Mesh(mesh.gpus, 1, servers=1), backend="ideal", fidelity=fidelity
-    )
+    program = _served(n, nbytes) if served else _together("all_reduce", nbytes, mesh, how)
+    ranks = Mesh(mesh.gpus, 1, servers=1) if served else mesh
+    return engine.simulate(program, machine, ranks, backend="ideal", fidelity=fidelity)
 
 
-def collective(
-    topology: Topology,
-    kind: str,
-    nbytes: float,
-    mesh: Mesh | None = None,
-    *,
-    backend: str = "nccl",
-    fidelity: str = "flow",
-    algorithm: str | None = None,
-) -> Timeline:
-    """Play one collective of everybody on a machine, and nothing else: what its links carry.
+def collective(topology: Topology, kind: str, nbytes: float) -> Timeline:
+    """Play one collective of every GPU of a machine with NCCL, and nothing else: what its links carry.
 
-    Parameters
-    ----------
-    kind : one of :data:`clustersim.program.COLLECTIVES`. nbytes : [bytes], the full tensor. mesh : who takes part; None
-        is every GPU. backend, fidelity : as of :func:`clustersim.engine.simulate`. algorithm : pins the choice.
+    ``kind`` : one of :data:`clustersim.program.COLLECTIVES`. ``nbytes`` : [bytes], the full tensor.
     """
-    mesh = mesh or fabrics.mesh(topology)
+    mesh = fabrics.mesh(topology)
+    return engine.simulate(_together(kind, nbytes, mesh), topology, mesh)
+
+
+def _together(kind: str, nbytes: float, mesh: Mesh, algorithm: str | None = None) -> Program:
+    """Everybody does one collective; ``algorithm`` pins the choice."""
     everybody = mesh.world_group()
     one = Collective(f"{kind} gradients", kind, nbytes, everybody, algorithm=algorithm)
-    program = Program(mesh.world_size, (Role("worker", everybody[0], (one,)),))
-    return engine.simulate(program, topology, mesh, backend=backend, fidelity=fidelity)
+    return Program(mesh.world_size, (Role("worker", everybody[0], (one,)),))
 
 
 def _served(n: int, nbytes: float) -> Program:

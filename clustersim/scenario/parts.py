@@ -17,7 +17,7 @@ from clustersim.device import Device, Speed, device, faster, of_cores, with_effi
 from clustersim.engine.loads import Varying
 from clustersim.errors import ScenarioError
 from clustersim.memo import kept_with_first
-from clustersim.memory import REPLICATED, memory
+from clustersim.memory import REPLICATED, Training, memory
 from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
@@ -244,8 +244,7 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     row = STRATEGIES[scenario.file.strategy["kind"]]
     holding = row.holding(model, mesh, config) if row.holding and not whole else None
-    use = memory(
-        model,
+    training = Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
@@ -260,4 +259,5 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
         gradient_as_bucket_view=getattr(config, "gradient_as_bucket_view", False),
         compiled=spec.implementation == "fused",
     )
+    use = memory(model, training)
     return replace(use, context=0.0) if cores_of(topology, mesh) else use

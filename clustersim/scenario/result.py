@@ -175,19 +175,23 @@ class Result:
             "peak_memory_bytes": self.memory.total,
             "peak_memory_reserved_bytes": self.memory.reserved,
             "fits": self.fits,
-            "memory": {
-                "device_bytes": p.device.memory_bytes,
-                "missing_bytes": max(0.0, -self.verdict.spare),
-                "by": self.memory.at_peak(),
-                "peak": self.memory.peak,
-                "where": self.memory.where,
-                "message": str(self.verdict),
-            },
+            "memory": self._memory(),
             "volume": {name: column.tolist() for name, column in self.volume.items()},
             "volume_by_dimension": {name: column.tolist() for name, column in self.volume_by_dimension.items()},
             "where": [row.to_dict() for row in self.where],
             "of_strategy": self.of_strategy,
             "notes": list(self.notes),
+        }
+
+    def _memory(self) -> dict[str, object]:
+        """What :meth:`to_dict` says of the fullest rank's memory."""
+        return {
+            "device_bytes": self.prepared.device.memory_bytes,
+            "missing_bytes": max(0.0, -self.verdict.spare),
+            "by": self.memory.at_peak(),
+            "peak": self.memory.peak,
+            "where": self.memory.where,
+            "message": str(self.verdict),
         }
 
     def facts(self) -> dict[str, Any]:

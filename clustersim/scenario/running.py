@@ -143,7 +143,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
     if file.run.variation is not None:
-        program = varied(program, draw(scenario, topology, mesh, file.run.variation), mesh)
+        program = varied(program, draw(scenario, topology, mesh), mesh)
     said = dict.fromkeys((*model.notes, *_mixture(kinds), *program.notes))
     return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), peak, split)
 

@@ -108,7 +108,7 @@ def spread(
     plain = scenario.changed({"run.jitter": 0.0})
     still = plain.prepare()
     base = step_time(still.run().timeline)
-    every = [draw(scenario, still.topology, still.mesh, v, steps=steps, machine=m, best=best) for m in range(machines)]
+    every = [draw(scenario, still.topology, still.mesh, steps=steps, machine=m, best=best) for m in range(machines)]
     if all(one is None for one in (every[0].pace, every[0].lengths, every[0].pauses)):
         return Spread(base, np.full((machines, steps), base), 0)
     work = _Work.of(still)

@@ -22,15 +22,14 @@ PASSES = ("forward", "backward")
 
 
 def draw(
-    scenario: Scenario, topology: Topology, mesh: Mesh, v: Variation, *,
-    steps: int | None = None, machine: int = 0, best: float = 0.0,
-) -> Drawn:  # fmt: skip
+    scenario: Scenario, topology: Topology, mesh: Mesh, *, steps: int | None = None, machine: int = 0, best: float = 0.0
+) -> Drawn:
     """The scenario's steps on one machine, as of :func:`clustersim.variation.drawn`; ``steps`` : its own when None."""
     run = scenario.file.run
     _, host = np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]], return_inverse=True)
-    where = Where(host.ravel().astype(np.int64), mesh.coordinates("dp"))
-    microbatches = scenario.config.gradient_accumulation_steps
-    return drawn(v, steps or run.steps, where, run.seed, machine=machine, microbatches=microbatches, best=best)
+    count = scenario.config.gradient_accumulation_steps
+    where = Where(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
+    return drawn(run.variation or Variation(), steps or run.steps, where, run.seed, machine=machine, best=best)
 
 
 def varied(program: Program, found: Drawn, mesh: Mesh) -> Program:

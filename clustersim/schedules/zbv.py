@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import UNIT, Action, Costs, Orders, Schedule
@@ -46,14 +46,21 @@ class Rank:
         return len(self.ends[kind, chunk])
 
 
+class Rules(NamedTuple):
+    """What the search reckons with: chunk passes that may be held, durations, and the time of a message."""
+
+    limit: int
+    costs: Costs
+    transfer: float
+
+
 class Search:
     """The ranks and the rules of one attempt. ``excused[r]``: rank r's idle time in the attempt before."""
 
-    def __init__(
-        self, p: int, m: int, limit: int, costs: Costs, transfer: float, excused: Sequence[float], fill: dict[str, bool]
-    ) -> None:
-        self.ranks = [Rank() for _ in range(p)]
-        self.p, self.m, self.limit, self.costs, self.transfer = p, m, limit, costs, transfer
+    def __init__(self, m: int, rules: Rules, excused: Sequence[float], fill: dict[str, bool]) -> None:
+        self.p, self.m = len(excused), m
+        self.limit, self.costs, self.transfer = rules
+        self.ranks = [Rank() for _ in range(self.p)]
         self.fill = fill
         self.excused = [max(excused) - idle for idle in excused]
         self.most_idle = 0.0
@@ -197,13 +204,12 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
             f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {limit} does not allow; "
             f"use {2 * p}, or schedule = 'v_half' or 'v_min' (at $.parallel.max_in_flight)"
         )
-    found: list[Search] = []
+    rules, found = Rules(limit, options[COSTS.name], options[TRANSFER.name]), list[Search]()
     for before_gradient, before_forward in product((True, False), repeat=2):
-        fixed = (p, m, limit, options[COSTS.name], options[TRANSFER.name])
         fill = {"I": before_gradient, "F": before_forward}
-        best = _attempt(Search(*fixed, [-1.0] * p, fill))
+        best = _attempt(Search(m, rules, [-1.0] * p, fill))
         while best.most_idle > 0:
-            again = _attempt(Search(*fixed, [rank.idle for rank in best.ranks], fill))
+            again = _attempt(Search(m, rules, [rank.idle for rank in best.ranks], fill))
             if again.most_idle >= best.most_idle:
                 break
             best = again
