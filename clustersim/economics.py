@@ -10,6 +10,7 @@ from typing import Any
 
 from clustersim.device import device
 from clustersim.paths import data_path
+from clustersim.texts import Table
 from clustersim.units import DAY as DAY
 from clustersim.units import HOUR as HOUR
 
@@ -49,7 +50,7 @@ class Rates:
 
 
 @lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
+def _data() -> Table:
     return tomllib.loads((data_path("data") / "economics.toml").read_text(encoding="utf-8"))
 
 

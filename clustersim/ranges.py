@@ -8,12 +8,11 @@ collectives) counts once however many rows it has, so a range is what may be exp
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from clustersim.paths import data_path
+from clustersim.texts import Table
 from clustersim.topology import Topology
 
 
@@ -79,12 +78,12 @@ def as_of() -> str:
     return str(_data()["date"])
 
 
-def _range(found: Mapping[str, Any], known: str) -> Range:
+def _range(found: Table, known: str) -> Range:
     return Range(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
 
 
 @lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
+def _data() -> Table:
     return tomllib.loads((data_path("data") / "ranges.toml").read_text(encoding="utf-8"))
 
 

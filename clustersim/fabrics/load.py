@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wir
 from clustersim.memo import ByWeight
 from clustersim.mesh import Mesh
 from clustersim.paths import data_path, shipped
-from clustersim.texts import is_file, plain_file, short, shown, there
+from clustersim.texts import Table, is_file, plain_file, short, shown, there
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, Topology
 
 
@@ -29,7 +28,7 @@ def load(
     name_or_path: str,
     nodes: int | None = None,
     device: str | None = None,
-    fabric: Mapping[str, Any] | None = None,
+    fabric: Table | None = None,
 ) -> Topology:
     """A cluster of ``nodes`` machines of a shipped topology, or of the user's own file.
 
@@ -61,7 +60,7 @@ _KNOWN: ByWeight[Topology] = ByWeight(300_000, _links)
 """Topologies asked for last, by the content of their files: two of 2,048 nodes, or eighty of 8."""
 
 
-def _built(path: Path, nodes: int | None, device: str | None, fabric: Mapping[str, Any] | None) -> Topology:
+def _built(path: Path, nodes: int | None, device: str | None, fabric: Table | None) -> Topology:
     chain = _chain(path)
     spec = chain[0][0]
     if nodes is not None and nodes < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import Choice, choice, seconds
 from clustersim.errors import TopologyError
 from clustersim.fitting.machine import FewNumbers, few_numbers
+from clustersim.texts import Table
 from clustersim.topology import Topology
 from clustersim.units import format_bytes, format_time
 
@@ -64,7 +65,7 @@ def load(
     name_or_path: str,
     nodes: int | None = None,
     device: str | None = None,
-    fabric: Mapping[str, Any] | None = None,
+    fabric: Table | None = None,
     measured: tuple[MeasuredNumber, ...] = (),
 ) -> Topology:
     """:func:`clustersim.fabrics.load`, and what the machine's own numbers say of it (what a log was fitted to is kept).
@@ -100,7 +101,7 @@ def informed(
     return Informed(numbers, tuple(times), tuple(before), tuple(after), found)
 
 
-def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: dict[str, Any]) -> Choice:
+def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: Table) -> Choice:
     machine = fabrics.load(name_or_path, nodes=one.nodes, device=device, fabric=fabric or None)
     try:
         mesh = fabrics.mesh(machine, nodes=one.nodes, nproc_per_node=one.gpus or None)

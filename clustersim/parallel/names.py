@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from clustersim.errors import ScenarioError, nearest
 from clustersim.parallel.config import ParallelConfig
+from clustersim.texts import Table
 
 FIELDS: tuple[str, ...] = ParallelConfig.__struct_fields__
 
@@ -58,7 +58,7 @@ _DEEPSPEED = {
 SAME: dict[str, str] = _MEGATRON | _TORCHTITAN | _DEEPSPEED
 """Another name -> the field; the value is the same."""
 
-Values = dict[str, object]
+Values = Table
 _FLAGS: dict[str, tuple[Values, Values]] = {
     "tp_comm_overlap": ({"tp_overlap": "userbuffers"}, {"tp_overlap": "none"}),
     "enable_async_tensor_parallel": ({"tp_overlap": "async_tp"}, {"tp_overlap": "none"}),
@@ -116,7 +116,7 @@ _TABLES = (
 """Tables of torchtitan's and DeepSpeed's files that a name may be written with: ``debug.moe_force_load_balance``."""
 
 
-def _two_chunks(said: Mapping[str, Any]) -> Values:
+def _two_chunks(said: Table) -> Values:
     """torchtitan gives each rank two stages under a schedule of several, unless it is told their layers."""
     if {"vpp", "layers_per_virtual_stage", "layout"} & set(said):
         return {}
@@ -124,7 +124,7 @@ def _two_chunks(said: Mapping[str, Any]) -> Values:
     return {"vpp": 2} if str(said.get("schedule", "")).lower().startswith(several) else {}
 
 
-PRESETS: dict[str, Callable[[Mapping[str, Any]], Values]] = {
+PRESETS: dict[str, Callable[[Table], Values]] = {
     "megatron": lambda said: {},
     "torchtitan": lambda said: {
         "order": "torchtitan",
@@ -173,7 +173,7 @@ def field_for(name: str) -> str | None:
     return None
 
 
-def translate(table: Mapping[str, object], at: str = "$.parallel") -> tuple[Values, Values]:
+def translate(table: Table, at: str = "$.parallel") -> tuple[Values, Values]:
     """The table by its fields' own names.
 
     Parameters
@@ -200,7 +200,7 @@ def translate(table: Mapping[str, object], at: str = "$.parallel") -> tuple[Valu
     return here, {field: value for field, value in found.items() if "." in field}
 
 
-def _flat(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _flat(table: Table) -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         if _plain(name) in _TABLES and isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", inside) for inner, inside in value.items())

@@ -38,7 +38,7 @@ def recompute(parallel: ParallelConfig, activation_checkpointing: str = "none") 
     """
     granularity = parallel.recompute_granularity
     if granularity is None:
-        plain: dict[str, Any] = {"none": "none", "full": "full", "selective": "selective_op"}
+        plain: Any = {"none": "none", "full": "full", "selective": "selective_op"}
         return Recompute(plain[activation_checkpointing])
     if activation_checkpointing not in {"none", granularity} or (activation_checkpointing == "selective"):
         raise ScenarioError(

@@ -11,12 +11,22 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clustersim.cards import card
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import shipped
-from clustersim.scenario.reading import EXCLUSIVE, Table, convert, file_of, override, parse_overrides, place, read_toml
+from clustersim.scenario.reading import (
+    EXCLUSIVE,
+    Changes,
+    Table,
+    convert,
+    file_of,
+    override,
+    parse_overrides,
+    place,
+    read_toml,
+)
 from clustersim.scenario.schema import ScenarioFile, version
 from clustersim.texts import shown
 from clustersim.tomls import plainly
@@ -50,7 +60,7 @@ class Scenario:
     path: Path
     file: ScenarioFile
     config: StrategyConfig
-    changes: Mapping[str, object] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
     table: Table = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -69,12 +79,12 @@ class Scenario:
         changes = ", ".join(f"{key}={plainly(value)}" for key, value in self.changes.items())
         return f"{self.name} ({changes})" if changes else self.name
 
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Table:
         """Every field of the file, defaults included, in plain values."""
         import msgspec
 
         strategy = msgspec.to_builtins(self.config) | {"kind": self.file.strategy["kind"]}
-        table: dict[str, Any] = msgspec.to_builtins(self.file, enc_hook=str)
+        table: Table = msgspec.to_builtins(self.file, enc_hook=str)
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table
         del table["campaign"]  # no step depends on it
@@ -86,7 +96,7 @@ class Scenario:
         """Within this, an error of a lower layer names this file and field, ``"$.cluster.topology"``."""
         return place(str(self.path), field, self.changes)
 
-    def changed(self, changes: Mapping[str, object]) -> Scenario:
+    def changed(self, changes: Changes) -> Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
         gone = {other for one, other in EXCLUSIVE if changes.get(one) is not None}
         kept = {key: value for key, value in self.changes.items() if key not in gone}
@@ -123,7 +133,7 @@ class Scenario:
         return folded(self, roughly=roughly, sketched=sketched, factors=factors)
 
 
-def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scenario:
+def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     """A scenario from a file, or a shipped one by name.
 
     Parameters
@@ -139,9 +149,7 @@ def load(path: str | Path, changes: Mapping[str, object] | None = None) -> Scena
     return from_table(read_toml(found), found, changes)
 
 
-def from_table(
-    table: Table, path: str | Path = "scenario.toml", changes: Mapping[str, object] | None = None
-) -> Scenario:
+def from_table(table: Table, path: str | Path = "scenario.toml", changes: Changes | None = None) -> Scenario:
     """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
     from clustersim.scenario.splitting import filled, misplaced, own_names
     from clustersim.strategies import STRATEGIES

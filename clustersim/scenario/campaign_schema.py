@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from clustersim.scenario.campaign_units import Duration, Every, Rate
+from clustersim.texts import Table
 from clustersim.units import Bandwidth, Seconds
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -206,7 +207,7 @@ class CampaignTable(_Strict, frozen=True):
         if sum(one is not None for one in (self.tokens, self.steps, self.duration)) != 1:
             raise ValueError("write one of tokens, steps and duration: how much is trained")
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Table:
         """Every field in plain values."""
-        made: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        made: Table = msgspec.to_builtins(self, enc_hook=str)
         return made

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from clustersim.errors import UnitError, nearest
-from clustersim.texts import shown
+from clustersim.texts import Table, shown
 from clustersim.units import DAY, HOUR, format_time, parse_time
 
 UNITS = ("job", "gpu", "node", "rack", "switch")
@@ -93,7 +92,7 @@ class Duration(float):
         return cls._of_law(value, parse_time(value["mean"]))
 
     @classmethod
-    def _of_law(cls, value: dict[str, Any], mean: float) -> Duration:
+    def _of_law(cls, value: Table, mean: float) -> Duration:
         law = value.get("law", "lognormal" if "median" in value else "fixed")
         if law not in ("fixed", "exponential", "lognormal"):
             raise UnitError(f"no law {law!r} of times; {nearest(str(law), ('fixed', 'exponential', 'lognormal'))}")

@@ -11,13 +11,14 @@ from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import machine
+from clustersim.scenario.reading import Changes, Table
 from clustersim.scenario.split_forms import split_forms
 from clustersim.strategies import STRATEGIES
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
 """Knobs of the scenario's own strategy that every other is given too."""
 
-VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+VARIANTS: Mapping[str, Mapping[str, Changes]] = {
     "sgd_steps": {"gather": {}, "all_reduce": {"exchange": "all_reduce"}},
     "parameter_server": {
         "on a CPU": {},
@@ -40,7 +41,7 @@ class Form:
 
     kind: str
     variant: str
-    changes: Mapping[str, Any]
+    changes: Changes
 
     @property
     def own(self) -> bool:
@@ -49,7 +50,7 @@ class Form:
 
 
 def compare(
-    path: str, changes: Mapping[str, object] | None = None, progress: Callable[[int, int], None] | None = None
+    path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
 ) -> list[dict[str, Any]]:
     """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
 
@@ -80,14 +81,14 @@ def forms(own: Scenario) -> list[Form]:
     written, parallel = own.file.strategy, own.file.parallel
     if parallel is not None and parallel.splits:
         kind = written["kind"]
-        return [Form(kind, OWN, {}), *(Form(kind, *other) for other in split_forms(held(own), parallel))]
+        return [Form(kind, OWN, {}), *(Form(kind, one.what, one.changes) for one in split_forms(held(own), parallel))]
     common = {name: written[name] for name in COMMON if name in written}
     found: list[Form] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
             found.append(Form(kind, OWN, {}))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
-            table: dict[str, Any] = {**common, "kind": kind, **knobs}
+            table: Table = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             if table != written:
@@ -95,7 +96,7 @@ def forms(own: Scenario) -> list[Form]:
     return found
 
 
-def _alone(kind: str) -> dict[str, Any]:
+def _alone(kind: str) -> Table:
     one_gpu = STRATEGIES[kind].world_size == 1
     return {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if one_gpu else {}
 

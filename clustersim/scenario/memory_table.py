@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from clustersim.errors import ClusterSimError
@@ -10,6 +9,7 @@ from clustersim.memory_use import MemoryUse
 from clustersim.scenario import load
 from clustersim.scenario.comparison import OWN, forms, scenario_of, told
 from clustersim.scenario.held import Held, held
+from clustersim.scenario.reading import Changes
 
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
@@ -19,7 +19,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def table(path: str, changes: Mapping[str, object] | None = None, *, every: bool = False) -> list[dict[str, Any]]:
+def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[dict[str, Any]]:
     """A row for the scenario as it is written, and with ``every`` one for each other strategy, or way to split it.
 
     Parameters

@@ -26,7 +26,7 @@ from clustersim.parallel import ModelShape
 from clustersim.scenario.mixed import Kind
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
-from clustersim.texts import shown, there
+from clustersim.texts import Table, shown, there
 from clustersim.topology import CPU, Topology
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def located(scenario: Scenario, field: str, name: str) -> str:
 def model_of(scenario: Scenario) -> Model:
     """What is trained."""
     spec = scenario.file.model
-    choices: dict[str, Any] = dict(spec.options)
+    choices: Table = dict(spec.options)
     if spec.attention is not None:
         choices["attention"] = "eager" if spec.attention == "eager" else "flash"
     choices |= {k: v for k in ("implementation", "seq_len") if (v := getattr(spec, k)) is not None}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from clustersim.texts import Table as Table
 from clustersim.texts import at_path, check, choices_of, fields_of, plain_file, short, shown, text_of, there, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
+Changes: TypeAlias = Mapping[str, object]
+"""Dotted field -> value, as ``--set`` says them; None takes the field away."""
 
 EXCLUSIVE = (
     ("model.hf_config", "model.name"),
@@ -97,7 +99,7 @@ def _value(text: str, value: str) -> object:
     return table["value"]
 
 
-def override(table: Table, changes: Mapping[str, object]) -> Table:
+def override(table: Table, changes: Changes) -> Table:
     """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
 
     None takes a field, a table or an item of an array away, and so does the other of two that exclude each other, which

@@ -16,6 +16,7 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
 from clustersim.program import Compute, Op
+from clustersim.scenario.reading import Changes
 from clustersim.scenario.schema import version
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
@@ -141,7 +142,7 @@ def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None
     config = prepared.scenario.config
     if prepared.split is not None or not hasattr(config, "bucket_cap_mb"):
         return None  # buckets beside a split model are Megatron's: large, and few
-    tried: list[dict[str, object]] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
+    tried: list[Changes] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
     if hasattr(config, "first_bucket_bytes"):
         tried.append({"strategy.first_bucket_bytes": 2**20})
     return min(_changed(prepared, change) for change in tried)
@@ -158,7 +159,7 @@ def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
     return _changed(prepared, change) / factor
 
 
-def _changed(prepared: Prepared, change: Mapping[str, object]) -> float:
+def _changed(prepared: Prepared, change: Changes) -> float:
     return step_time(prepared.scenario.changed(change).run().timeline)
 
 

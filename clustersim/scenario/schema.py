@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.texts import Table
 from clustersim.units import Bandwidth, Seconds
 from clustersim.variation import Variation
 
@@ -88,10 +89,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nodes: Positive | None = None
     gpus_per_node: Positive | None = None
     device: str | None = None
-    fabric: dict[str, Any] = {}
+    fabric: Table = {}
     changes: tuple[Change, ...] = ()
     slow: tuple[Slow, ...] = ()
-    measured: dict[str, Any] = {}
+    measured: Table = {}
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,7 +122,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
-    options: dict[str, Any] = {}
+    options: Table = {}
 
     def __post_init__(self) -> None:
         if (self.hf_config is None) == (self.name is None):
@@ -181,7 +182,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     cluster: Cluster
     model: Model
-    strategy: dict[str, Any]
+    strategy: Table
     run: Run = Run()
     parallel: ParallelConfig | None = None
     campaign: CampaignTable | None = None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from clustersim.parallel import PRESETS, ParallelConfig
+from clustersim.scenario.turned import Choice
+from clustersim.texts import Table
 
 if TYPE_CHECKING:
     from clustersim.scenario.held import Held
@@ -24,14 +27,14 @@ OF_STAGES = (
 OF_TENSORS = ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "distribute_saved_activations")
 
 
-def split_forms(held: Held, parallel: ParallelConfig) -> list[tuple[str, dict[str, Any]]]:
-    """(what it is, the changes to the scenario) of every other way: schedules first, then degrees."""
+def split_forms(held: Held, parallel: ParallelConfig) -> list[Choice]:
+    """Every other way: schedules first, then degrees."""
     said = _said(held, parallel)
-    found = [(name, _with(held, table)) for name, table in _schedules(held.split, said, parallel)]
-    return found + [(name, _with(held, table)) for name, table in _degrees(held, said, parallel)]
+    ways = chain(_schedules(held.split, said, parallel), _degrees(held, said, parallel))
+    return [Choice(name, _with(held, table)) for name, table in ways]
 
 
-def _said(held: Held, parallel: ParallelConfig) -> dict[str, Any]:
+def _said(held: Held, parallel: ParallelConfig) -> Table:
     """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
     preset = PRESETS[parallel.framework]({})
     plain = {name: preset.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
@@ -45,20 +48,18 @@ def _said(held: Held, parallel: ParallelConfig) -> dict[str, Any]:
     return table | {"framework": parallel.framework, "global_batch_size": samples}
 
 
-def _with(held: Held, table: dict[str, Any]) -> dict[str, Any]:
-    changes: dict[str, Any] = {"parallel": table}
+def _with(held: Held, table: Table) -> Table:
+    changes: Table = {"parallel": table}
     if "gradient_accumulation_steps" in held.scenario.file.strategy:
         changes["strategy.gradient_accumulation_steps"] = 1  # the batch says it
     return changes
 
 
-def _without(said: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _without(said: Table, names: tuple[str, ...]) -> Table:
     return {name: value for name, value in said.items() if name not in names}
 
 
-def _schedules(
-    split: Split | None, said: dict[str, Any], parallel: ParallelConfig
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _schedules(split: Split | None, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
     """The same stages in other orders; with two chunks a rank where the schedule needs them."""
     if split is None or parallel.pp == 1:
         return
@@ -71,7 +72,7 @@ def _schedules(
         yield f"schedule {name}", table | {"schedule": name} | ({"vpp": chunks} if chunks else {})
 
 
-def _degrees(held: Held, said: dict[str, Any], parallel: ParallelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def _degrees(held: Held, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
     """Data parallelism alone, tensor parallelism over a node, and the neighbours of the scenario's own degrees."""
     t, p, world, node = parallel.tp, parallel.pp, held.mesh.workers, held.mesh.nproc_per_node
     near = [(1.0, 1.0), (node, 1.0), (t / 2, p), (2 * t, p), (t, p / 2), (t, 2 * p), (2 * t, p / 2), (t / 2, 2 * p)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +30,7 @@ from clustersim.scenario.replicas import HALF, check_replicas, replicas, summed_
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.scenario.split_notes import told
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
+from clustersim.texts import Table
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -162,7 +163,7 @@ def program_of(
     )
 
 
-def _options(row: Schedule, parallel: ParallelConfig) -> dict[str, Any]:
+def _options(row: Schedule, parallel: ParallelConfig) -> Table:
     """Of ``[parallel]``'s fields, those that are this schedule's options and are said."""
     fields = {name: getattr(parallel, name) for name in parallel.__struct_fields__}
     fields["overlap_moe_expert_parallel_comm"] = parallel.ep_overlap

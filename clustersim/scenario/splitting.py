@@ -11,12 +11,11 @@ import msgspec
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.parallel import PRESETS, ModelShape, ParallelConfig, check, field_for, recompute, translate
-from clustersim.scenario.reading import Table, override
+from clustersim.scenario.reading import Changes, Table, override
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
-Changes = Mapping[str, object]
 DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
 PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
@@ -27,7 +26,7 @@ BESIDE = ("ddp", "zero", "fsdp")
 """Strategies whose data-parallel ranks may hold a part of a model."""
 
 
-def own_names(table: Table, changes: Changes) -> tuple[Table, dict[str, object]]:
+def own_names(table: Table, changes: Changes) -> tuple[Table, Changes]:
     """The tables, and what ``--set`` changes, with ``[parallel]`` in its own names and other tables' fields moved.
 
     Raises :class:`ScenarioError` where two names say different things, in the file or between it and another table.
@@ -53,10 +52,10 @@ def _one_of_a_pair(table: Table, changes: Changes) -> Table:
     return table
 
 
-def _change(name: str, value: object) -> dict[str, object]:
+def _change(name: str, value: object) -> Changes:
     table, _, field = name.partition(".")
     if name == "parallel" and isinstance(value, Mapping):
-        fields, elsewhere = translate(value)
+        fields, elsewhere = translate(dict(value))
         return {name: fields} | elsewhere
     if table != "parallel" or field.split(".")[0] == "routing" != field:
         return {name: value}
@@ -99,7 +98,7 @@ def filled(table: Table) -> Table:
     return table | {"parallel": parallel, "strategy": strategy}
 
 
-def misplaced(strategy: Mapping[str, object], known: type[msgspec.Struct]) -> None:
+def misplaced(strategy: Changes, known: type[msgspec.Struct]) -> None:
     """Raise :class:`ScenarioError` for a field of ``[parallel]`` that is written in ``[strategy]``."""
     for name, value in strategy.items():
         where = None if name in {"kind", *known.__struct_fields__} else field_for(name)

@@ -7,7 +7,7 @@ is every knob of a part that the run does not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from clustersim.analysis.step_words import unit_costs
 from clustersim.errors import ClusterSimError
+from clustersim.scenario.reading import Changes
 from clustersim.scenario.rerun import step_time
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Choice:
     """One choice made otherwise: in words, and as ``--set`` would say it."""
 
     what: str
-    changes: Mapping[str, object]
+    changes: Changes
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _micro_batches(prepared: Prepared) -> int:
     return prepared.scenario.config.gradient_accumulation_steps
 
 
-def _with_micro_batches(parallel: ParallelConfig, m: int, prepared: Prepared) -> dict[str, object]:
+def _with_micro_batches(parallel: ParallelConfig, m: int, prepared: Prepared) -> Changes:
     """So many micro-batches, said where the scenario says them."""
     if parallel.global_batch_size is not None:
         return {"parallel.global_batch_size": parallel.global_batch_size * m // _micro_batches(prepared)}

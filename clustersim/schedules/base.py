@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from clustersim.errors import ScenarioError, nearest
 
@@ -40,6 +40,8 @@ Order = tuple[Slot, ...]
 """What one pipeline rank runs."""
 Orders = tuple[Order, ...]
 """What every pipeline rank runs, by rank."""
+Options: TypeAlias = Mapping[str, Any]
+"""What a schedule's options are, by name."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Schedule:
     accumulates: bool = True
     aliases: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
-    microbatches: Callable[[int, int, Mapping[str, Any]], bool] | None = None
+    microbatches: Callable[[int, int, Options], bool] | None = None
     needs: str = ""
     even_stages: bool = False
     bubble: Callable[[int, int, int, Costs], float | None] | None = None
@@ -157,7 +159,7 @@ class Schedule:
             )
         return self.rule(stages, chunks, microbatches, **given)
 
-    def with_defaults(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def with_defaults(self, options: Options) -> Options:
         """Every option of this schedule with its value. Raises :class:`ScenarioError` on an unknown or mistyped one."""
         known = {option.name: option for option in self.options}
         for name, value in options.items():
@@ -167,7 +169,7 @@ class Schedule:
             known[name].check(value)
         return {option.name: options.get(option.name, option.default) for option in self.options}
 
-    def _advice(self, stages: int, microbatches: int, options: Mapping[str, Any]) -> str:
+    def _advice(self, stages: int, microbatches: int, options: Options) -> str:
         """The nearest number of micro-batches that works, the larger of two equally near ones."""
         test = self.microbatches
         for distance in range(1, 4 * (stages + microbatches)):

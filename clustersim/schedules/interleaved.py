@@ -19,11 +19,10 @@ the expert exchange of the one hides behind the computing of the other. One more
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from clustersim.errors import ScenarioError
-from clustersim.schedules.base import Action, Option, Order, Orders, Schedule, Slot
+from clustersim.schedules.base import Action, Option, Options, Order, Orders, Schedule, Slot
 from clustersim.schedules.gpipe import fill_and_drain
 
 GROUP = Option(
@@ -83,7 +82,7 @@ def warmup(rank: int, p: int, chunks: int, m: int, group: int, per_hop: int) -> 
     return min(chunks * m, (chunks - 1) * group + per_hop * (p - 1 - rank))
 
 
-def group_of(p: int, m: int, options: Mapping[str, Any]) -> int:
+def group_of(p: int, m: int, options: Options) -> int:
     """Micro-batches of a group: as asked, else an equal share of PyTorch's rounds, which is p where p divides m."""
     given = options.get(GROUP.name)
     if given is None:
@@ -102,7 +101,7 @@ def rounds(p: int, m: int) -> int:
     return max(1, m // p)
 
 
-def works(p: int, m: int, options: Mapping[str, Any]) -> bool:
+def works(p: int, m: int, options: Options) -> bool:
     """PyTorch: the rounds are equal. Megatron, with a group size: what is left of m is nothing or at least p.
 
     A group size that is none for any m is :func:`group_of`'s to refuse.

@@ -19,10 +19,7 @@ micro-batches follow each other; micro-batch k belongs to step k // m.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from clustersim.schedules.base import Option, Orders, Schedule
+from clustersim.schedules.base import Option, Options, Orders, Schedule
 from clustersim.schedules.gpipe import fill_and_drain
 from clustersim.schedules.one_f_one_b import in_flight, one_f_one_b
 
@@ -48,7 +45,7 @@ def _peak(rank: int, p: int, chunks: int, m: int, steps: int) -> int:
     return in_flight(rank, p, chunks, m * steps)
 
 
-def _enough_to_update_once(p: int, m: int, options: Mapping[str, Any]) -> bool:
+def _enough_to_update_once(p: int, m: int, options: Options) -> bool:
     return m >= p
 
 

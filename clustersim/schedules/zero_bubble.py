@@ -17,12 +17,12 @@ real model the order comes out different from the one for F = I = W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
-from clustersim.schedules.base import UNIT, Action, Costs, Option, Orders, Schedule
+from clustersim.schedules.base import UNIT, Action, Costs, Option, Options, Orders, Schedule
 from clustersim.schedules.interleaved_zero_bubble import skew_less_weights
 
 COSTS = Option("costs", Costs, UNIT, "durations of a chunk's F, I and W that the search reckons with, in any unit")
@@ -204,7 +204,7 @@ def zero_bubble(p: int, m: int, limit: int, costs: Costs, transfer: float) -> Or
     return min(attempts, key=lambda attempt: attempt[0])[1]
 
 
-def limit_of(default: int, options: Mapping[str, Any]) -> int:
+def limit_of(default: int, options: Options) -> int:
     """What a rank may hold: as asked, else the schedule's own."""
     given = options[LIMIT.name]
     return default if given is None else int(given)

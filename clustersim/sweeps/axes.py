@@ -17,6 +17,8 @@ from msgspec import Meta
 
 from clustersim.errors import ScenarioError
 from clustersim.limits import MOST_VALUES, counted
+from clustersim.scenario.reading import Changes
+from clustersim.texts import Table
 
 Number: TypeAlias = int | float
 Scalar: TypeAlias = str | int | float | bool
@@ -127,11 +129,11 @@ class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     key: str | None = None
-    values: list[Any] | dict[str, Any] | None = None
+    values: list[Any] | Table | None = None
     range: Range | None = None
     log: Log | None = None
-    zip: dict[str, Any] | None = None
-    random: dict[str, Any] | None = None
+    zip: Table | None = None
+    random: Table | None = None
     num: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     seed: int = 0
     name: str | None = None
@@ -159,7 +161,7 @@ class Point:
     """One value of an axis. shown : column -> what a table shows. changes : field -> value, as for ``--set``."""
 
     shown: Mapping[str, Scalar]
-    changes: Mapping[str, Any]
+    changes: Changes
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _columns(table: AxisTable, where: str) -> dict[str, list[Any]]:
     return _drawn(flat(table.random or {}, leaf=("low", "high")), table, where)
 
 
-def _zipped(columns: dict[str, Any], where: str) -> dict[str, list[Any]]:
+def _zipped(columns: Table, where: str) -> dict[str, list[Any]]:
     for key, values in columns.items():
         if not isinstance(values, list) or not values:
             raise ScenarioError(f"{where}.zip: {values!r} of {key!r} must be a list of values")
@@ -216,7 +218,7 @@ def _zipped(columns: dict[str, Any], where: str) -> dict[str, list[Any]]:
     return columns
 
 
-def _drawn(fields: dict[str, Any], table: AxisTable, where: str) -> dict[str, list[Any]]:
+def _drawn(fields: Table, table: AxisTable, where: str) -> dict[str, list[Any]]:
     source = random.Random(table.seed)
     if not fields:
         raise ScenarioError(f'{where}.random: no fields; write them like "cluster.nodes" = [1, 2, 4]')
@@ -239,13 +241,13 @@ def _way(spec: Any, where: str) -> Between | Sequence[Any]:
         ) from None
 
 
-def flat(table: Mapping[str, Any], leaf: tuple[str, ...] = (), head: str = "") -> dict[str, Any]:
+def flat(table: Table, leaf: tuple[str, ...] = (), head: str = "") -> Table:
     """Tables inside tables as dotted keys; one that holds a key of ``leaf`` is a value.
 
     >>> flat({"cluster": {"nodes": 4}, "run.steps": 3})
     {'cluster.nodes': 4, 'run.steps': 3}
     """
-    found: dict[str, Any] = {}
+    found: Table = {}
     for key, value in table.items():
         if isinstance(value, dict) and value and not set(leaf) & set(value):
             found |= flat(value, leaf, f"{head}{key}.")

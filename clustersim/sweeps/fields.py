@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from clustersim.errors import ScenarioError, nearest
 from clustersim.parallel import FIELDS, field_for
+from clustersim.scenario.reading import Changes
 from clustersim.scenario.schema import ScenarioFile
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Table
 
 
-def check_fields(fixed: Mapping[str, Any], axes: Sequence[Sequence[str]], base: Mapping[str, Any], path: str) -> None:
+def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], base: Table, path: str) -> None:
     """Raise :class:`ScenarioError` for a field that no scenario has, or that is set twice.
 
     Parameters
@@ -29,7 +30,7 @@ def check_fields(fixed: Mapping[str, Any], axes: Sequence[Sequence[str]], base: 
         said |= dict.fromkeys(keys, place)
 
 
-def _check_exists(key: str, base: Mapping[str, Any], path: str, place: str) -> None:
+def _check_exists(key: str, base: Table, path: str, place: str) -> None:
     first, *rest = key.removesuffix("+").split(".")
     tables = ScenarioFile.__struct_fields__
     if first not in tables:

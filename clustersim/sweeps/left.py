@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.outputs import json_text, output_folder, together
 from clustersim.paths import plain
-from clustersim.scenario.reading import override
+from clustersim.scenario.reading import Changes, override
 from clustersim.sweeps.row import Fingerprints, Identity, failure, identity, version
 from clustersim.sweeps.spec import Sweep
 
@@ -25,7 +24,7 @@ class Task:
     """One scenario on its way to a worker: its identity, and how the base is changed."""
 
     identity: Identity
-    changes: dict[str, Any]
+    changes: Changes
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from clustersim.cards import card
 from clustersim.errors import ScenarioError, nearest
 from clustersim.limits import MOST_CASES, counted
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Table, convert, override, read_toml, shipped_or_file
+from clustersim.scenario.reading import Changes, Table, convert, override, read_toml, shipped_or_file
 from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis, flat
 from clustersim.sweeps.fields import check_fields
 
@@ -79,7 +79,7 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     base: str
     title: str = ""
-    set: dict[str, Any] = {}
+    set: Table = {}
     axes: list[AxisTable] = []
     question: Question | None = None
     sample: Annotated[int, Meta(ge=1, le=MOST_CASES)] | None = None
@@ -91,7 +91,7 @@ class Case:
     """One scenario of a sweep. axes : column -> what a table shows. changes : field -> value, as for ``--set``."""
 
     axes: Mapping[str, Scalar]
-    changes: Mapping[str, Any]
+    changes: Changes
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Sweep:
     path: Path
     base: Table
     base_path: Path
-    fixed: Mapping[str, Any]
+    fixed: Changes
     axes: tuple[Axis, ...]
     sample: int | None = None
     seed: int = 0
@@ -162,7 +162,7 @@ class Sweep:
         """Case ``i``, from 0."""
         points = [one.points[place] for one, place in zip(self.axes, self.places(i), strict=True)]
         shown = {name: value for point in points for name, value in point.shown.items()}
-        changes: dict[str, Any] = dict(self.fixed)
+        changes: Table = dict(self.fixed)
         for point in points:
             for key, value in point.changes.items():
                 if key.endswith("+"):
@@ -207,7 +207,7 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
     return sweep
 
 
-def _append(changes: dict[str, Any], key: str, value: Any, base: Table) -> None:
+def _append(changes: Table, key: str, value: Any, base: Table) -> None:
     """Make the list at ``key`` longer: what ``changes`` says of it, or else the base scenario."""
     longer = value if isinstance(value, list) else [value]
     if key not in changes:
@@ -218,7 +218,7 @@ def _append(changes: dict[str, Any], key: str, value: Any, base: Table) -> None:
     changes[key] = [*changes[key], *longer]
 
 
-def _filled(value: Any, changes: Mapping[str, Any], sweep: Sweep) -> Any:
+def _filled(value: Any, changes: Changes, sweep: Sweep) -> Any:
     """A value whose ``"${cluster.nodes}"`` are what those fields hold in this case."""
     if isinstance(value, dict):
         return {key: _filled(item, changes, sweep) for key, item in value.items()}

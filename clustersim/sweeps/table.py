@@ -16,7 +16,7 @@ from clustersim.outputs import fresh
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
 from clustersim.sweeps.store import RESULTS, Store, row_of
-from clustersim.texts import decoded
+from clustersim.texts import Table, decoded
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -50,12 +50,12 @@ class _About(msgspec.Struct):
     axes: list[str]
     cases: int
     version: str
-    question: dict[str, Any] | None = None
+    question: Table | None = None
 
 
 class _Case(msgspec.Struct):
     key: str
-    axes: dict[str, Any]
+    axes: Table
 
 
 def about(folder: str | Path) -> dict[str, Any]:
