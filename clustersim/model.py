@@ -183,13 +183,9 @@ class Model(Keeper):
     def flops_per_sample(self) -> float:
         """Forward and backward FLOPs of one sample, the MFU numerator: ``6 N + 12 L H Q T`` per token (PaLM, app. B).
 
-        The attention square counts in full and recomputation does not; :meth:`executed_flops_per_sample` is what runs.
+        The attention square counts in full and recomputation does not.
         """
         return sum(k.model_flops for layer in self.layers for k in layer.kernels)
-
-    def executed_flops_per_sample(self) -> float:
-        """FLOPs the kernels of one sample execute, forward and backward, before any activation checkpointing."""
-        return sum(k.flops + k.backward_flops for layer in self.layers for k in layer.kernels)
 
 
 @dataclass(frozen=True, eq=False)

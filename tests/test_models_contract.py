@@ -68,7 +68,7 @@ def test_weights_of_a_layer_are_the_weights_of_its_gemms(model: Model) -> None:
 
 
 def test_backward_and_memory_are_positive(model: Model) -> None:
-    assert model.executed_flops_per_sample() > 0
+    assert any(kernel.flops + kernel.backward_flops > 0 for layer in model.layers for kernel in layer.kernels)
     assert model.flops_per_sample() > 0
     assert sum(layer.activation_bytes for layer in model.layers) > 0
     assert all(layer.boundary_bytes >= 0 for layer in model.layers)

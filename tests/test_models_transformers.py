@@ -260,7 +260,7 @@ def test_blocks_are_alike_and_costs_positive(
     assert all(b.kernels == blocks[0].kernels and b.parameters == blocks[0].parameters for b in blocks)
     assert all(k.flops >= 0 and k.nbytes >= 0 and k.backward_nbytes >= 0 for k in blocks[0].kernels)
     assert model.parameters == sum(layer.parameters for layer in model.layers)
-    assert model.executed_flops_per_sample() > 0
+    assert any(kernel.flops + kernel.backward_flops > 0 for layer in model.layers for kernel in layer.kernels)
 
 
 def test_opt_pays_for_the_gradient_of_its_clamp() -> None:

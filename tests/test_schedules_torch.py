@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import types
 
 import pytest
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules import SCHEDULES, schedule
+from clustersim.schedules.base import stage_of
 from clustersim.schedules.notation import text
-from clustersim.schedules.torch_csv import from_csv, to_csv
+from clustersim.schedules.torch_csv import from_csv
+
+
+def to_csv(orders, placement):
+    """The orders as PyTorch reads them, one row for each rank; without empty cells, since PyTorch needs none."""
+    p = len(orders)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for rank, order in enumerate(orders):
+        words = [[f"{stage_of(placement, rank, a.chunk, p)}{a.kind}{a.microbatch}" for a in slot] for slot in order]
+        writer.writerow(word[0] if len(word) == 1 else f"({';'.join(word)})OVERLAP_F_B" for word in words)
+    return out.getvalue()
+
 
 HALF = "0F0,0F1,0I0,0W0,0B1\n,1F0,1I0,1W0,1F1,1B1\n"
 

@@ -14,17 +14,6 @@ from clustersim.campaign.many import play
 from clustersim.campaign.replica import Replica, replica
 
 __all__ = [
-    "GOODPUTS",
-    "PARTS",
-    "Asked",
-    "Campaign",
-    "Job",
-    "Replica",
-    "Runs",
-    "answer",
-    "folder_for",
-    "outcome",
-    "play",
-    "replica",
-    "write",
-]
+    "GOODPUTS", "PARTS", "Asked", "Campaign", "Job", "Replica", "Runs", "answer", "folder_for", "outcome", "play",
+    "replica", "write",
+]  # fmt: skip

@@ -9,17 +9,9 @@ import numpy as np
 from clustersim.arrays import Bools, Floats, Ints
 
 PARTS = (
-    "productive",
-    "step variation",
-    "checkpoint stalls",
-    "evaluation",
-    "maintenance",
-    "detection",
-    "waiting for nodes",
-    "restart",
-    "loading",
-    "lost work",
-)
+    "productive", "step variation", "checkpoint stalls", "evaluation", "maintenance", "detection",
+    "waiting for nodes", "restart", "loading", "lost work",
+)  # fmt: skip
 """Of elapsed time. ``productive`` is new steps at the scenario's own pace; ``step variation``, what slow hosts, varying
 ranks and missing replicas add to them; ``lost work``, whatever was done since the save that a failure fell back to."""
 PRODUCTIVE, VARIATION, STALLS, EVALUATION, MAINTENANCE, DETECTION, WAITING, RESTART, LOADING, LOST = range(len(PARTS))

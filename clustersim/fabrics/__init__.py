@@ -16,21 +16,6 @@ from clustersim.fabrics.node import Node
 from clustersim.fabrics.reading import numbers_of
 
 __all__ = [
-    "Change",
-    "Node",
-    "Report",
-    "calibration_text",
-    "change",
-    "check",
-    "dragonfly",
-    "fat_tree",
-    "files",
-    "links_of",
-    "load",
-    "mesh",
-    "node",
-    "numbers_of",
-    "one_switch",
-    "rail_optimised",
-    "uncalibrated",
-]
+    "Change", "Node", "Report", "calibration_text", "change", "check", "dragonfly", "fat_tree", "files", "links_of",
+    "load", "mesh", "node", "numbers_of", "one_switch", "rail_optimised", "uncalibrated",
+]  # fmt: skip

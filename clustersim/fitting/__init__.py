@@ -8,14 +8,6 @@ from clustersim.fitting.measured import Informed, informed, load
 from clustersim.fitting.priors import FACTORS, PRIORS, Prior
 
 __all__ = [
-    "FACTORS",
-    "PRIORS",
-    "FewNumbers",
-    "Informed",
-    "Posterior",
-    "Prior",
-    "few_numbers",
-    "informed",
-    "load",
+    "FACTORS", "PRIORS", "FewNumbers", "Informed", "Posterior", "Prior", "few_numbers", "informed", "load",
     "posterior",
-]
+]  # fmt: skip

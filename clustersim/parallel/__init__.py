@@ -12,17 +12,6 @@ from clustersim.parallel.recompute import Recompute, recompute
 from clustersim.parallel.shape import ModelShape, padded_vocab
 
 __all__ = [
-    "FIELDS",
-    "PRESETS",
-    "ModelShape",
-    "ParallelConfig",
-    "Recompute",
-    "Routing",
-    "blocks_of_stages",
-    "check",
-    "field_for",
-    "padded_vocab",
-    "recompute",
-    "stages_of",
-    "translate",
-]
+    "FIELDS", "PRESETS", "ModelShape", "ParallelConfig", "Recompute", "Routing", "blocks_of_stages", "check",
+    "field_for", "padded_vocab", "recompute", "stages_of", "translate",
+]  # fmt: skip

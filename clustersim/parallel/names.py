@@ -104,15 +104,8 @@ _ELSEWHERE = {
 """What the frameworks write beside these settings, and where a scenario has it."""
 
 _TABLES = (
-    "parallelism",
-    "training",
-    "compile",
-    "debug",
-    "activation_checkpoint",
-    "pipeline",
-    "zero_optimization",
-    "moe",
-)
+    "parallelism", "training", "compile", "debug", "activation_checkpoint", "pipeline", "zero_optimization", "moe",
+)  # fmt: skip
 """Tables of torchtitan's and DeepSpeed's files that a name may be written with: ``debug.moe_force_load_balance``."""
 
 

@@ -20,23 +20,6 @@ from clustersim.schedules.registry import SCHEDULES, schedule
 from clustersim.schedules.torch_csv import from_csv
 
 __all__ = [
-    "SCHEDULES",
-    "Action",
-    "Costs",
-    "Option",
-    "Order",
-    "Orders",
-    "Schedule",
-    "Slot",
-    "Times",
-    "beside",
-    "check",
-    "from_csv",
-    "held",
-    "parse",
-    "rank_and_chunk",
-    "schedule",
-    "stage_of",
-    "text",
-    "times",
-]
+    "SCHEDULES", "Action", "Costs", "Option", "Order", "Orders", "Schedule", "Slot", "Times", "beside", "check",
+    "from_csv", "held", "parse", "rank_and_chunk", "schedule", "stage_of", "text", "times",
+]  # fmt: skip

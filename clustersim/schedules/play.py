@@ -55,11 +55,6 @@ class Times:
         """From 0, when every rank may start, until the last rank ends."""
         return max(self.ends)
 
-    @property
-    def longest_rank_span(self) -> float:
-        """The longest time from a rank's own first action to its own last: a step's length without a common start."""
-        return max(end - start for start, end in zip(self.starts, self.ends, strict=True))
-
 
 def times(
     orders: Orders,

@@ -23,23 +23,9 @@ from clustersim.schedules.zbv_torch import ZBV_TORCH
 from clustersim.schedules.zero_bubble import ZB_2P, ZB_H1
 
 _ROWS = (
-    NAIVE,
-    GPIPE,
-    ONE_F_ONE_B,
-    INTERLEAVED,
-    LOOPED_BFS,
-    INTERLEAVED_ZERO_BUBBLE,
-    ZB_H1,
-    ZB_2P,
-    ZBV,
-    ZBV_TORCH,
-    V_HALF,
-    V_MIN,
-    DUALPIPE,
-    DUALPIPEV,
-    PIPEDREAM,
-    PIPEDREAM_2BW,
-)
+    NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZB_2P, ZBV, ZBV_TORCH,
+    V_HALF, V_MIN, DUALPIPE, DUALPIPEV, PIPEDREAM, PIPEDREAM_2BW,
+)  # fmt: skip
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({row.name: row for row in _ROWS})
 

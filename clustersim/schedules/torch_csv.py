@@ -1,4 +1,4 @@
-"""A schedule from a CSV file as PyTorch takes it (torchtitan's ``pipeline_parallel_schedule_csv``), and written as one.
+"""A schedule from a CSV file as PyTorch takes it (torchtitan's ``pipeline_parallel_schedule_csv``).
 
 The format is that of ``_PipelineScheduleRuntime._load_csv`` with ``format="compute_only"`` (pytorch 2.13,
 torch/distributed/pipelining/schedules.py): row r is pipeline rank r, a cell is an action as stage, kind and
@@ -9,8 +9,6 @@ placements.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,14 +105,3 @@ def _placement(rows: Sequence[Sequence[Sequence[Action]]], stages: int, path: st
         f"{path}: row {rank} has the stages {sorted(held[rank])}; right would be {loop} (going round) or {v} (as a V) "
         "in all rows (at $.parallel.schedule_csv)"
     )
-
-
-def to_csv(orders: Orders, placement: str) -> str:
-    """The orders as PyTorch reads them, one row for each rank; without empty cells, since PyTorch needs none."""
-    p = len(orders)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for rank, order in enumerate(orders):
-        words = [[f"{stage_of(placement, rank, a.chunk, p)}{a.kind}{a.microbatch}" for a in slot] for slot in order]
-        writer.writerow(word[0] if len(word) == 1 else f"({';'.join(word)})OVERLAP_F_B" for word in words)
-    return out.getvalue()

@@ -15,22 +15,6 @@ from clustersim.sweeps.store import Store
 from clustersim.sweeps.table import about, is_sweep, read, rows, write
 
 __all__ = [
-    "Case",
-    "Dask",
-    "Fingerprints",
-    "Identity",
-    "Outcome",
-    "Processes",
-    "Progress",
-    "Store",
-    "Sweep",
-    "about",
-    "from_table",
-    "is_sweep",
-    "line_of",
-    "load",
-    "read",
-    "rows",
-    "sweep",
-    "write",
-]
+    "Case", "Dask", "Fingerprints", "Identity", "Outcome", "Processes", "Progress", "Store", "Sweep", "about",
+    "from_table", "is_sweep", "line_of", "load", "read", "rows", "sweep", "write",
+]  # fmt: skip

@@ -22,23 +22,10 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
 WORDS = ("strategy", "model", "topology", "device")
 FIGURES = (
-    "nodes",
-    "gpus",
-    "parameters",
-    "step_time_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "hfu",
-    "compute_s",
-    "communication_s",
-    "exposed_communication_s",
-    "peer_wait_s",
-    "idle_s",
-    "bytes_sent_per_gpu",
+    "nodes", "gpus", "parameters", "step_time_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu",
+    "hfu", "compute_s", "communication_s", "exposed_communication_s", "peer_wait_s", "idle_s", "bytes_sent_per_gpu",
     "peak_memory_bytes",
-)
+)  # fmt: skip
 SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "bubble", "idle")
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
