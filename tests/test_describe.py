@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,12 @@ def test_layers_and_micro_batches_are_folded_one_in_the_other():
 
 def test_a_list_without_repetitions_stays_as_it_is():
     lines = [f"{i:5d}  compute  fwd layers.0  {i} ms" for i in range(9)]
+    assert folded(lines) == lines
+
+
+def test_a_long_list_without_repetitions_is_not_walked_once_for_every_size(monkeypatch):
+    lines = [f"{i:5}  compute  op number {i * i}  1 ms" for i in range(3000)]
+    monkeypatch.setattr("clustersim.cli.folding._fold", lambda *_: pytest.fail("walked"))
     assert folded(lines) == lines
 
 

@@ -107,6 +107,7 @@ BROKEN = {
     "no end": (changed("duration_s", "length"), STEPS, "no column 'duration_s' or 'duration_ms'"),
     "a rank is missing": (without(1), STEPS, "no operation of rank(s) 1 of 4; every rank is needed"),
     "a rank is missing in a step": (without(3, step="12,"), STEPS, "step 12 has no operation of rank(s) 3"),
+    "a rank that no run has": (changed("10,3,1,1,", "10,2147483648,1,1,"), STEPS, "ranks of the run: 2.147e+09 are"),
     "a time below zero": (changed("0.012,0.010", "0.012,-0.010"), STEPS, "duration_s is '-0.010', not a time >= 0"),
     "a word for a number": (changed("10,0,0,0,", "ten,0,0,0,"), STEPS, "step is 'ten', not a whole number"),
     "twice": (changed(FORWARD, f"{FORWARD}\n{FORWARD}"), STEPS, "micro-batch 1 of rank 0 in step 10 is there twice"),

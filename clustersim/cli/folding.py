@@ -43,9 +43,19 @@ def folded(lines: Sequence[str]) -> list[str]:
         1  compute  fwd layers.1  1 ms  after 0
            ... op 1, 2 more times, to op 3
     """
+    import numpy as np
+
     blocks = [_block(line) for line in lines]
     for size in range(1, LONGEST + 1):
-        blocks = list(_fold(blocks, size))
+        if len(blocks) < 2 * size:
+            break
+        if size == 1 or len(blocks) != len(numbers):
+            known: dict[object, int] = {}
+            numbers = np.array([known.setdefault(block.key, len(known)) for block in blocks])
+        # So many in a row must be equal to what stands so far behind them: most lists have none of most sizes.
+        unlike = np.flatnonzero(numbers[size:] != numbers[:-size])
+        if np.diff(unlike, prepend=-1, append=len(numbers) - size).max() > size:
+            blocks = list(_fold(blocks, size))
     return [text for block in blocks for text in block.text()]
 
 

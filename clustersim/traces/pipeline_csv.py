@@ -18,6 +18,7 @@ import numpy as np
 
 from clustersim.errors import TraceError
 from clustersim.label import Label
+from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.csv_table import Table, header, read_table
@@ -158,8 +159,10 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
     """Raise :class:`TraceError` where a step lacks ranks, or a rank actions, or the two tables disagree."""
     ranks = sorted({line.rank for line in lines})
     if ranks != list(range(len(ranks))):
-        gone = sorted(set(range(max(ranks) + 1)) - set(ranks))
-        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone)} of {max(ranks) + 1}; every rank is needed")
+        world = max(ranks) + 1
+        counted(world, MOST_RANKS, f"{ops.path}: ranks of the run", TraceError)
+        gone = np.setdiff1d(np.arange(world), ranks)
+        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone)} of {world}; every rank is needed")
     per_stage = Counter({line.rank: line.stage for line in lines}.values())
     if len(set(per_stage.values())) > 1:
         told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
