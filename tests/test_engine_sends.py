@@ -36,3 +36,33 @@ def test_a_send_planned_with_others_of_its_kind_is_the_one_planned_by_itself(nam
         order = np.argsort(others)
         assert links[np.argsort(links)].tolist() == others[order].tolist()
         np.testing.assert_allclose(weights[np.argsort(links)], shares[order], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "dgx-1v", "hgx-h800"])
+@pytest.mark.parametrize("backend", ["nccl", "ideal", "gloo"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+def test_groups_over_several_nodes_share_a_plan_only_where_it_is_what_each_would_get(name, backend, kind):
+    topology = fabrics.load(name, nodes=24)
+    mesh, asked = fabrics.mesh(topology), []
+
+    def planner(request, group):
+        asked.append(group)
+        return collectives.plan(request, group, backend)
+
+    shards = np.arange(mesh.world_size).reshape(6, -1)
+    ragged = np.random.default_rng(1).permutation(mesh.world_size).reshape(-1, 6)
+    alone, together = (PlanBook(planner, topology, mesh, Loads(topology), congruent=c) for c in (False, True))
+    for groups, fewer in ((shards, backend != "gloo"), (shards.T, backend != "gloo"), (ragged[:16], False)):
+        for request in (Request(kind, 2.0**24), Request(kind, 2.0**14)):
+            begin = len(asked)
+            expected = alone.plans(request, groups)
+            each = len(asked) - begin
+            found = together.plans(request, groups)
+            assert len(asked) - begin - each <= each / (2 if fewer else 1)
+            for column in ("latency", "nbytes", "alone", "moving"):
+                np.testing.assert_allclose(getattr(found, column), getattr(expected, column), rtol=1e-12)
+            assert [one.lower_bound for one in found.each] == pytest.approx([one.lower_bound for one in expected.each])
+            for mine, theirs in zip(found.load.tolist(), expected.load.tolist(), strict=True):
+                (links, weights), (others, shares) = together.loads.pairs[mine], alone.loads.pairs[theirs]
+                assert sorted(links.tolist()) == sorted(others.tolist())
+                np.testing.assert_allclose(weights[np.argsort(links)], shares[np.argsort(others)], rtol=1e-12)

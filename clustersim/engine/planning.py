@@ -1,16 +1,16 @@
 """What each group's transfer is, before the run: plans as columns, each asked for once.
 
-A planner is asked once per distinct request and group. Groups that live inside one node each, at the same places of
-nodes wired alike, are congruent: one plan serves them all, its links replaced by the same links of the other node. Two
-thousand nodes sharding eight ways cost one call, not two thousand. And what it says of a send (latency, ceiling, share
-of the line rate) depends on the places of its ends in islands built alike and on the links between them, so that the
-thirty thousand pairs of a pipeline of 16,384 ranks cost a call for each kind and a routing of all of them at once.
+A planner is asked once per distinct request and group. Groups whose members sit at the same places of islands built
+alike, and whose traffic crosses the network alike (the same edges meet on links of the same speed), are images of
+each other: one plan serves them all, its links replaced by the same links of the other group. Two thousand nodes
+sharding eight ways cost one call, as do sixty-four shards over thirty-two nodes each, and the thirty thousand pairs of
+a pipeline cost a call for each kind of pair and a routing of all of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
@@ -28,10 +28,6 @@ from clustersim.topology import Topology
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Planner: TypeAlias = Callable[[Request, Group], Plan]
-
-
-MANY = 8
-"""Pairs of one op from which their ways are looked for before the planner is asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +101,15 @@ class PlanBook:
         self._groups: dict[tuple[str, bytes], Group] = {}
         self._plans: dict[tuple[Request, str, bytes], Plan] = {}
         self._columns: dict[tuple[Request, str, bytes, int], Plans] = {}
-        self._kinds: dict[Request, dict[bytes, Plan | None]] = {}
+        self._kinds: dict[tuple[Request, bytes], _Kind] = {}
 
     def plans(self, request: Request, groups: Ints, communicator: str = "") -> Plans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
         name = communicator if self.whole else ""  # who stands for nobody is known by the ranks alone
         key = request, name, groups.tobytes(), groups.shape[1]
         if key not in self._columns:
-            many = self.congruent and request.kind == "send" and len(groups) >= MANY
-            plans = self._sends(request, groups) if many else [self._plan(request, ranks, name) for ranks in groups]
+            alike = self.congruent and not self.whole and groups.shape[1] > 1
+            plans = self._alike(request, groups) if alike else [self._plan(request, ranks, name) for ranks in groups]
             latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
             nbytes = np.array([p.nbytes for p, _ in plans])
             load = np.array([load for _, load in plans], dtype=np.int64)
@@ -132,49 +128,52 @@ class PlanBook:
             self._groups[key] = Group(self.topology, gpus, self.launch, self.nccl_version)
         return self._groups[key]
 
-    def _sends(self, request: Request, pairs: Ints) -> list[tuple[Plan, int]]:
-        """Plan and load id of each of many pairs."""
-        kinds, ways = self._kinds.setdefault(request, {}), self._ways(pairs)
-        found = []
-        for pair, (sign, links) in zip(pairs, ways, strict=True):
-            if sign not in kinds:
-                plan, _ = self._plan(request, pair)
-                # Where the planner takes other links, every pair is asked for.
-                kinds[sign] = plan if np.array_equal(plan.links, links) else None
-            kind = kinds[sign]
-            found.append((kind, self.loads.add(links, kind.weights)) if kind else self._plan(request, pair))
-        return found
+    def _alike(self, request: Request, groups: Ints) -> list[tuple[Plan, int]]:
+        """Plan and load id of each of several groups."""
+        found: dict[int, tuple[Plan, int]] = {}
+        for place, rows in self._images.places(groups).items():
+            kind = self._kinds.get((request, place))
+            if kind is None:
+                kind = self._kinds[request, place] = _Kind(groups[rows[0]])
+                if len(rows) == 1:  # others may come with other ops
+                    found[rows[0]] = self._plan(request, kind.first)
+                    continue
+            for some, net, plan, names in self._served(request, kind, groups[rows]):
+                mine = [rows[k] for k in some]
+                if names is None:
+                    found.update((row, self._plan(request, groups[row])) for row in mine)
+                    continue
+                for row, links in zip(mine, self._images.links(names, groups[mine], net), strict=True):
+                    found[row] = plan, self.loads.add(links, plan.weights)
+        return [found[row] for row in range(len(groups))]
 
-    def _ways(self, pairs: Ints) -> Iterator[tuple[bytes, Ints]]:
-        """Of each pair: what is alike for all of its kind, and the links that a byte sent crosses, in order."""
-        top, routes = self.topology, routing.router(self.topology)
-        ends, cut = self.mesh.gpus[pairs], routes.islands
-        ptr, links, share = routes.loads_of_each(ends[:, 0], ends[:, 1])
-        near = cut.of[ends[:, :1]] == cut.of[ends[:, 1:]]
-        signs = np.concatenate([routes.builds[cut.of[ends]], cut.local[ends], near], axis=1)
-        table, numbers = signs.tobytes(), np.stack([top.link_bandwidth[links], top.link_latency[links], share], axis=1)
-        for k, (a, b) in enumerate(pairwise(ptr.tolist())):
-            yield table[40 * k : 40 * (k + 1)] + numbers[a:b].tobytes(), links[a:b]
+    def _served(
+        self, request: Request, kind: _Kind, groups: Ints
+    ) -> Iterator[tuple[list[int], Ints, Plan, Names | None]]:
+        """Groups of a kind by the plan that serves them: rows, links of the network of each, the plan, its links."""
+        if kind.edges is None:
+            kind.edges = self._images.edges(request, self.group(kind.first), self._plan(request, kind.first)[0])
+            list(self._served(request, kind, kind.first[None]))
+        for told, some, net in self._images.crossed(groups, kind.edges):
+            if told not in kind.plans:
+                plan, _ = self._plan(request, groups[some[0]])
+                kind.plans[told] = plan, self._images.named(plan.links, groups[some[0]], net[0])
+            yield some, net, *kind.plans[told]
 
     def _plan(self, request: Request, ranks: Ints, name: str = "") -> tuple[Plan, int]:
         """Plan and load id of one group."""
         if len(ranks) == 1 and (name, ranks.tobytes()) not in self.whole:
             nothing = np.array([], dtype=np.int64), np.array([])
             return Plan(request.kind, "none", "none", 0, 0.0, 0.0, *nothing, np.inf), self.loads.add(*nothing)
-        group, place = self.group(ranks, name), None
-        if self.congruent and group.n_nodes == 1:
-            place = self._nodes.place(group)
-        key = (request, name, ranks.tobytes()) if place is None else (request, "", place)
+        key = request, name, ranks.tobytes()
         if key not in self._plans:
-            self._plans[key] = _checked(self.planner(request, group), request, ranks)
-            return self._plans[key], self.loads.add(self._plans[key].links, self._plans[key].weights)
+            self._plans[key] = _checked(self.planner(request, self.group(ranks, name)), request, ranks)
         plan = self._plans[key]
-        links = plan.links if place is None else self._nodes.moved(plan.links, int(group.nodes[0]))
-        return plan, self.loads.add(links, plan.weights)
+        return plan, self.loads.add(plan.links, plan.weights)
 
     @cached_property
-    def _nodes(self) -> _Nodes:
-        return _Nodes(self.topology)
+    def _images(self) -> _Images:
+        return _Images(self.topology, self.mesh.gpus)
 
 
 def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:
@@ -187,50 +186,114 @@ def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:
     return plan
 
 
-class _Nodes:
-    """Which nodes are wired alike, and which link of one is which of another: their k-th inner link."""
+Names: TypeAlias = tuple[npt.NDArray[np.bool_], Ints, Ints]
+"""What links are to a group: whether each is in the network; a member on its island; its place there."""
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        src, dst = topology.vertex_node[topology.link_src], topology.vertex_node[topology.link_dst]
-        self._node = np.where(src == dst, src, -1)
-        order = np.argsort(self._node, kind="stable")
-        self._first = np.searchsorted(self._node[order], np.arange(topology.n_nodes + 1))
-        self._inner = order
-        self._position = np.empty(topology.n_links, dtype=np.int64)
-        self._position[order] = np.arange(topology.n_links)
-        self._shape: dict[int, bytes] = {}
 
-    def place(self, group: Group) -> bytes | None:
-        """Where a one-node group sits, the same for congruent groups."""
-        node = int(group.nodes[0])
-        lowest = int(np.searchsorted(self.topology.vertex_node, node)) if self._sorted else -1
-        if lowest < 0:
+@dataclass(eq=False)
+class _Kind:
+    """Groups at places alike: ranks of the ``first``; ``edges``, once a second has come; plans by what edges cross."""
+
+    first: Ints
+    edges: Ints | None = None
+    plans: dict[bytes, tuple[Plan, Names | None]] = field(default_factory=dict)
+
+
+class _Images:
+    """Groups of which one is another on other islands, and which link of one is which of the other.
+
+    Inside islands a link is told by its place. In the network, by what crosses it: every edge of a group's traffic has
+    a mark, a link the sum of the marks of all it carries, and links with equal sums carry the same edges' bytes.
+
+    ``gpus`` : (ranks,) int, the GPU of each.
+    """
+
+    def __init__(self, topology: Topology, gpus: Ints) -> None:
+        self.topology, self.gpus, self.routes = topology, gpus, routing.router(topology)
+        self._net, cut = np.array([kind == "net" for kind in topology.link_kinds]), self.routes.islands
+        self._island = np.where(self._net, -1, cut.of[topology.link_src])
+        self._place = np.zeros(topology.n_links, dtype=np.int64)
+        self._place[cut.links] = np.arange(len(cut.links)) - cut.link_start[self._island[cut.links]]
+        self._crossed: dict[tuple[bytes, bytes], list[tuple[bytes, list[int], Ints]]] = {}
+
+    def places(self, groups: Ints) -> dict[bytes, list[int]]:
+        """The rows of groups by where members sit: who on one island, how it is built, and where on it."""
+        cut, gpus = self.routes.islands, self.gpus[groups]
+        home = cut.of[gpus]
+        order = np.argsort(home, axis=1, kind="stable")
+        ahead = np.take_along_axis(home, order, 1)
+        new = np.diff(ahead, axis=1, prepend=-2) != 0
+        first = np.take_along_axis(order, np.maximum.accumulate(np.where(new, np.arange(home.shape[1]), 0), axis=1), 1)
+        beside = np.empty_like(order)
+        np.put_along_axis(beside, order, first, 1)
+        found: dict[bytes, list[int]] = {}
+        for row, told in enumerate(np.concatenate([beside, self.routes.builds[home], cut.local[gpus]], axis=1)):
+            found.setdefault(told.tobytes(), []).append(row)
+        return found
+
+    def edges(self, request: Request, group: Group, plan: Plan) -> Ints:
+        """(E, 3) int: sender, receiver and rail of all that crosses the network in a plan, where it is told."""
+        from clustersim.collectives import ALGORITHMS
+
+        home = self.routes.islands.of[group.gpus]
+        if (home == home[0]).all() or not plan.channels or plan.algorithm not in ALGORITHMS:
+            return np.zeros((0, 3), dtype=np.int64)
+        traffic = ALGORITHMS[plan.algorithm].traffic(request, group, plan.channels)
+        edges = np.stack([traffic.src, traffic.dst, traffic.rail], axis=1)
+        edges = edges[(edges[:, :2] >= 0).all(axis=1)]
+        if request.kind != "send":  # its lower bound looks at ways from the first member to some others, by all rails
+            others = np.sort(np.unique(home, return_index=True)[1])[1:5]
+            rails = np.arange(-1, len(self.routes.nics_of_node(int(group.nodes[0]))))
+            bound = np.stack(np.broadcast_arrays(0, others[:, None], rails), axis=-1).reshape(-1, 3)
+            edges = np.unique(np.concatenate([edges, bound]), axis=0)
+        away: Ints = edges[home[edges[:, 0]] != home[edges[:, 1]]]
+        return away
+
+    def crossed(self, groups: Ints, edges: Ints) -> list[tuple[bytes, list[int], Ints]]:
+        """What tells how edges share links of which speed; the rows of groups of which it is true; and those links
+        (rows, L), in one order."""
+        key = groups.tobytes(), edges.tobytes()
+        if key not in self._crossed:
+            self._crossed[key] = self._cross(groups, edges)
+        return self._crossed[key]
+
+    def _cross(self, groups: Ints, edges: Ints) -> list[tuple[bytes, list[int], Ints]]:
+        n, top = len(groups), self.topology
+        if not len(edges):
+            return [(b"", list(range(n)), np.zeros((n, 0), dtype=np.int64))]
+        src, dst = self.gpus[groups[:, edges[:, 0]]].ravel(), self.gpus[groups[:, edges[:, 1]]].ravel()
+        ptr, links, share = self.routes.loads_of_each(src, dst, np.tile(edges[:, 2], n))
+        edge, net = np.repeat(np.arange(len(src)), np.diff(ptr)), self._net[links]
+        edge, links, share = edge[net], links[net], share[net]
+        mark = np.random.default_rng(0).uniform(1.0, 2.0, len(edges))
+        cells, cell = np.unique(edge // len(edges) * top.n_links + links, return_inverse=True)
+        total = np.bincount(cell, share * mark[edge % len(edges)], len(cells))
+        row, link = np.divmod(cells, top.n_links)
+        numbers = np.stack([total, top.link_latency[link], top.link_bandwidth[link], row], axis=1)
+        order = np.lexsort(numbers.T)
+        link, table, ends = link[order], numbers[order, :3], np.searchsorted(row, np.arange(n + 1)).tolist()
+        found: dict[bytes, list[int]] = {}
+        for k, (a, b) in enumerate(pairwise(ends)):
+            found.setdefault(table[a:b].tobytes(), []).append(k)
+        return [(told, some, np.stack([link[ends[k] : ends[k + 1]] for k in some])) for told, some in found.items()]
+
+    def named(self, links: Ints, group: Ints, net: Ints) -> Names | None:
+        """What these links are to a group that crosses the links ``net``; None where one is nothing."""
+        home, outside = self.routes.islands.of[self.gpus[group]], self._net[links]
+        among = np.where(outside, links, self._island[links])
+        member, place = np.full(len(links), -1, dtype=np.int64), self._place[links]
+        if not (np.isin(links[outside], net).all() and np.isin(among[~outside], home).all()):
             return None
-        return self._wiring(node, lowest) + (group.gpus - lowest).tobytes()
+        for which, known, column in ((outside, net, place), (~outside, home, member)):
+            order = np.argsort(known, kind="stable")
+            column[which] = order[np.searchsorted(known[order], among[which])]
+        return outside, member, place
 
-    def moved(self, links: Ints, node: int) -> Ints:
-        """The same links, in another node of the same wiring."""
-        home = self._node[links[:1]]
-        if not len(links) or home[0] == node:
-            return links
-        offset = self._position[links] - self._first[home[0]]
-        there: Ints = self._inner[self._first[node] + offset]
-        return there
-
-    @cached_property
-    def _sorted(self) -> bool:
-        """Vertices of a node are consecutive, so a place is an offset."""
-        inside = self.topology.vertex_node[self.topology.vertex_node >= 0]
-        return bool(np.all(np.diff(inside) >= 0)) and bool(np.all(self.topology.vertex_node[: len(inside)] >= 0))
-
-    def _wiring(self, node: int, lowest: int) -> bytes:
-        """Everything about a node's inside that a plan may depend on, as bytes."""
-        if node not in self._shape:
-            top, inner = self.topology, self._inner[self._first[node] : self._first[node + 1]]
-            ends = top.link_src[inner] - lowest, top.link_dst[inner] - lowest
-            numbers = top.link_bandwidth[inner], top.link_latency[inner]
-            kinds = "".join(top.link_kinds[i] + "," for i in inner.tolist())
-            text = f"{top.node_types[node].name}|{kinds}|".encode()
-            self._shape[node] = text + b"".join(column.tobytes() for column in (*ends, *numbers))
-        return self._shape[node]
+    def links(self, names: Names, groups: Ints, net: Ints) -> Ints:
+        """(rows, k) the links so named of each group."""
+        (outside, member, place), cut = names, self.routes.islands
+        found = np.empty((len(groups), len(place)), dtype=np.int64)
+        found[:, outside] = net[:, place[outside]]
+        home = cut.of[self.gpus[groups[:, member[~outside]]]]
+        found[:, ~outside] = cut.links[cut.link_start[home] + place[~outside]]
+        return found

@@ -54,11 +54,14 @@ class Router:
         """(islands,) a number, equal for islands of which all is alike but where they are: the inside, the types of
         their nodes, and names and speeds of the NICs that reach the network."""
         top, cut = self.topology, self.islands
-        speed = np.bincount(top.link_src[self.network.links], top.link_bandwidth[self.network.links], len(cut.of))
+        wires = self.network.links
+        speeds = [
+            np.bincount(end[wires], top.link_bandwidth[wires], len(cut.of)) for end in (top.link_src, top.link_dst)
+        ]
         live = np.array([self.network.joins(nic) for nic in top.nics.tolist()], dtype=np.int64)
         named = _numbered(top.vertex_names[nic].rpartition("/")[2] for nic in top.nics.tolist())
         nics = _by_island(cut.of[top.nics], len(cut.template), cut.local[top.nics], live, named,
-                          speed[top.nics].view(np.int64))  # fmt: skip
+                          *(speed[top.nics].view(np.int64) for speed in speeds))  # fmt: skip
         typed = _numbered(kind.name for kind in top.node_types)
         home = np.array([cut.of[self._anchor[node]] if node in self._anchor else -1 for node in range(top.n_nodes)])
         types = _by_island(home, len(cut.template), typed)
