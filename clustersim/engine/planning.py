@@ -210,26 +210,26 @@ class _Images:
 
     def __init__(self, topology: Topology, gpus: Ints) -> None:
         self.topology, self.gpus, self.routes = topology, gpus, routing.router(topology)
-        self._net, cut = np.array([kind == "net" for kind in topology.link_kinds]), self.routes.islands
-        self._island = np.where(self._net, -1, cut.of[topology.link_src])
-        self._place = np.zeros(topology.n_links, dtype=np.int64)
-        self._place[cut.links] = np.arange(len(cut.links)) - cut.link_start[self._island[cut.links]]
+        self._island, self._place = self.routes.places_of_links
+        self._net = self._island < 0
+        self._places: dict[tuple[bytes, int], dict[bytes, list[int]]] = {}
         self._crossed: dict[tuple[bytes, bytes], list[tuple[bytes, list[int], Ints]]] = {}
 
     def places(self, groups: Ints) -> dict[bytes, list[int]]:
         """The rows of groups by where members sit: who on one island, how it is built, and where on it."""
-        cut, gpus = self.routes.islands, self.gpus[groups]
-        home = cut.of[gpus]
-        order = np.argsort(home, axis=1, kind="stable")
-        ahead = np.take_along_axis(home, order, 1)
-        new = np.diff(ahead, axis=1, prepend=-2) != 0
-        first = np.take_along_axis(order, np.maximum.accumulate(np.where(new, np.arange(home.shape[1]), 0), axis=1), 1)
-        beside = np.empty_like(order)
-        np.put_along_axis(beside, order, first, 1)
-        found: dict[bytes, list[int]] = {}
-        for row, told in enumerate(np.concatenate([beside, self.routes.builds[home], cut.local[gpus]], axis=1)):
-            found.setdefault(told.tobytes(), []).append(row)
-        return found
+        key = groups.tobytes(), groups.shape[1]
+        if key not in self._places:
+            cut, gpus = self.routes.islands, self.gpus[groups]
+            home = cut.of[gpus]
+            order = np.argsort(home, axis=1, kind="stable")
+            new = np.diff(np.take_along_axis(home, order, 1), axis=1, prepend=-2) != 0
+            start = np.maximum.accumulate(np.where(new, np.arange(home.shape[1]), 0), axis=1)
+            beside = np.empty_like(order)  # of each member the first on its island
+            np.put_along_axis(beside, order, np.take_along_axis(order, start, 1), 1)
+            found = self._places.setdefault(key, {})
+            for row, told in enumerate(np.concatenate([beside, self.routes.builds[home], cut.local[gpus]], axis=1)):
+                found.setdefault(told.tobytes(), []).append(row)
+        return self._places[key]
 
     def edges(self, request: Request, group: Group, plan: Plan) -> Ints:
         """(E, 3) int: sender, receiver and rail of all that crosses the network in a plan, where it is told."""

@@ -67,6 +67,15 @@ class Router:
         types = _by_island(home, len(cut.template), typed)
         return _numbered(zip(cut.template.tolist(), types, nics, strict=True))
 
+    @cached_property
+    def places_of_links(self) -> tuple[Ints, Ints]:
+        """(links,) island of each link, -1 for the network's, and its place among those of the island."""
+        top, cut = self.topology, self.islands
+        island, place = np.full(top.n_links, -1, dtype=np.int64), np.zeros(top.n_links, dtype=np.int64)
+        island[cut.links] = np.repeat(np.arange(len(cut.template)), np.diff(cut.link_start))
+        place[cut.links] = np.arange(len(cut.links)) - cut.link_start[island[cut.links]]
+        return island, place
+
     # ---- questions about a node -------------------------------------------------------------------------------------
 
     def path_class(self, a: int, b: int) -> str:
