@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 
+
+@lru_cache(maxsize=1024)
 def per_member(kind: str, n: int, algorithm: str = "ring", n_islands: int = 1) -> tuple[float, float]:
     """(sent, received): bytes per byte of NCCL's S, mean over the ``n`` members of one group.
 
