@@ -30,9 +30,6 @@ from clustersim.units import format_time
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-FEW = 12
-"""Classes that are solved all together sooner than one finds out which of them a change concerns."""
-
 SLACK = 1e-11
 """How far, relatively, one rate may be above another by rounding alone."""
 
@@ -64,7 +61,7 @@ class Network:
         self._shrunk: dict[Equals, None] = {}
         self._ends: list[tuple[float, int, int, Equals]] = []
         self._solve_at = self._due = self._edge = -1.0  # no instant
-        self._few = True  # the books below are not kept while few are there
+        self._stale = False  # links have another rate than when the books below were made
         self._rng = np.random.default_rng(0)
 
     def _open(self) -> Slots:
@@ -133,17 +130,14 @@ class Network:
                 self._users[one.slots] += 1
             one.join(transfer, nbytes, now)
             grown[one] = None
-        if len(self._active) <= FEW:
-            self._all(now)
-        else:
-            self._changed(grown, shrunk, now)
+        self._changed(grown, shrunk, now)
         self._sleep()
 
     def _vary(self, now: float) -> None:
         """What is left of links that vary; where that is another than before, everybody is booked anew."""
         gone = taken(self.loads.varying, self._slot_of, len(self._taken), now)
         if not np.array_equal(gone, self._taken):
-            self._taken, self._few = gone, True
+            self._taken, self._stale = gone, True
         if (self._active or self._new) and self._edge <= now:
             self._edges += 1
             if self._edges > MOST_EDGES:
@@ -152,27 +146,16 @@ class Network:
             if self._edge < np.inf:
                 self.clock.call(self._edge, self._ask_solve)
 
-    def _all(self, now: float) -> None:
-        """A handful of classes in all: solved together, without books."""
-        self._few = True
-        some = list(self._active)
-        if not some:
-            return
-        self.n_solves += _shared(some)
-        rates, _ = level(some, self._taken, self._rng)
-        for one, rate in zip(some, rates, strict=True):
-            if one.set(rate, now):
-                heappush(self._ends, (one.due, one.version, one.number, one))
-
     def _changed(self, grown: Iterable[Equals], shrunk: Iterable[Equals], now: float) -> None:
-        if self._few:  # from few to many: everybody is booked anew
-            self._few = False
+        if self._stale:
+            self._stale = False
             self._usage[:] = self._taken
             self._held[:] = 0
             self._holds.clear()
             for one in self._active:
                 one.held = UNKNOWN
-            self._mend(dict(self._active), now)
+            if self._active:
+                self._mend(dict(self._active), now)
             return
         work: dict[Equals, None] = {}
         for one in grown:
@@ -289,21 +272,10 @@ class Network:
             done += one.over(now, self.segments)
             self._shrunk[one] = None
             if not one.n:
-                if not self._few:
-                    self._lift(one)
+                self._lift(one)
                 one.empty(now)
                 del self._active[one]
                 self._users[one.slots] -= 1
         if self._active:
             self._ask_solve()
         self.on_end(np.array(sorted(done), dtype=np.int64), now)
-
-
-def _shared(some: list[Equals]) -> bool:
-    """Whether any two flows are on one slot."""
-    seen: set[int] = set()
-    for one in some:
-        if one.slot_list and (one.n > 1 or not seen.isdisjoint(one.slot_list)):
-            return True
-        seen.update(one.slot_list)
-    return False
