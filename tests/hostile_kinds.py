@@ -164,10 +164,13 @@ def _measured() -> dict[str, Kind]:
     pipeline = {f"folder/{name}": (DATA / "traces" / "pipeline_2x2" / name).read_bytes()
                 for name in ("ops.csv", "steps.csv")}  # fmt: skip
     kineto = gzip.decompress((DATA / "traces" / "gloo_2_ranks" / "rank0.json.gz").read_bytes())
+    told = {name: (DATA / "traces" / "gloo_et" / f"{name}.json.gz").read_bytes() for name in ("et0", "rank0")}
     folder, calibrate = ("trace folder --json", "replay folder --json"), "calibrate {} -o fitted.toml --topology"
     return {
         "trace": Kind("trace.json", damaged(documents(TRACE).map(json_file)), TRACES),
         "kineto": Kind("rank0.json", damaged(st.just(kineto)), TRACES),
+        "execution": Kind("folder/et0.json", damaged(st.just(gzip.decompress(told["et0"]))), folder,
+                          lambda: {"folder/rank0.json.gz": told["rank0"]}),
         **{name: Kind(name, spreadsheet(text), folder, lambda: pipeline) for name, text in pipeline.items()},
         "nsys": Kind("p.sqlite", damaged(st.builds(nsys, NASTY, NASTY)), TRACES),
         "log": Kind("nccl.log", damaged(st.just(LOG.encode())), ("trace {} --json", "validate nccl {}")),

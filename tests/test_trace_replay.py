@@ -227,3 +227,19 @@ def test_a_trace_without_steps_is_told_no_step_time():
     assert "gloo, first span to last" in said
     assert "step time" not in said
     assert "step time" not in CliRunner().invoke(cli, ["replay", str(GLOO)]).output
+
+
+PAIR = GLOO.parent / "gloo_1_2"
+
+
+@pytest.mark.parametrize(
+    ("source", "aim", "scale", "within"),
+    [("two", "two", Scale(), 0.03), ("one", "two", Scale(times=2), 0.08),
+     ("two", "two_small", Scale(bucket=4 * 2**20), 0.06), ("two_small", "two", Scale(bucket=25 * 2**20), 0.02)],
+)  # fmt: skip
+def test_a_recorded_job_is_predicted_from_itself_at_another_scale(source, aim, scale, within):
+    topology = fabrics.load("cpu-gloo", nodes=1)
+    mesh = fabrics.mesh(topology, nproc_per_node=2)
+    again = replay(traces.read(PAIR / source), topology, mesh, scale=scale, backend="gloo")
+    measured = replay(traces.read(PAIR / aim)).steps.medians()[0]
+    assert again.steps.medians()[1] == pytest.approx(measured, rel=within)

@@ -39,6 +39,7 @@ JUST = 1e-6
 class _SoFar:
     """What a rank has done since ``origin`` [s], after the op ``first`` if there is one.
 
+    ``at`` : the index of each measured op.
     ``talked`` [s] : until when messages between stages kept it. ``ended`` : when each op ended, and its index.
     ``last`` : the same of each stream's last op.
     """
@@ -48,6 +49,7 @@ class _SoFar:
         self.first = () if first is None else (first,)
         self.ended = [(origin, i) for i in self.first]
         self.last: dict[str, tuple[float, tuple[int, ...]]] = {}
+        self.at: dict[int, int] = {}
 
     def released(self, span: Span) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
         """When a span could have begun [s], which op that was the end of, and what it waits for besides its stream."""
@@ -59,6 +61,7 @@ class _SoFar:
 
     def wrote(self, span: Span, index: int) -> None:
         """A span was written as this op."""
+        self.at[span.op] = index
         self.ended.append((span.end, index))
         self.last[span.stream] = max(self.last.get(span.stream, (self.origin, ())), (span.end, (index,)))
 
@@ -158,6 +161,7 @@ class Writer:
             if peers.source >= 0:  # it asks when its rank is free, and goes on with what it gets
                 self._add(ops, *self._message(Recv, info, peers.source, after or before))
                 after = (*after, len(ops) - 1)
+            after = tuple(sorted({*after, *(so_far.at[i] for i in info.after if i in so_far.at)}))
             so_far.wrote(span, self._write(ops, span, after, peers))
         return ops
 
@@ -206,7 +210,8 @@ class Writer:
             bound = info.bound if info.kind == "compute" else "communication"
             took = self.shortest[span.op] if span.op in self.met else span.end - span.begin
             took = self.scale.seconds(info, took, self.data_parallel.sharded)
-            return Compute(info.name, took, span.stream, after, phase, bound, step=info.step, label=info.label)
+            flops, nbytes = (info.flops, info.nbytes) if info.kind == "compute" else (0.0, 0.0)
+            return Compute(info.name, took, span.stream, after, phase, bound, flops, nbytes, info.step, info.label)
         dtype = str(info.detail.get("dtype", ""))
         # A communicator of its own for each: ranks meet by what was joined, in whatever order they came.
         return Collective(

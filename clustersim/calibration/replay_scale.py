@@ -67,15 +67,15 @@ class Scale:
             took /= self.times
         if self.gpu is None:
             return took
-        return max(took * self.ratio(rate_of(info, self.dtype)), min(took, self.gpu.kernel_floor.value))
+        return max(took * self.ratio(info), min(took, self.gpu.kernel_floor.value))
 
-    def ratio(self, dtype: str) -> float:
-        """Time of a kernel here over its measured one: of products in a type, of memory-bound kernels for none."""
+    def ratio(self, info: OpInfo) -> float:
+        """Time of a kernel here over its measured one: of products in their type, or by FLOPs and bytes where those are
+        told, whichever bounds it on each device; of others by memory."""
         if self.was is None or self.gpu is None:
             return 1.0
-        if dtype:
-            return self.was.matmul_rate(dtype) / self.gpu.matmul_rate(dtype)
-        return self.was.stream_rate() / self.gpu.stream_rate()
+        was, here = (_bound(gpu, rate_of(info, self.dtype), info.flops, info.nbytes) for gpu in (self.was, self.gpu))
+        return here / was
 
     def said(self, measured: Timeline, groups: Groups) -> list[str]:
         """Line by line, what follows from the trace and what from the model."""
@@ -86,14 +86,16 @@ class Scale:
             if groups.sharded:
                 lines.append(f"from the model: parameters are sharded, so optimizer kernels take 1/{self.times}")
         if self.was and self.gpu:
-            kernels: defaultdict[str, float] = defaultdict(float)
+            kernels: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(2))
             for info, seconds in zip(measured.ops, measured.per_op()["seconds"].tolist(), strict=True):
                 if info.kind == "compute" and info.bound not in ("host", "launch"):
-                    kernels[rate_of(info, self.dtype)] += seconds
-            whole = sum(kernels.values()) or 1.0
-            for dtype in sorted(kernels):
-                words = f"{dtype} products" if dtype else "memory-bound kernels"
-                share, ratio = kernels[dtype] / whole, self.ratio(dtype)
+                    dtype = rate_of(info, self.dtype)
+                    told = " of told shapes" if dtype and info.flops else ""
+                    words = f"{dtype} products{told}" if dtype else "memory-bound kernels"
+                    kernels[words] += seconds, seconds * self.ratio(info)
+            whole = sum(was for was, _ in kernels.values()) or 1.0
+            for words, (was, here) in sorted(kernels.items()):
+                share, ratio = was / whole, here / (was or 1.0)
                 lines.append(f"from the model: {words}, {share:.0%} of kernel time, take {ratio:.2f} x as long")
             lines.append(f"from the trace: kernels and the host's own time, of {self.was.name}; the host is as it was")
             lines.append("not seen: launches that slower kernels hid, so a faster GPU may gain less")
@@ -101,6 +103,13 @@ class Scale:
 
 
 AS_MEASURED = Scale()
+
+
+def _bound(gpu: Device, dtype: str, flops: float, nbytes: float) -> float:
+    """What bounds a kernel on a device [s]; without FLOPs, of one FLOP of a product, or one byte of another kernel."""
+    if not dtype:
+        return 1 / gpu.stream_rate()
+    return max((flops or 1.0) / gpu.matmul_rate(dtype), nbytes / gpu.stream_rate() if flops else 0.0)
 
 
 def rate_of(info: OpInfo, unnamed: str = "bf16") -> str:
@@ -111,9 +120,11 @@ def rate_of(info: OpInfo, unnamed: str = "bf16") -> str:
     ['fp32', '']
     """
     known = info.phase in ("forward", "backward") and info.bound == "compute"
-    if info.bound == "memory" or not (known or _PRODUCT.search(info.name)):
+    told = str(info.detail.get("dtype", "")) if info.flops else ""
+    if info.bound == "memory" or not (known or told or _PRODUCT.search(info.name)):
         return ""
-    return next((d for d, pattern in _TYPES if re.search(pattern, info.name, re.I)), unnamed if known else "fp32")
+    named = next((d for d, pattern in _TYPES if re.search(pattern, info.name, re.I)), "")
+    return named or told or (unnamed if known else "fp32")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ same micro-batch's one at the stage before it, and recorded sends and receives o
 Without a topology the machine is unknown and communication free: what waits for whom is played, and transfers take no
 time, but for collectives whose size is not told and whose measured time is all there is.
 
-Waits that were not felt are not seen: an optimizer that found its gradients already there is not known to need them. A
-network much slower than the measured one is therefore told too optimistically.
+Waits that were not felt are not seen, but where an execution trace beside the profile tells them: an optimizer that
+found its gradients already there is not known to need them. A network much slower than the measured one is therefore
+told too optimistically.
 
 The same run on more nodes, faster GPUs or with other buckets: :mod:`clustersim.calibration.replay_scale`. Every rank is
 copied, data-parallel groups grow, and the others are copied as they are: the same work per GPU.

@@ -20,6 +20,7 @@ from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.messages import Key, messages
+from clustersim.traces.needs import longest, needs
 from clustersim.traces.profiled import BACKEND, RankTrace, Seen
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +54,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     _add_collectives(build, keyed, zero, skipped)
     for one in messages(traces, zero):
         build.row(build.op(one.key, one.info), one.rank, one.ready, one.start, one.end)
+    _add_needs(build, traces)
     stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}
     stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
@@ -150,6 +152,7 @@ class _Build:
         self.number: dict[Key, int] = {}
         self.rows: list[tuple[int, int, float, float, float]] = []
         self.ranks: dict[int, int] = {}
+        self.told: dict[int, int] = {}  # by the id of what an execution trace tells of: its op
 
     def op(self, key: Key, info: OpInfo) -> int:
         if key not in self.number:
@@ -187,15 +190,36 @@ def _usual_stream(trace: RankTrace) -> str:
 
 def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
     usual = _usual_stream(trace)
-    for name, stream, start, end, _, step, doing in trace.work:
+    again: Counter[Key] = Counter()
+    whole = longest(trace)
+    for work in trace.work:
+        name, stream, start, end, _, step, doing, told = work
         on = COMPUTE_STREAM if stream == usual else stream
         phase, bound = ("memcpy", "memory") if name.startswith(("Memcpy", "Memset")) else ("other", "compute")
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
         if doing:
             phase = "forward" if doing.label.action == "F" else "backward"
             info = msgspec.structs.replace(info, phase=phase, label=doing.label, stage=doing.stage)
-        number = build.op(("work", name, on, step, doing), info)
+        key: Key = ("work", name, on, step, doing)
+        if told:
+            flops, nbytes = (told.flops, told.nbytes) if work is whole[told.order] else (0.0, 0.0)
+            key = (*key, flops, nbytes)
+            again[key] += 1
+            key = (*key, again[key])
+            info = msgspec.structs.replace(info, flops=flops, nbytes=nbytes, detail={"dtype": told.dtype})
+        number = build.op(key, info)
+        build.told |= {id(work): number} if told else {}
         build.row(number, trace.rank, start - zero, start - zero, end - zero)
+
+
+def _add_needs(build: _Build, traces: Sequence[RankTrace]) -> None:
+    """What execution traces tell of who waits for whom."""
+    after: defaultdict[int, set[int]] = defaultdict(set)
+    for needing, needed in (pair for t in traces for pair in needs(t)):
+        if id(needing) in build.told and id(needed) in build.told:
+            after[build.told[id(needing)]].add(build.told[id(needed)])
+    for op, needed_ops in after.items():
+        build.ops[op] = msgspec.structs.replace(build.ops[op], after=tuple(sorted(needed_ops)))
 
 
 def _add_collectives(
@@ -226,6 +250,7 @@ def _add_collectives(
                       detail=detail)  # fmt: skip
         number = build.op(("collective", key), info)
         for rank, seen in mine.items():
+            build.told |= {id(seen): number} if seen.told else {}
             ready, end = seen.start - zero[rank], seen.end - zero[rank]
             build.row(number, rank, ready, max(ready, end - transfer) if whole else ready, end)
 

@@ -2,7 +2,8 @@
 
 Newer profilers write a collective's name, sizes, group and sequence into the kernel's ``args``; older ones only
 annotate the launching thread (``nccl:all_reduce`` with ``Input Dims``), and the kernel is led back to it through its
-launch call's correlation id. On CPU the annotation (``gloo:all_reduce``) is the collective itself.
+launch call's correlation id. On CPU the annotation (``gloo:all_reduce``) is the collective itself. With execution
+traces of the same processes beside them, operators have FLOPs and bytes, and wait for what they read.
 
 Only the fields needed are decoded: events come as typed structs whose ``args`` stay raw until an event needs them.
 """
@@ -14,7 +15,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,8 @@ import msgspec
 from clustersim.errors import TraceError
 from clustersim.program import DTYPE_BYTES
 from clustersim.timeline import Timeline
-from clustersim.traces import files
+from clustersim.traces import execution_trace, files
+from clustersim.traces.execution_trace import Operator
 from clustersim.traces.joining import join
 from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
 from clustersim.traces.profiled import RankTrace, Seen, Work
@@ -36,15 +38,23 @@ _CPU_OP = "aten::"
 
 
 def sniff(head: bytes) -> bool:
-    """Whether this is a profiler's trace: a JSON object with Kineto's opening fields or events."""
-    return head.lstrip()[:1] == b"{" and any(
-        word in head for word in (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
-    )
+    """Whether this is a profiler's trace: a JSON object with Kineto's opening fields or events, or an execution trace,
+    which is read with one."""
+    known = any(word in head for word in (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"'))
+    return execution_trace.sniff(head) or (known and head.lstrip()[:1] == b"{")
 
 
 def read(paths: Sequence[Path]) -> Timeline:
     """The run of these ranks' traces. Raises :class:`TraceError` where one is no whole profile."""
-    traces = [trace for path in paths for trace in _read_one(path, len(paths))]
+    recorded = {path: execution_trace.read(path) for path in paths if execution_trace.sniff(files.head(path))}
+    profiles = [path for path in paths if path not in recorded]
+    if not profiles:
+        raise TraceError(f"{paths[0]}: an execution trace has no times; add the Kineto trace of the same steps")
+    by_process = _by_process(recorded)
+    traces = [trace for path in profiles for trace in _read_one(path, len(profiles), by_process)]
+    if by_process:
+        unused = ", ".join(str(path) for path, (pid, _) in recorded.items() if pid in by_process)
+        raise TraceError(f"{unused}: of a process that none of the Kineto traces is of")
     first = traces[0].base
     # Each file's times are relative to its own base.
     return join([_shifted(trace, (trace.base - first) * 1e-9) for trace in traces], ", ".join(map(str, paths)))
@@ -57,10 +67,22 @@ def _shifted(trace: RankTrace, by: float) -> RankTrace:
     return trace
 
 
-def _read_one(path: Path, n: int) -> list[RankTrace]:
+Recorded = dict[int, dict[int, Operator]]
+"""Operators by process, then by their number in it."""
+
+
+def _by_process(recorded: Mapping[Path, tuple[int, dict[int, Operator]]]) -> Recorded:
+    first: dict[int, Path] = {}
+    for path, (pid, _) in recorded.items():
+        if first.setdefault(pid, path) != path:
+            raise TraceError(f"{path}: of process {pid}, as {first[pid]} is; read the machines one at a time")
+    return dict(recorded.values())
+
+
+def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
     """The ranks of one file: one, except in a trace that this program wrote."""
     try:
-        traces = _ranks(path, FILE.decode(files.whole(path)), n)
+        traces = _ranks(path, FILE.decode(files.whole(path)), n, recorded)
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
     # What events have for args is read with the events.
@@ -71,7 +93,7 @@ def _read_one(path: Path, n: int) -> list[RankTrace]:
     return traces
 
 
-def _ranks(path: Path, file: File, n: int) -> list[RankTrace]:
+def _ranks(path: Path, file: File, n: int, recorded: Recorded) -> list[RankTrace]:
     info = file.info or Info()
     if info.rank is None and n > 1:
         raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
@@ -82,7 +104,8 @@ def _ranks(path: Path, file: File, n: int) -> list[RankTrace]:
         trace = RankTrace(
             rank, world, str(path), host=file.host_name, device=device, base=file.base, backend=info.backend
         )
-        _Reader(trace, _groups(info)).take(events)
+        process = next((event.pid for event in events if event.pid in recorded and event.cat == "cpu_op"), -1)
+        _Reader(trace, _groups(info), recorded.pop(int(process), {})).take(events)
         traces.append(trace)
     return traces
 
@@ -108,8 +131,9 @@ def _groups(info: Info) -> dict[str, tuple[int, ...]]:
 class _Reader:
     """One pass over a file's events."""
 
-    def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]]) -> None:
-        self.trace, self.groups = trace, groups
+    def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]], recorded: dict[int, Operator]) -> None:
+        self.trace, self.groups, self.recorded = trace, groups, recorded
+        self.told: dict[int, Operator] = {}
         self.steps: list[tuple[float, int]] = []
         self.notes: defaultdict[int | str, list[Event]] = defaultdict(list)
         self.launches: dict[int, tuple[float, int | str]] = {}
@@ -144,6 +168,10 @@ class _Reader:
         elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
             self.kernels.append(event)
         elif cat in ("user_annotation", "cpu_op"):
+            if self.recorded:
+                call = KERNEL_ARGS.decode(event.args)
+                if told := self.recorded.get(call.function):
+                    self.told[call.external] = told
             if _COMMS.match(event.name):
                 self.notes[event.tid].append(event)
             elif found := _STEP.match(event.name):
@@ -165,7 +193,8 @@ class _Reader:
         step = args.step if args.step is not None else self._step(called if called == called else event.ts)
         start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
         if args.collective is None and not _KERNEL.match(event.name):
-            self.trace.work.append(Work(event.name, f"stream {args.stream}", start, end, called * 1e-6, step))
+            told, stream = self.told.get(args.external), f"stream {args.stream}"
+            self.trace.work.append(Work(event.name, stream, start, end, called * 1e-6, step, None, told))
             return
         if args.collective is not None:
             seen = self._told(args, start, end, step)
@@ -176,7 +205,7 @@ class _Reader:
             self.trace.skipped["a collective's kernel without its name and size (launched before the trace began)"] += 1
         else:
             short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
-            self.trace.seen.append(dataclasses.replace(seen, kernel=short) if short else seen)
+            self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
     def _told(self, args: KernelArgs, start: float, end: float, step: int) -> Seen | None:
         """From the kernel's own args."""
@@ -221,7 +250,8 @@ class _Reader:
                         f"a collective without shapes ({note.name}; record_shapes=True writes them)"
                     ] += 1
                 else:
-                    self.trace.seen.append(dataclasses.replace(seen, doing=self.schedule.at(note.ts)))
+                    doing, told = self.schedule.at(note.ts), self._called(note)
+                    self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=told))
         until: dict[int | str, float] = {}
         for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
             if event.ts >= until.get(event.tid, -math.inf):
@@ -232,11 +262,16 @@ class _Reader:
         """An outermost operator: work of its own, or a part of the action of a pipeline that it lies in."""
         work, doing, step = self.trace.work, self.schedule.at(event.ts), self._step(event.ts)
         if doing is None or doing.boundary >= 0:
-            work.append(Work(event.name, f"thread {event.tid}", start, end, math.nan, step))
+            told = self._called(event)
+            work.append(Work(event.name, f"thread {event.tid}", start, end, math.nan, step, None, told))
         elif work and work[-1].doing is doing:
             work[-1] = work[-1]._replace(end=end)
         else:
             work.append(Work(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
+
+    def _called(self, event: Event) -> Operator | None:
+        """What an execution trace says of an operator."""
+        return self.told.get(KERNEL_ARGS.decode(event.args).external) if self.told else None
 
 
 def _members(ranks: str | list[int] | None) -> tuple[int, ...]:

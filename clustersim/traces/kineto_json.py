@@ -13,6 +13,7 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: str = ""
+    pid: int | str = 0
     tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
@@ -49,11 +50,15 @@ class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributed
 class KernelArgs(msgspec.Struct, gc=False, rename={
     "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
     "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
-    "purpose": "Process Group Description",
+    "purpose": "Process Group Description", "external": "External id",
+    "function": "Record function id",
 }):  # fmt: skip
-    """What is said of a kernel, of a collective in NCCL's words; ``nbytes`` is of ours alone."""
+    """What is said of a kernel, of a collective in NCCL's words, and of an operator: its number, which its kernels have
+    too, and that in execution traces. ``nbytes`` is of ours alone."""
 
     correlation: int = -1
+    external: int = -1
+    function: int = -1
     stream: int | str | None = None
     collective: str | None = None
     inputs: int = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clustersim.timeline import Timeline
+from clustersim.traces.execution_trace import Operator
 from clustersim.traces.stages import Doing
 
 
@@ -16,6 +17,7 @@ class Seen:
 
     ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
     ``doing`` is the action of a pipeline that posted it, ``purpose`` what the program calls the group (``"mesh_dp"``).
+    ``told`` is what an execution trace says of it.
     """
 
     kind: str
@@ -31,11 +33,12 @@ class Seen:
     kernel: str = ""
     doing: Doing | None = None
     purpose: str = ""
+    told: Operator | None = None
 
 
 class Work(NamedTuple):
     """What a rank ran that is no collective, on the stream that the profiler names: times [s], ``call`` its launch's or
-    nan; ``doing`` the action of a pipeline that it is the whole of."""
+    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`Seen`."""
 
     name: str
     stream: str
@@ -44,6 +47,7 @@ class Work(NamedTuple):
     call: float
     step: int
     doing: Doing | None = None
+    told: Operator | None = None
 
 
 @dataclass
