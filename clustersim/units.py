@@ -35,6 +35,17 @@ class Seconds(float):
         return cls(parse_time(value))  # type: ignore[arg-type]
 
 
+class Bytes(float):
+    """Bytes, in a file's schema: written as ``"25 MiB"``; a bare number is an error."""
+
+    what, example = "size with unit", "a size with its unit: '8 B', '25 MiB'"
+
+    @classmethod
+    def read(cls, value: object) -> Bytes:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(parse_bytes(value))  # type: ignore[arg-type]
+
+
 HOUR, DAY = 3600.0, 86400.0
 """[s]."""
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

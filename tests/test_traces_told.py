@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import clustersim
 from clustersim import traces
 from clustersim.cli import cli
-from clustersim.errors import TraceError
+from clustersim.errors import ClusterSimError, TraceError
 from clustersim.traces import Samples, Told
 
 DUMPS = Path(__file__).parent / "data" / "flight_recorder"
@@ -146,6 +147,50 @@ def test_nccls_choices_stand_beside_ours(tmp_path: Path):
     assert large["ours"] == {"algorithm": "ring", "protocol": "Simple", "channels": large["ours"]["channels"]}
     wrong = CliRunner().invoke(cli, ["trace", str(path), "--topology", "pcie-a100-1gpu-200g"])
     assert isinstance(wrong.exception, TraceError)
+
+
+def test_nccls_choices_become_pins_of_a_scenario_which_it_then_plays(tmp_path: Path):
+    path, scenario = tmp_path / "nccl.log", tmp_path / "mine.toml"
+    choices = [(1 << 20, "TREE LL128"), (1 << 24, "TREE LL128"), (1 << 28, "RING LL128"), (1 << 29, "NVLS LL")]
+    path.write_text(LOG + "".join(
+        f"{HOST}AllReduce: {size} Bytes -> Algo {choice.replace(' ', ' proto ')} channel{{Lo..Hi}}={{0..15}}\n"
+        for size, choice in [*choices, (1 << 20, "RING LL"), (1 << 20, "TREE LL128")]
+    ))  # fmt: skip
+    done = CliRunner().invoke(cli, ["trace", str(path), "--pins"])
+    assert done.exit_code == 0, done.output
+    scenario.write_text(Path(clustersim.load("ddp_gpt2_xl_2x8_a100").path).read_text() + done.stdout)
+    pins = [pin for pin in clustersim.load(scenario).file.run.pins if pin.kind == "all_reduce"]
+    assert [(pin.least, pin.most, pin.algorithm, pin.protocol, pin.ranks) for pin in pins] == [
+        (1 << 20, 1 << 20, "tree", "LL128", 16), (1 << 23, 1 << 23, "ring", "Simple", 16),
+        (1 << 24, 1 << 24, "tree", "LL128", 16), (1 << 28, 1 << 28, "ring", "LL128", 16),
+        (1 << 29, 1 << 29, "nvls", "LL", 16),
+    ]  # fmt: skip
+    played = {op.detail["algorithm"] for op in clustersim.load(scenario).run().timeline.ops if op.kind == "all_reduce"}
+    pinned = {"run.pins": [{"kind": "all_reduce", "algorithm": "tree", "protocol": "LL128", "least": "1 MiB"}]}
+    trees = clustersim.load("ddp_gpt2_xl_2x8_a100", pinned).run().timeline.ops
+    assert played == {"ring"}
+    assert {(op.detail["algorithm"], op.detail["protocol"]) for op in trees if op.nbytes > 1 << 20 and op.kind ==
+            "all_reduce"} == {("tree", "LL128")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [({"algorithm": "rung"}, "'rung'"), ({"protocol": "LL12"}, "'LL12'"),
+     ({"least": "2 B", "most": "1 B"}, "most must"),
+     ({"least": 3}, "bare number"), ({"kind": "all_to_all"}, "all_to_all")],
+)  # fmt: skip
+def test_a_pin_that_nccl_cannot_follow_is_one_error_with_its_place(pin, said):
+    pins = {"run.pins": [{"kind": "all_reduce", "algorithm": "ring"} | pin]}
+    with pytest.raises(ClusterSimError, match=said) as wrong:
+        clustersim.load("ddp_gpt2_xl_2x8_a100", pins).prepare()
+    assert "$.run.pins" in str(wrong.value)
+
+
+def test_a_log_without_choices_has_none_to_pin(tmp_path: Path):
+    path = tmp_path / "nccl.log"
+    path.write_text(HOST + "comm 0x1 rank 0 nRanks 16 nNodes 2\n")
+    done = CliRunner().invoke(cli, ["trace", str(path), "--pins"])
+    assert "INIT,TUNING" in str(done.exception)
 
 
 def test_a_log_without_a_communicator_is_refused(tmp_path: Path):

@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 @click.option("--format", "fmt", default=None, help="Its format; found by content when absent.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Collectives to print.")
 @click.option("--topology", default=None, help="Of an NCCL log: its choices beside ours on this machine.")
+@click.option("--pins", is_flag=True, help="Of an NCCL log: its choices as lines of a scenario, to append to one.")
 @json_option
-def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, as_json: bool) -> None:
+def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
     sqlite exports, the folder of a pipeline's ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed
     comms logs, JSON lines of the NCCL inspector and of rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a
     run that hangs (who is missing at which collective)."""
-    from clustersim import traces
+    from clustersim import fitting, traces
     from clustersim.timeline import Timeline
+    from clustersim.traces import nccl_debug
     from clustersim.traces.digest import digest
 
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
-        read = _beside(read, topology) if topology else read
+        if topology:
+            log = _choices(read)
+            read = nccl_debug.beside(log, fitting.load(topology, nodes=log.facts["nodes"] or 1))
         said = digest(read) | (_steps(read) | _pipeline(read) if isinstance(read, Timeline) else {})
-    if as_json:
+    if pins:
+        click.echo(nccl_debug.pins(_choices(read)), nl=False)
+    elif as_json:
         print_json(said)
     else:
         lines = {
@@ -47,16 +53,15 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         click.echo("\n".join(lines[said["what"]]()))
 
 
-def _beside(read: Timeline | Samples | Told, topology: str) -> Told:
-    """NCCL's choices beside ours. Raises :class:`ClusterSimError` for what is no NCCL log."""
-    from clustersim import fitting, traces
-    from clustersim.traces.nccl_debug import beside
+def _choices(read: Timeline | Samples | Told) -> Told:
+    """A log with NCCL's choices. Raises :class:`ClusterSimError` for anything else."""
+    from clustersim import traces
 
     if not isinstance(read, traces.Told) or "choices" not in read.facts:
         raise ClusterSimError(
-            f"{read.source}: --topology is for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
+            f"{read.source}: --topology and --pins are for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
         )
-    return beside(read, fitting.load(topology, nodes=read.facts["nodes"] or 1))
+    return read
 
 
 def _told(said: dict[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from clustersim.program import Program
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.mixed import Kind, joined, mean_peak
 from clustersim.scenario.parts import backend_of, kinds_of, varying_of
+from clustersim.scenario.pinned import pinned
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 from clustersim.scenario.schema import version
@@ -142,6 +143,8 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     program = programs[0] if len(kinds) == 1 else joined(programs, kinds, peak)
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
+    with scenario.at("$.run.pins"):
+        program = pinned(program, file.run.pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
     said = dict.fromkeys((*model.notes, *_mixture(kinds), *program.notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.texts import Table
-from clustersim.units import Bandwidth, Seconds
+from clustersim.units import Bandwidth, Bytes, Seconds
 from clustersim.variation import Variation
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -131,6 +132,32 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise ValueError(f'float8_recipe = "{self.float8_recipe}" needs dtype = "fp8"')
 
 
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[[run.pins]]``: what NCCL is known to choose; ``clustersim trace nccl.log --pins`` writes them.
+
+    Parameters
+    ----------
+    kind : ``"all_reduce"``, ``"all_gather"`` or another that NCCL chooses for. algorithm, protocol : as NCCL_ALGO and
+        NCCL_PROTO. least, most : sizes of the full tensor, both included. ranks : of groups of so many; all if absent.
+    """
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"]
+    algorithm: str
+    protocol: str | None = None
+    least: Bytes | None = None
+    most: Bytes | None = None
+    ranks: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.least is not None and self.most is not None and self.most < self.least:
+            raise ValueError("most must not be smaller than least")
+
+    def fits(self, kind: str, nbytes: float, ranks: int) -> bool:
+        """Whether it is for such a collective."""
+        within = (self.least or 0.0) <= nbytes <= (math.inf if self.most is None else self.most)
+        return self.kind == kind and within and self.ranks in (None, ranks)
+
+
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[run]``: how long, how fine, and on what software.
 
@@ -148,7 +175,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
         ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
-    nccl_version : ``"2.28"``, in quotes.
+    nccl_version : ``"2.28"``, in quotes. pins : what NCCL is known to choose, by kind and size.
     """
 
     steps: Positive = 3
@@ -162,6 +189,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
     nccl_version: str = "2.28"
+    pins: tuple[Pin, ...] = ()
 
     def __post_init__(self) -> None:
         if self.jitter is not None and self.variation is not None:

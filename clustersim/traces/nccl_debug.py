@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
 from clustersim.errors import TraceError
 from clustersim.program import COLLECTIVES
 from clustersim.texts import short
+from clustersim.tomls import toml_value
 from clustersim.topology import Topology
 from clustersim.traces import files
 from clustersim.traces.samples import kind_of
 from clustersim.traces.told import Told
 from clustersim.units import format_bytes
 
-ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
-PROTOCOLS = ("LL", "LL128", "Simple")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
@@ -103,6 +103,30 @@ def beside(told: Told, topology: Topology) -> Told:
         lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
     lines.append(f"{sum(row['same'] for row in rows)} of {len(rows)} choices are NCCL's, on {topology.name}")
     return replace(told, lines=tuple(lines), facts={**told.facts, "choices": rows})
+
+
+def pins(told: Told) -> str:
+    """The log's choices as ``[[run.pins]]`` of a scenario: neighbouring sizes of one choice are one, and between sizes
+    of different ones nothing is pinned. Raises :class:`TraceError` where it tells none that can be played.
+    """
+    from clustersim.collectives.nccl_backend import TUNED
+
+    found: list[dict[str, object]] = []
+    ranks = told.facts["ranks"]
+    often = sorted(told.facts["choices"], key=lambda row: -row["count"])
+    chosen = {(row["kind"], row["nbytes"]): row for row in reversed(often)}  # the most frequent of a size
+    for (kind, nbytes), row in sorted(chosen.items()):
+        pin = {"kind": kind, "algorithm": row["algorithm"], "protocol": row["protocol"]}
+        if kind not in TUNED or row["algorithm"].startswith("collnet"):
+            continue
+        if found and pin.items() <= found[-1].items():
+            found[-1]["most"] = f"{nbytes} B"
+        else:
+            found.append(pin | {"least": f"{nbytes} B", "most": f"{nbytes} B"} | ({"ranks": ranks} if ranks else {}))
+    if not found:
+        raise TraceError(f"{told.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
+    lines = (["[[run.pins]]", *(f"{name} = {toml_value(value)}" for name, value in pin.items())] for pin in found)
+    return "".join("\n" + "\n".join(pin) + "\n" for pin in lines)
 
 
 def _name(word: str, known: Sequence[str]) -> str:
