@@ -119,7 +119,7 @@ def rate_of(info: OpInfo, unnamed: str = "bf16") -> str:
     >>> [rate_of(OpInfo(n, "compute", "compute")) for n in ("volta_sgemm_128x32_nt", "vectorized_elementwise_kernel")]
     ['fp32', '']
     """
-    known = info.phase in ("forward", "backward") and info.bound == "compute"
+    known = info.phase in ("forward", "backward") and info.bound == "compute" and "kernel" not in info.detail
     told = str(info.detail.get("dtype", "")) if info.flops else ""
     if info.bound == "memory" or not (known or told or _PRODUCT.search(info.name)):
         return ""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
+from clustersim.label import Label
 from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
@@ -193,14 +194,17 @@ def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
     again: Counter[Key] = Counter()
     whole = longest(trace)
     for work in trace.work:
-        name, stream, start, end, _, step, doing, told = work
+        name, stream, start, end, _, step, doing, told, marked, unit = work
         on = COMPUTE_STREAM if stream == usual else stream
         phase, bound = ("memcpy", "memory") if name.startswith(("Memcpy", "Memset")) else ("other", "compute")
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
+        if (marked and phase == "other") or unit:  # a kernel, whose own name says what bounds it
+            label = Label(unit) if unit else None
+            info = msgspec.structs.replace(info, phase=marked or phase, label=label, detail={"kernel": True})
         if doing:
             phase = "forward" if doing.label.action == "F" else "backward"
             info = msgspec.structs.replace(info, phase=phase, label=doing.label, stage=doing.stage)
-        key: Key = ("work", name, on, step, doing)
+        key: Key = ("work", name, on, step, doing, marked, unit)
         if told:
             flops, nbytes = (told.flops, told.nbytes) if work is whole[told.order] else (0.0, 0.0)
             key = (*key, flops, nbytes)

@@ -3,6 +3,7 @@
 A rank is a process that ran NCCL kernels. NCCL annotates its calls with NVTX ranges (``ncclAllReduce``) whose payload
 says the bytes; a kernel belongs to the range that its launch call lies in, on the same thread. Inside a group
 (``ncclGroupStart``) the launch comes at the group's end: then the n-th call of a thread is its n-th kernel.
+What people marked themselves tells a kernel's step, phase and layer, by the ranges that its launch lies in.
 NCCL's payload counts ``sendcount`` for all_gather and ``recvcount`` for reduce_scatter, so S is that times the ranks.
 """
 
@@ -15,12 +16,14 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces.joining import join
+from clustersim.traces.nvtx import Ranges
 from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
 
@@ -31,6 +34,7 @@ _CALLS = {"ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclRed
 _SIZE, _COMM = "Message size [bytes]", "NCCL communicator ID"
 _TYPES = "f16|f32|f64|bf16|u8|i8|u32|i32|u64|i64|f8e4m3|f8e5m2|half|float|double|u?int8_t|u?int32_t|u?int64_t"
 _NAME = re.compile(rf"nccl(?:Dev)?Kernel_([A-Za-z]+)(?:_\w*?)?_({_TYPES})(?:_|$|\()")
+_RANGE = {"start", "end", "text", "textId", "globalTid"}
 _PROCESS = ~0xFFFFFF
 """A globalTid without its thread is its globalPid (Nsight Systems' documentation of serialised ids)."""
 
@@ -67,10 +71,13 @@ class _Export:
                 )
         self.tables = tables
         self.words: dict[int, str] = dict(base.execute("select id, value from StringIds"))
+        self._noted = {
+            row[1] for row in base.execute("pragma table_info(NVTX_EVENTS)")
+        }  # none of a table that is not there
 
     def ranks(self) -> list[RankTrace]:
         """One trace per process that used a GPU."""
-        launches = self._launches()
+        launches, marked = self._launches(), self._marked()
         calls, members = self._calls()
         of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
         for row in self._kernels():
@@ -84,7 +91,7 @@ class _Export:
             trace = RankTrace(
                 rank, world, f"{self.path} (process {process >> 24 & 0xFFFFFF})", host=str(self.path.name)
             )
-            self._fill(trace, of[process], launches, calls)
+            self._fill(trace, of[process], launches, calls, marked.get(process, Ranges(())))
             found.append(trace)
         return found
 
@@ -106,14 +113,21 @@ class _Export:
         rows = self.base.execute("select globalTid, correlationId, start from CUPTI_ACTIVITY_KIND_RUNTIME")
         return {(tid & _PROCESS, correlation): (start, tid) for tid, correlation, start in rows}
 
+    def _marked(self) -> dict[int, Ranges]:
+        """What people marked themselves, by process."""
+        found: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
+        if self._noted >= _RANGE:
+            for start, end, text, number, tid in self.base.execute(
+                "select start, end, text, textId, globalTid from NVTX_EVENTS where end is not null"
+            ):
+                found[tid & _PROCESS].append((start, end, text or self.words.get(number, ""), tid))
+        return {process: Ranges(rows) for process, rows in found.items()}
+
     def _calls(self) -> tuple[dict[int, list[Call]], dict[int, tuple[int, int]]]:
         """NCCL's calls by thread, in order; and process -> (rank, ranks) of its largest communicator."""
         calls: defaultdict[int, list[Call]] = defaultdict(list)
         members: dict[int, tuple[int, int]] = {}
-        if "NVTX_EVENTS" not in self.tables:
-            return calls, members
-        columns = {row[1] for row in self.base.execute("pragma table_info(NVTX_EVENTS)")}
-        if not columns >= {"start", "end", "text", "textId", "globalTid", "jsonText"}:
+        if not self._noted >= {"jsonText", *_RANGE}:
             return calls, members
         rows = self.base.execute(
             "select start, end, coalesce(text, ''), textId, globalTid, jsonText from NVTX_EVENTS "
@@ -134,7 +148,9 @@ class _Export:
             thread.sort(key=lambda call: call[0])
         return calls, members
 
-    def _fill(self, trace: RankTrace, rows: list[tuple[Any, ...]], launches: Any, calls: dict[int, list[Call]]) -> None:
+    def _fill(
+        self, trace: RankTrace, rows: list[tuple[Any, ...]], launches: Any, calls: dict[int, list[Call]], marked: Ranges
+    ) -> None:
         nccl: list[tuple[tuple[Any, ...], str]] = []
         for row in rows:
             process, start, end, correlation, word, _, stream = row
@@ -142,8 +158,10 @@ class _Export:
             if name.startswith("nccl"):
                 nccl.append((row, name))
                 continue
-            called = launches.get((process, correlation), (float("nan"), 0))[0]
-            trace.work.append(Work(name, f"stream {stream}", start * 1e-9, end * 1e-9, called * 1e-9, 0))
+            called, thread = launches.get((process, correlation), (float("nan"), 0))
+            step, phase, unit = marked.at(called if called == called else start, thread)
+            times = start * 1e-9, end * 1e-9, called * 1e-9
+            trace.work.append(Work(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
         nccl.sort(key=lambda pair: pair[0][1])
         mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
         order = [call for tid in mine for call in calls[tid]]
@@ -154,7 +172,7 @@ class _Export:
             if call is None:
                 trace.skipped["an NCCL kernel without an NVTX range that says its size"] += 1
             else:
-                trace.seen.append(_seen(call, row, name, trace.world))
+                trace.seen.append(replace(_seen(call, row, name, trace.world), step=max(marked.at(call[0], 0).step, 0)))
 
 
 def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> Call | None:

@@ -38,7 +38,8 @@ class Seen:
 
 class Work(NamedTuple):
     """What a rank ran that is no collective, on the stream that the profiler names: times [s], ``call`` its launch's or
-    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`Seen`."""
+    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`Seen`;
+    ``phase`` and ``unit`` (a layer) as far as somebody marked them."""
 
     name: str
     stream: str
@@ -48,6 +49,8 @@ class Work(NamedTuple):
     step: int
     doing: Doing | None = None
     told: Operator | None = None
+    phase: str = ""
+    unit: str = ""
 
 
 @dataclass

@@ -1,0 +1,90 @@
+"""What people mark with NVTX: steps, phases and layers of an Nsight Systems export's kernels."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from clustersim import traces
+from clustersim.calibration.replay_scale import rate_of
+from clustersim.traces.nvtx import Doing, Ranges
+
+MAIN, AUTOGRAD = 1 << 24 | 5, 1 << 24 | 6
+"""globalTids of one process."""
+
+
+def export(path: Path, ranges: list[tuple[int, int, str, int]], launched: list[tuple[int, int, str]]) -> Path:
+    """An export with NVTX ranges (start, end, text, thread), and kernels (launch, thread, name) 10 ns after."""
+    names = {name: i for i, name in enumerate(dict.fromkeys([*(n for *_, n in launched), *(r[2] for r in ranges)]), 1)}
+    with sqlite3.connect(path) as base:
+        base.execute("create table StringIds (id, value)")
+        base.executemany("insert into StringIds values (?, ?)", [(i, name) for name, i in names.items()])
+        base.execute("create table CUPTI_ACTIVITY_KIND_KERNEL "
+                     "(globalPid, start, end, correlationId, shortName, deviceId, streamId)")  # fmt: skip
+        base.execute("create table CUPTI_ACTIVITY_KIND_RUNTIME (globalTid, correlationId, start)")
+        base.execute("create table NVTX_EVENTS (start, end, eventType, text, textId, globalTid, jsonText)")
+        for i, (at, tid, name) in enumerate(launched):
+            base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?, ?, ?)", (tid, i, at))
+            base.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, ?, ?, ?, 0, 7)",
+                         (1 << 24, at + 10, at + 15, i, names[name]))  # fmt: skip
+        for i, (start, end, name, tid) in enumerate(ranges):  # text, or the number of it
+            said = (None, names[name]) if i % 2 else (name, None)
+            base.execute("insert into NVTX_EVENTS values (?, ?, 59, ?, ?, ?, ?)", (start, end, *said, tid, None))
+    base.close()
+    return path
+
+
+RANGES = [
+    (0, 900, "training", MAIN), (100, 300, "step 7", MAIN), (110, 150, "forward pass", MAIN),
+    (115, 130, "layers.0", MAIN), (116, 120, "attention", MAIN), (121, 125, "aten::mm", MAIN),
+    (160, 250, "loss.backward()", MAIN), (260, 290, "optimizer.step", MAIN), (170, 180, "layers.1", AUTOGRAD),
+    (310, 400, "step 8", MAIN),
+]  # fmt: skip
+EXPECTED = [
+    (50, MAIN, (-1, "", "")), (105, MAIN, (7, "", "")), (112, MAIN, (7, "forward", "")),
+    (117, MAIN, (7, "forward", "attention")), (122, MAIN, (7, "forward", "layers.0")),
+    (175, AUTOGRAD, (7, "backward", "layers.1")), (200, AUTOGRAD, (7, "backward", "")),
+    (270, MAIN, (7, "optimizer", "")), (305, MAIN, (-1, "", "")), (350, MAIN, (8, "", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("at", "thread", "doing"), EXPECTED)
+def test_a_launch_is_in_the_innermost_phase_and_layer_of_its_thread_and_in_the_step_of_any(at, thread, doing):
+    assert Ranges(RANGES).at(at, thread) == Doing(*doing)
+
+
+def test_an_export_has_the_steps_phases_and_layers_that_people_marked(tmp_path):
+    launched = [(at, thread, f"k{i}") for i, (at, thread, _) in enumerate(EXPECTED)]
+    run = traces.read(export(tmp_path / "p.sqlite", RANGES, launched))
+    found = {op.name: (op.step, op.phase, op.label.unit if op.label else "") for op in run.ops}
+    wanted = {f"k{i}": (max(step, 0), phase or "other", unit) for i, (*_, (step, phase, unit)) in enumerate(EXPECTED)}
+    assert found == wanted
+
+
+def test_kernels_of_a_marked_phase_are_still_told_apart_by_name(tmp_path):
+    launched = [(112, MAIN, "vectorized_elementwise_kernel"), (113, MAIN, "ampere_fp16_s16816gemm_128x64")]
+    run = traces.read(export(tmp_path / "p.sqlite", RANGES, launched))
+    assert [rate_of(op) for op in run.ops] == ["", "fp16"]
+
+
+def test_ranges_that_were_never_closed_and_a_column_that_is_missing_say_nothing(tmp_path):
+    path = export(tmp_path / "p.sqlite", [(0, None, "step 3", MAIN)], [(10, MAIN, "k")])
+    assert [op.step for op in traces.read(path).ops] == [0]
+    with sqlite3.connect(path) as base:
+        base.execute("drop table NVTX_EVENTS")
+        base.execute("create table NVTX_EVENTS (start, end, text)")
+    base.close()
+    assert [op.phase for op in traces.read(path).ops] == ["other"]
+
+
+def test_a_published_trace_has_the_phases_that_its_author_marked(shared: Path):
+    run = traces.read(shared / "measurements" / "traces" / "ddp_2xrtx3090_nsys")
+    spent = dict.fromkeys(("forward", "backward"), 0.0)
+    for op, seconds in zip(run.ops, run.per_op()["seconds"].tolist(), strict=True):
+        spent |= {op.phase: spent[op.phase] + seconds} if op.phase in spent else {}
+    assert spent["backward"] > 2 * spent["forward"] > 0
+    assert "attention sublayer" in {op.label.unit for op in run.ops if op.label}
+    assert json.dumps(sorted({op.step for op in run.ops})) == "[0]"
