@@ -86,3 +86,61 @@ def test_a_gpu_whose_id_is_not_known_can_be_named(tmp_path: Path):
     done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(path), "--gpu", "H100-SXM5-80GB"])
     assert done.exit_code == 0, done.output
     assert fabrics.load(str(out)).node_types[0].device == "H100-SXM5-80GB"
+
+
+def matrix(gpus: int, nics: int, nvlink: str) -> str:
+    """As `nvidia-smi topo -m` prints a machine of two sockets with a NIC beside every GPU."""
+    names = [*(f"GPU{i}" for i in range(gpus)), *(f"NIC{i}" for i in range(nics))]
+    place = {name: (name[:3], int(name[3:])) for name in names}
+
+    def word(a: str, b: str) -> str:
+        (kind, i), (other, j) = place[a], place[b]
+        if a == b:
+            return " X "
+        if kind == other == "GPU" and nvlink:
+            return nvlink
+        if i == j:
+            return "PIX"
+        return "NODE" if (i < gpus // 2) == (j < gpus // 2) else "SYS"
+
+    rows = ["\t".join(["", *(f"\x1b[4m{name}" for name in names), "CPU Affinity", "NUMA Affinity\x1b[0m"])]
+    for name in names:
+        tail = ["0-47", str(int(place[name][1] >= gpus // 2))] if name.startswith("GPU") else []
+        rows.append("\t".join([name, *(word(name, other) for other in names), *tail]))
+    return "\n".join([*rows, "", "Legend:", "", "  X    = Self", "NIC Legend:", "", "  NIC0: mlx5_0", ""])
+
+
+def test_a_matrix_of_nvidia_smi_is_the_machine_that_nccl_dumps_but_for_its_rates(tmp_path: Path):
+    given, out = tmp_path / "topo.txt", tmp_path / "mine.toml"
+    given.write_text(matrix(8, 8, "NV18"))
+    done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(given), "--gpu", "H100-SXM5-80GB"])
+    assert done.exit_code == 0, done.output
+    assert "nvidia-smi topo -m, topo.txt, rates assumed" in out.read_text()
+    mine, shipped = (fabrics.load(name, nodes=2) for name in (str(out), "hgx-h100"))
+    for field in ("device", "n_gpus", "n_nics", "net", "nvls", "pcie_gen"):
+        assert getattr(mine.node_types[0], field) == getattr(shipped.node_types[0], field), field
+    sums = [t.link_bandwidth[(t.link_src == t.node_gpus(0)[0]) & (np.array(t.link_kinds) == "nvlink")].sum()
+            for t in (mine, shipped)]  # fmt: skip
+    assert sums[0] == pytest.approx(sums[1])
+    pcie = [sum(kind == "pcie" for kind in t.link_kinds) for t in (mine, shipped)]
+    assert pcie[0] == pcie[1]
+
+
+def test_gpus_of_a_matrix_with_fewer_links_than_they_have_are_joined_directly_or_not_at_all(tmp_path: Path):
+    for name, word, kinds in (("bridge", "NV4", 2), ("none", "", 0)):
+        given, out = tmp_path / f"{name}.txt", tmp_path / f"{name}.toml"
+        given.write_text(matrix(2, 0, word))
+        out.write_text(topology_text(given, "A100-PCIe-80GB"))
+        made = fabrics.load(str(out), nodes=1)
+        assert sum(kind == "nvlink" for kind in made.link_kinds) == kinds
+        assert "nvswitch" not in made.vertex_kinds
+
+
+def test_a_matrix_without_its_gpu_or_with_a_row_cut_off_is_one_error(tmp_path: Path):
+    given = tmp_path / "topo.txt"
+    given.write_text(matrix(4, 2, "NV12"))
+    with pytest.raises(TopologyError, match="say --gpu"):
+        topology_text(given)
+    given.write_text(matrix(4, 2, "NV12").replace("NIC1\tNODE", "NIC1\t?"))
+    with pytest.raises(TopologyError, match="row NIC1 is not whole"):
+        topology_text(given, "A100-SXM4-40GB")

@@ -108,7 +108,9 @@ seed = 0
 )
 @click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
 @click.option("--oversubscription", type=click.FloatRange(min=1), help="Bandwidth down from a leaf switch over up.")
-@click.option("--from", "found", type=click.Path(path_type=Path), help="What NCCL found: NCCL_TOPO_DUMP_FILE's XML.")
+@click.option(
+    "--from", "found", type=click.Path(path_type=Path), help="NCCL_TOPO_DUMP_FILE's XML, or nvidia-smi topo -m."
+)
 def topology(
     file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
     oversubscription: float | None, found: Path | None,

@@ -16,6 +16,7 @@ from pathlib import Path
 from clustersim import texts
 from clustersim.device import device
 from clustersim.errors import TopologyError
+from clustersim.fabrics import smi_topo
 from clustersim.limits import counted
 
 MOST_PARTS = 4096
@@ -35,21 +36,18 @@ _MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
 _SWITCH, _GPU, _NIC = "0x0604", "0x03", "0x02"
 
 
-def is_dump(text: str) -> bool:
-    """Whether a text is NCCL's XML of a machine."""
-    return re.match(r"\s*(?:<\?xml[^>]*>\s*)?<system\b", text[:2000]) is not None
-
-
 def topology_text(path: Path, gpu: str | None = None) -> str:
     """The topology file (TOML) of a machine; ``gpu`` names its device where the PCI id is not known.
 
-    Raises :class:`TopologyError` for a text that is no dump, or one without GPUs.
+    What ``nvidia-smi topo -m`` prints is read as well. Raises :class:`TopologyError` for a text that is no dump, or one
+    without GPUs.
     """
-    return _Dump(_system(path), path, gpu).text()
-
-
-def _system(path: Path) -> ET.Element:
     text = texts.text_of(path, TopologyError)
+    found = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
+    return _Dump(found, path, gpu).text()
+
+
+def _system(text: str, path: Path) -> ET.Element:
     if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
     try:
@@ -66,6 +64,8 @@ class _Dump:
 
     def __init__(self, root: ET.Element, path: Path, gpu: str | None) -> None:
         self.path, self.gpu_name = path, gpu
+        self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
+        self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
         self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
         self.rates: dict[str, float] = {}
         self.links: list[tuple[str, str, str, float]] = []  # a, b, kind, GB/s
@@ -165,11 +165,11 @@ class _Dump:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        source = f"NCCL_TOPO_DUMP_FILE, {self.path.name}"
+        source = self.source
         vendor, model = _VENDORS.get(self.cpu.get("vendor", "")), _MODELS.get(self._number(self.cpu, "modelid"))
         nics = self.parts["nic"]
         yield f'name = "{re.sub(r"[^a-z0-9-]+", "-", self.path.stem.lower()).strip("-") or "machine"}"'
-        yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as NCCL found them"'
+        yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as they were found"'
         yield from ("", "[node]", f'device = "{self._device()}"')
         yield f'cpu_vendor = "{"arm" if "arm" in self.cpu.get("arch", "") else vendor or "intel"}"'
         yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
