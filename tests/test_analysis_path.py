@@ -28,7 +28,12 @@ def own(run_graph):
     """The graph replayed with the durations it was read with."""
     lost = run_graph.lost
     compute = {i: s if i not in lost else s + lost[i] for i, s in run_graph.seconds.items()}
-    return replayed(run_graph, compute, {n.ops[0]: n.seconds for n in run_graph.nodes if len(n.first)}, run_graph.needs)
+    return replayed(
+        run_graph,
+        compute.__getitem__,
+        {n.ops[0]: n.seconds for n in run_graph.nodes if len(n.seconds)}.__getitem__,
+        run_graph.needs,
+    )
 
 
 def drawn_program(drawn, slowdown):

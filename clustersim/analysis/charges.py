@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.analysis.chase import Chase, Held
-from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.columns import columns_of
 from clustersim.analysis.dimensions import dimension
 from clustersim.analysis.late_start import LateStart, reduces
 from clustersim.analysis.pace import Floats, slow_ranks
@@ -61,7 +61,7 @@ def _last_rank(timeline: Timeline) -> int:
     ends = timeline.per_op()["end"]
     if not np.isfinite(ends).any():
         return -1
-    spans = OpColumns(timeline).of(int(np.argmax(ends)))
+    spans = columns_of(timeline).of(int(np.argmax(ends)))
     return int(spans.ranks[int(np.argmax(spans.end))])
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.columns import columns_of
 from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Partition, Pieces
 from clustersim.timeline import Timeline
 
@@ -34,7 +34,7 @@ class Meetings:
     """Who met whom, by op, rank and moment."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.columns = timeline, OpColumns(timeline)
+        self.timeline, self.columns = timeline, columns_of(timeline)
         self._group_of: dict[int, Ints] = {}
 
     def group_of(self, op: int) -> Ints:

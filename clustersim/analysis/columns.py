@@ -13,11 +13,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.once import once
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+MOST_KEPT = 2048
+"""Ranks of an op whose spans are kept once they were looked up: of more ranks there are few ops, and much to keep."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,12 @@ class RankSpans:
     end: Floats
 
 
+@once
+def columns_of(timeline: Timeline) -> OpColumns:
+    """Every op's spans, for all who ask."""
+    return OpColumns(timeline)
+
+
 class OpColumns:
     """Every op's spans, looked up when asked for."""
 
@@ -51,7 +62,7 @@ class OpColumns:
         self.timeline = timeline
         sets, op, of, *times = timeline._rows()
         order = np.lexsort((times[1], op))
-        self._sets, self._of, self._times = sets, of[order], [column[order] for column in times]
+        self._sets, self._of, self._times = sets, of[order], np.stack([column[order] for column in times])
         self._ptr = np.searchsorted(op[order], np.arange(len(timeline.ops) + 1))
         self._blocks: dict[int, list[int]] = {}
         self._known: dict[int, OpSpans] = {}
@@ -67,27 +78,42 @@ class OpColumns:
         ready = ops["ready"]
         return order, ops["end"][order], np.minimum.accumulate(ready[order][::-1])[::-1], ready
 
+    @cached_property
+    def _whose(self) -> tuple[Ints, Ints]:
+        """The lowest and the highest rank that did each op: other stages' ops need not be looked at."""
+        n = len(self.timeline.ops)
+        lowest, highest = np.full(n, self.timeline.world_size), np.full(n, -1)
+        sets, op, of, *_ = self.timeline._rows()
+        edges = [(ranks.min(), ranks.max()) for ranks in sets]
+        parts = [(i, *edges[s]) for i, s in zip(op.tolist(), of.tolist(), strict=True)]
+        parts += [(block.op, block.ranks.min(), block.ranks.max()) for block in self.timeline.blocks]
+        ops, low, high = np.array(parts, dtype=np.int64).reshape(-1, 3).T
+        np.minimum.at(lowest, ops, low)
+        np.maximum.at(highest, ops, high)
+        return lowest, highest
+
     def of(self, op: int) -> OpSpans:
         """The spans of an op."""
         found = self._known.get(op)
         if found is None:
-            found = self._known[op] = self._looked_up(op)
+            found = self._looked_up(op)
+            if len(found.ranks) <= MOST_KEPT:
+                self._known[op] = found
         return found
 
     def _looked_up(self, op: int) -> OpSpans:
         parts = []
         for row in range(int(self._ptr[op]), int(self._ptr[op + 1])):
             ranks = self._sets[self._of[row]]
-            parts.append((ranks, *(column[row : row + 1] for column in self._times)))
+            parts.append((ranks, *np.broadcast_to(self._times[:, row : row + 1], (3, len(ranks)))))
         for i in self._blocks.get(op, ()):
             block = self.timeline.blocks[i]
-            parts.append((block.ranks, *block.times))
+            n = len(block.ranks)
+            parts.append((block.ranks, *(t if len(t) == n else np.broadcast_to(t, n) for t in block.times)))
         if not parts:
             none = np.zeros(0)
             return OpSpans(np.zeros(0, dtype=np.int64), none, none, none)
-        whole = [tuple(np.broadcast_to(column, len(part[0])) for column in part) for part in parts]
-        several = len(whole) > 1
-        spans = OpSpans(*((np.concatenate(c) if several else c[0]) for c in zip(*whole, strict=True)))
+        spans = OpSpans(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
         if len(spans.ranks) < 2 or bool((spans.ranks[1:] > spans.ranks[:-1]).all()):
             return spans
         order = np.lexsort((spans.start, spans.ranks))
@@ -97,8 +123,9 @@ class OpColumns:
         """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
         order, ends, since, ready = self._by_end
         near = order[int(np.searchsorted(ends, begin)) : int(np.searchsorted(since, end, side="right"))]
+        lowest, highest = self._whose
         rows = []
-        for op in np.sort(near[ready[near] <= end]).tolist():
+        for op in np.sort(near[(ready[near] <= end) & (lowest[near] <= rank) & (rank <= highest[near])]).tolist():
             spans = self.of(op)
             first = int(np.searchsorted(spans.ranks, rank))
             while first < len(spans.ranks) and spans.ranks[first] == rank:
@@ -113,7 +140,7 @@ class SomeRanks:
     """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
 
     def __init__(self, timeline: Timeline, ranks: Ints) -> None:
-        self.timeline, self.ranks, self.columns = timeline, ranks, OpColumns(timeline)
+        self.timeline, self.ranks, self.columns = timeline, ranks, columns_of(timeline)
         self.place = np.full(timeline.world_size, -1, dtype=np.int64)
         self.place[ranks] = np.arange(len(ranks))
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import OpColumns, did
+from clustersim.analysis.once import once
 from clustersim.analysis.sample import Classes, classes
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
@@ -275,6 +276,7 @@ def by_class(op: OpInfo) -> dict[int, float]:
     return {state: seconds / mix.seconds for state, seconds in parts.items() if seconds}
 
 
+@once
 def staged(timeline: Timeline) -> bool:
     """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
     stages = {op.stage for op in timeline.ops} - {-1}

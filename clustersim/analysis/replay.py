@@ -8,6 +8,7 @@ no longer than in any such run, so the run ends no later (longest paths are mono
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import SomeRanks
+from clustersim.analysis.once import once
 from clustersim.analysis.sample import MOST_SPANS, classes
 from clustersim.errors import TraceError
 from clustersim.program import COMPUTE_STREAM
@@ -24,33 +26,53 @@ from clustersim.timeline import Timeline
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Seconds: TypeAlias = Callable[[int], Floats]
+"""Of an op, by its index."""
 
 MAX_PASSES = 1000
 """Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
 
 
 @dataclass(eq=False)
+class Meetings:
+    """Who comes to which meeting from which op.
+
+    Parameters
+    ----------
+    op, rank, meeting : (e,) int, ``op`` its position in the node; sorted by meeting. first : (m,) int, where each
+        meeting begins in them. n_ops : of the node.
+    """
+
+    op: Ints
+    rank: Ints
+    meeting: Ints
+    first: Ints
+    n_ops: int
+
+    @cached_property
+    def of_op(self) -> list[Ints]:
+        """Per op, which of those who come are its own."""
+        return [np.flatnonzero(self.op == slot) for slot in range(self.n_ops)]
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_NOBODY = Meetings(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
+
+
+@dataclass(frozen=True, eq=False)
 class Node:
     """Ops that meet, or one op alone.
 
     Parameters
     ----------
-    ops : indices in :attr:`Timeline.ops`.
-    op, rank, meeting : (e,) int, who comes to which meeting from which op (position in ``ops``); sorted by meeting.
-    first : (m,) int, where each meeting begins in them. seconds : (m,) float [s], from start to end of each meeting.
+    ops : indices in :attr:`Timeline.ops`. met : who meets whom. seconds : (m,) float [s], from start to end of each
+        meeting. computes : whether it is one compute op.
     """
 
     ops: tuple[int, ...]
-    op: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    rank: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    meeting: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    first: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    met: Meetings = _NOBODY
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
-
-    @cached_property
-    def of_slot(self) -> list[Ints]:
-        """Per op, which of those who come are its own."""
-        return [np.flatnonzero(self.op == slot) for slot in range(len(self.ops))]
+    computes: bool = False
 
 
 @dataclass(eq=False)
@@ -81,8 +103,8 @@ class Graph:
         for i, column in self.seconds.items():
             did[i] = ~np.isnan(column)
         for node in self.nodes:
-            for slot, op in enumerate(node.ops):
-                did[op, node.rank[node.of_slot[slot]]] = True
+            for op, mine in zip(node.ops, node.met.of_op, strict=False):
+                did[op, node.met.rank[mine]] = True
         return did
 
 
@@ -99,7 +121,8 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
     for i in range(len(timeline.ops)):
         members.setdefault(of[i], []).append(i)
     order, settled = _ordered(members, of, needs)
-    nodes = [_node(some, tuple(members[key])) for key in order]
+    known: dict[object, Meetings] = {}
+    nodes = [_node(some, tuple(members[key]), known) for key in order]
     seconds = {i: some.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
     lost = _lost(some, seconds)
     for i, cost in lost.items():
@@ -114,44 +137,66 @@ def _players(timeline: Timeline) -> Ints:
     return classes(timeline).ranks
 
 
-def replayed(
-    run: Graph, compute: dict[int, Floats], transfers: dict[int, Floats], needs: list[tuple[int, ...]]
-) -> Floats:
-    """(n_ops,) float [s]: when the last rank ends each op; -inf for ops nobody does.
+def replayed(run: Graph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
+    """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
     Parameters
     ----------
-    compute : per compute op (r,) float [s], nan where it does not run. transfers : per node, by its first op,
-        (m,) float [s] of its meetings. needs : what each op waits for.
+    compute : of a compute op (..., r) float [s], nan where it does not run. transfers : of a node, by its first op,
+        (..., m) float [s] of its meetings. Axes before the last are replays that are played together. needs : what
+        each op waits for.
     """
-    world, n = len(run.ranks), len(run.timeline.ops)
-    ends = np.full((n, world), -np.inf)
+    last: dict[int, Floats] = {}
+    ends: dict[int, Floats] = {}
+    over = _over(run.nodes, needs) if run.settled else {}
     for _ in range(1 if run.settled else MAX_PASSES):
-        before = None if run.settled else ends.copy()
-        for node in run.nodes:
-            _play(node, ends, needs, compute, transfers)
-        if before is not None and np.array_equal(before, ends):
+        changed = False
+        for at, node in enumerate(run.nodes):
+            for op, end in _played(node, ends, len(run.ranks), needs, compute, transfers):
+                changed = changed or op not in ends or not np.array_equal(ends[op], end)
+                ends[op] = end
+                last[op] = end.max(axis=-1, where=run.did[op], initial=-np.inf)
+            for op in over.get(at, ()):
+                del ends[op]
+        if not changed:
             break
-    last: Floats = np.where(run.did, ends, -np.inf).max(axis=1)
-    return last
+    found: Floats = np.stack(np.broadcast_arrays(*(last[i] for i in range(len(last)))), axis=-1)
+    return found
 
 
-def _play(
-    node: Node, ends: Floats, needs: list[tuple[int, ...]], compute: dict[int, Floats], transfers: dict[int, Floats]
-) -> None:
-    ready = np.zeros((len(node.ops), ends.shape[1]))
-    for slot, op in enumerate(node.ops):
+def _over(nodes: list[Node], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
+    """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
+    last = {op: at for at, node in enumerate(nodes) for op in node.ops}
+    for at, node in enumerate(nodes):
+        last.update((need, max(at, last[need])) for op in node.ops for need in needs[op])
+    found: dict[int, list[int]] = {}
+    for op, at in last.items():
+        found.setdefault(at, []).append(op)
+    return found
+
+
+def _played(
+    node: Node, ends: dict[int, Floats], n: int, needs: list[tuple[int, ...]], compute: Seconds, transfers: Seconds
+) -> Iterator[tuple[int, Floats]]:
+    """Each op of a node, and (..., n) when it ends on each rank."""
+    ready = []
+    for op in node.ops:
+        begin = np.zeros(n)
         for need in needs[op]:
-            np.maximum(ready[slot], ends[need], out=ready[slot])
-        if op in compute:
-            ends[op] = ready[slot] + np.fmax(compute[op], 0.0)  # of nan, where it does not run, 0
-        else:
-            ends[op] = ready[slot]
-    if len(node.first):
-        start = np.maximum.reduceat(ready[node.op, node.rank], node.first)
-        end = start + transfers[node.ops[0]]
-        for op, here in zip(node.ops, node.of_slot, strict=True):
-            ends[op, node.rank[here]] = end[node.meeting[here]]
+            if need in ends:
+                begin = np.maximum(begin, ends[need])
+        ready.append(begin)
+    if not len(node.seconds):
+        for op, begin in zip(node.ops, ready, strict=True):
+            yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0
+        return
+    met, come = node.met, np.stack(np.broadcast_arrays(*ready), axis=-2)
+    start = np.maximum.reduceat(come[..., met.op, met.rank], met.first, axis=-1)
+    end = start + transfers(node.ops[0])
+    for slot, (op, here) in enumerate(zip(node.ops, met.of_op, strict=True)):
+        mine = np.broadcast_to(come[..., slot, :], (*end.shape[:-1], n)).copy()
+        mine[..., met.rank[here]] = end[..., met.meeting[here]]
+        yield op, mine
 
 
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
@@ -167,6 +212,7 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
     return found
 
 
+@once
 def queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
     _, op, _, ready, start, _ = timeline._rows()
@@ -213,18 +259,27 @@ def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int
     return order + [key for key in sorted(members) if left[key] > 0], alone and len(order) == len(members)
 
 
-def _node(some: SomeRanks, ops: tuple[int, ...]) -> Node:
-    """Meetings of a node, told apart by their groups; without groups, by when they started."""
-    infos = some.timeline.ops
-    if infos[ops[0]].kind == "compute":
-        return Node(ops)
-    slots: list[Ints] = []
-    ranks: list[Ints] = []
-    keys: list[Ints] = []
-    spans: list[Floats] = []
+def _node(some: SomeRanks, ops: tuple[int, ...], known: dict[object, Meetings]) -> Node:
+    """Ops that meet. Most ops of a step have the groups of others: ``known`` are their meetings."""
+    infos = [some.timeline.ops[op] for op in ops]
+    if infos[0].kind == "compute":
+        return Node(ops, computes=True)
+    columns = [some.column(op, "start") for op in ops]
+    groups = [info.detail.get("groups") for info in infos]
+    alike = ((one.kind, id(of), np.isnan(c).tobytes()) for one, of, c in zip(infos, groups, columns, strict=True))
+    key = ops if any(of is None for of in groups) else tuple(alike)
+    if key not in known:
+        known[key] = _meetings(some, ops, columns)
+    found = known[key]
+    return Node(ops, found, np.stack(columns)[found.op[found.first], found.rank[found.first]])
+
+
+def _meetings(some: SomeRanks, ops: tuple[int, ...], columns: list[Floats]) -> Meetings:
+    """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
+    parts: list[tuple[Ints, Ints, Ints]] = []
     numbers: dict[bytes, int] = {}
-    for slot, op in enumerate(ops):
-        seconds, info = some.column(op, "start"), infos[op]
+    for slot, (op, seconds) in enumerate(zip(ops, columns, strict=True)):
+        info = some.timeline.ops[op]
         groups = info.detail.get("groups")
         if groups is None:
             found, mine = some.times(op)
@@ -238,15 +293,11 @@ def _node(some: SomeRanks, ops: tuple[int, ...]) -> Node:
             members = table[:, side]
             found, of = some.place[members.ravel()], np.repeat(ids, members.shape[1])
         ran = (found >= 0) & ~np.isnan(seconds[found])
-        slots.append(np.full(int(ran.sum()), slot, dtype=np.int64))
-        ranks.append(found[ran])
-        keys.append(of[ran])
-        spans.append(seconds[found[ran]])
-    slot_of, rank, meeting = (np.concatenate(c) for c in (slots, ranks, keys))
-    span = np.concatenate(spans)
+        parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), found[ran], of[ran]))
+    slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(meeting, kind="stable")
     _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
-    return Node(ops, slot_of[order], rank[order], dense, first, span[order][first] if len(first) else np.zeros(0))
+    return Meetings(slot_of[order], rank[order], dense, first, len(ops))
 
 
 def _lost(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats]:

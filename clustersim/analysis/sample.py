@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.columns import columns_of
+from clustersim.analysis.once import once
 from clustersim.analysis.pace import kernel_seconds, roles
 from clustersim.timeline import Timeline, alike
 
@@ -41,19 +42,9 @@ class Classes:
     sampled: bool
 
 
+@once
 def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> Classes:
-    """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks.
-
-    Kept with the timeline: every table of an explanation begins by asking.
-    """
-    kept = vars(timeline).setdefault("_classes", {})
-    if most_spans not in kept:
-        kept[most_spans] = _classes(timeline, most_spans)
-    found: Classes = kept[most_spans]
-    return found
-
-
-def _classes(timeline: Timeline, most_spans: int) -> Classes:
+    """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
     ranks, class_of = alike(timeline)
     each = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
     most = max(LEAST, int(most_spans / max(each, 1.0)))
@@ -85,7 +76,7 @@ def _even(timeline: Timeline, n: int) -> Ints:
 
 def _awaited(timeline: Timeline) -> Ints:
     """Ranks that came last to a collective of all, those who did most often first."""
-    columns, times = OpColumns(timeline), np.zeros(timeline.world_size, dtype=np.int64)
+    columns, times = columns_of(timeline), np.zeros(timeline.world_size, dtype=np.int64)
     for i, op in enumerate(timeline.ops):
         if op.kind != "compute" and len(ready := columns.of(i).ready):
             times[columns.of(i).ranks[int(np.argmax(ready))]] += int(np.ptp(ready) > 0)

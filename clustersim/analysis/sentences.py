@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.analysis.columns import OpColumns
+from clustersim.analysis.columns import columns_of
 from clustersim.analysis.pace import skews
 from clustersim.analysis.step_words import bubble_sentence
 from clustersim.units import format_bandwidth, format_bytes, format_time
@@ -139,7 +139,7 @@ def _latency(found: Causes, charge: Charge) -> str:
 def queue_seconds(found: Causes, op: int) -> float:
     """Seconds an op was kept from starting by the op before it on its stream, on the first rank that runs it."""
     timeline = found.timeline
-    mine = OpColumns(timeline).of(op)
+    mine = columns_of(timeline).of(op)
     if not len(mine.ranks):
         return 0.0
     spans = timeline.spans([int(mine.ranks[0])])

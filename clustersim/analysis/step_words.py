@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis import pipeline
+from clustersim.analysis.once import once
 from clustersim.analysis.plays import paths
 from clustersim.analysis.where import WORDS, Where
 from clustersim.timeline import Timeline
@@ -147,6 +148,7 @@ def _of_schedule(timeline: Timeline, rows: Sequence[Where]) -> str:
     return f"{said}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
 
 
+@once
 def ideal_bubble(timeline: Timeline) -> tuple[int, int, int] | None:
     """(p, v, m): stages, chunks of each and micro-batches, of a schedule whose bubble is (p-1)/(vm) of the work.
 

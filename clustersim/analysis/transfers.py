@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.once import once
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -43,6 +44,7 @@ class Facts:
     limit: str
 
 
+@once
 def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
     """Facts of every op that transfers something, by index in :attr:`Timeline.ops`."""
     use, seconds = timeline.links, _seconds(timeline)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +28,7 @@ import numpy.typing as npt
 
 from clustersim.analysis.late_start import reduces
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.replay import Graph, graph, queues, replayed
+from clustersim.analysis.replay import Graph, Node, graph, queues, replayed
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -43,6 +42,8 @@ _INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
 _UNHIDES = frozenset({"compute speed", "host speed", "bucket size"})
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
+_SAID = ("latency", "nbytes", "ceiling", "lower_bound")
+"""What a plan says of a transfer."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
 _IN_NODE = re.compile(r"^node\d+/")
@@ -74,15 +75,15 @@ def whatif(
     run = run or graph(timeline)
     window = steady_window(timeline, warmup_steps)
     now = (window.end - window.begin) / len(window.steps)
-    rows, rates = [], _Rates(timeline)
-    for knob in knobs:
-        step = _step(run, _changed(run, rates, knob, factor, peak_flops), window.steps)
-        if knob == "bucket size":
-            step = max(step, _serving(run, window.steps))
-        per = factor if knob == "batch" else 1.0
-        saving = max(0.0, 1.0 - step / per / now) if now > 0 else 0.0
-        rows.append((knob, factor, saving, step, _text(knob, factor, saving)))
-    rows.sort(key=lambda row: -row[2])
+    rates, rows = _Rates(timeline), []
+    for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):
+        steps = _steps(run, _Turned(run, rates, some, factor, peak_flops), window.steps) if some else []
+        for knob, step in zip(some, steps, strict=True):
+            least = max(step, _serving(run, window.steps)) if knob == "bucket size" else step
+            per = factor if knob == "batch" else 1.0
+            saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
+            rows.append((knob, factor, saving, least, _text(knob, factor, saving)))
+    rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
     names = ("knob", "factor", "saving", "step_time_s", "text")
     return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
 
@@ -116,47 +117,88 @@ def _text(knob: str, factor: float, saving: float) -> str:
     return f"{what} {'/' if knob == 'latency' else 'x'}{factor:g} would save {saved}"
 
 
-def _step(run: Graph, changed: _Changed, steps: Ints) -> float:
-    """Seconds per step of the steady state with other durations, by :func:`summary`'s definition."""
-    ends = replayed(run, changed.compute, changed.transfers, changed.needs)
+def _steps(run: Graph, turned: _Turned, steps: Ints) -> list[float]:
+    """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
+    needs = _early(run) if turned.knobs == ["bucket size"] else run.needs
+    ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
+    ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
     of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
-    earlier = ends[of_op < steps.min()]
-    begin = float(earlier.max(initial=-np.inf))
-    return (float(ends[np.isin(of_op, steps)].max()) - (begin if np.isfinite(begin) else 0.0)) / len(steps)
+    begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
+    last = ends[:, np.isin(of_op, steps)].max(axis=1)
+    found: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Changed:
-    compute: dict[int, Floats]
-    transfers: dict[int, Floats]
-    needs: list[tuple[int, ...]]
+class _Turned:
+    """Durations under several knobs (k of them), each turned by itself: all are replayed together."""
 
+    def __init__(self, run: Graph, rates: _Rates, knobs: list[str], factor: float, peak: float | None) -> None:
+        self.run, self.rates, self.knobs, self.factor, self.peak = run, rates, knobs, factor, peak
+        self._limits: dict[object, tuple[Floats, Floats]] = {}
+        self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
+        self._faster = {bound: self._factors(bound) for bound in {op.bound for op in run.timeline.ops}}
+        self._served = _served(run) if "bucket size" in knobs else set[int]()
+        # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
+        # communication may run beside none: what one kernel lost can shrink by more than any transfer does.
+        unhides = np.array([[knob in _UNHIDES] for knob in knobs])
+        for node in run.nodes if run.lost else ():
+            if len(node.seconds):
+                unhides |= (self.transfers[node.ops[0]] < node.seconds).any(axis=1, keepdims=True)
+        self._kept = np.where(unhides, 0.0, 1.0)
 
-def _changed(run: Graph, rates: _Rates, knob: str, factor: float, peak: float | None) -> _Changed:
-    """Durations and needs under a knob."""
-    ops = run.timeline.ops
-    transfers = {
-        node.ops[0]: _shortest(rates, node.ops, knob, factor, node.seconds) for node in run.nodes if len(node.first)
-    }
-    # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden communication
-    # may run beside none: what one kernel lost can shrink by more than any transfer does.
-    shortened = any(
-        float(np.min(transfers[node.ops[0]] / np.maximum(node.seconds, 1e-30), initial=1.0)) < 1.0
-        for node in run.nodes
-        if len(node.first)
-    )
-    kept = 0.0 if shortened or knob in _UNHIDES else 1.0
-    compute, served = {}, _served(run) if knob == "bucket size" else set[int]()
-    for i, seconds in run.seconds.items():
-        if i in served:  # in other pieces, and so perhaps while others still come: _serving has its sum
-            compute[i] = seconds * 0.0
-            continue
-        column = seconds / _faster(ops[i], knob, factor)
-        if knob == "batch" and peak:
-            column = np.maximum(column, np.where(np.isnan(column), np.nan, factor * ops[i].flops / peak))
-        lost = run.lost.get(i)
-        compute[i] = column if lost is None else column + lost * kept
-    return _Changed(compute, transfers, _early(run) if knob == "bucket size" else run.needs)
+    def compute(self, op: int) -> Floats:
+        """(k, r) float [s] of a compute op; nan where it does not run."""
+        info, seconds = self.run.timeline.ops[op], self.run.seconds[op]
+        if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
+            return seconds * np.zeros((len(self.knobs), 1))
+        column: Floats = seconds / self._faster[info.bound]
+        if "batch" in self.knobs and self.peak:
+            row = self.knobs.index("batch")
+            column[row] = np.maximum(column[row], self.factor * info.flops / self.peak)
+        lost = self.run.lost.get(op)
+        return column if lost is None else column + lost * self._kept
+
+    def _factors(self, bound: str) -> Floats:
+        """(k, 1) how much faster a compute op could be."""
+        helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
+        return np.array([[self.factor if bound in helped.get(knob, ()) else 1.0] for knob in self.knobs])
+
+    def _shortest(self, node: Node) -> Floats:
+        """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
+        ops = self.run.timeline.ops
+        op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
+        said = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
+        loads = tuple(sorted({load for i in node.ops for load in self.rates.loads.get(i, ())}))
+        key = ops[node.ops[0]].kind, op and op.kind, said, loads
+        if key not in self._limits:
+            pairs = [self._limit(ops[node.ops[0]].kind, op, loads, knob) for knob in self.knobs]
+            share, most = np.array(pairs).T[:, :, None]
+            self._limits[key] = share, most
+        share, most = self._limits[key]
+        found: Floats = np.minimum(node.seconds * share, most)
+        return found
+
+    def _limit(self, kind: str, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
+        """What a transfer's time shrinks to at least: a share of it, and no more than so much [s]."""
+        factor = self.factor
+        if knob == "bucket size" and kind in _PAIRS:
+            return 0.0, np.inf
+        if op is None:
+            return (1.0 / factor if knob in {*WIDER, "latency"} else 1.0), np.inf
+        latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
+        if knob == "bucket size" and op.kind in _REDUCES:
+            return 1.0, float(op.detail.get("lower_bound", 0.0))
+        ceiling = float(op.detail.get("ceiling", np.inf))
+        wide, narrow = self.rates.of(loads, knob)
+        before = min(wide, narrow, ceiling)
+        if knob == "latency":
+            latency /= factor
+        elif knob in WIDER and np.isfinite(wide):
+            wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
+        rate = min(wide, narrow, ceiling)
+        if np.isfinite(rate):
+            latency *= before / rate
+        return 1.0, latency + (nbytes / rate if np.isfinite(rate) else 0.0)
 
 
 def _served(run: Graph) -> set[int]:
@@ -173,35 +215,6 @@ def _serving(run: Graph, steps: Ints) -> float:
         if ops[i].step in steps:
             busy[ops[i].role] = busy.get(ops[i].role, 0.0) + float(spans["seconds"][i] / max(spans["ranks"][i], 1))
     return max(busy.values(), default=0.0) / len(steps)
-
-
-def _faster(op: OpInfo, knob: str, factor: float) -> float:
-    """How much faster a compute op could be."""
-    helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}.get(knob, set())
-    return factor if op.bound in helped else 1.0
-
-
-def _shortest(rates: _Rates, ops: tuple[int, ...], knob: str, factor: float, seconds: Floats) -> Floats:
-    """The shortest each meeting of a node could take [s]."""
-    op = next((rates.timeline.ops[i] for i in ops if "latency" in rates.timeline.ops[i].detail), None)
-    if knob == "bucket size" and rates.timeline.ops[ops[0]].kind in _PAIRS:
-        return seconds * 0.0
-    if op is None:
-        return seconds / (factor if knob in {*WIDER, "latency"} else 1.0)
-    latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
-    if knob == "bucket size" and op.kind in _REDUCES:
-        return np.minimum(seconds, float(op.detail.get("lower_bound", 0.0)))
-    ceiling = float(op.detail.get("ceiling", np.inf))
-    wide, narrow = rates.of(ops, knob)
-    before = min(wide, narrow, ceiling)
-    if knob == "latency":
-        latency /= factor
-    elif knob in WIDER and np.isfinite(wide):
-        wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
-    rate = min(wide, narrow, ceiling)
-    if np.isfinite(rate):
-        latency *= before / rate
-    return np.minimum(seconds, latency + (nbytes / rate if np.isfinite(rate) else 0.0))
 
 
 def _at_node(name: str) -> bool:
@@ -233,9 +246,9 @@ class _Rates:
         self._known: dict[tuple[int, str], tuple[float, float]] = {}
         self._widened: dict[str, Bools] = {}
 
-    def of(self, ops: tuple[int, ...], knob: str) -> tuple[float, float]:
+    def of(self, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
         """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
-        found = [self._load(load, knob) for i in ops for load in sorted(self.loads.get(i, ()))]
+        found = [self._load(load, knob) for load in loads]
         if not found:
             return np.inf, np.inf
         return max(wide for wide, _ in found), max(narrow for _, narrow in found)

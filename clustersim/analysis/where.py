@@ -25,6 +25,7 @@ from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
 from clustersim.analysis.metrics import Floats, Ints, Window, steady_window
+from clustersim.analysis.once import once
 from clustersim.analysis.pieces import (
     BUBBLE,
     EXPOSED,
@@ -93,20 +94,12 @@ class Where:
         return {"stage": self.stage, "step_s": self.step, "compute_s": self.compute, "other_s": self.other, **split}
 
 
+@once
 def where(timeline: Timeline, *, warmup_steps: int = 2) -> list[Where]:
     """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state.
 
-    ``warmup_steps`` : as in :func:`clustersim.analysis.metrics.summary`. Kept with the timeline: a run's figures and
-    its explanation both need it.
+    ``warmup_steps`` : as in :func:`clustersim.analysis.metrics.summary`.
     """
-    kept = vars(timeline).setdefault("_where", {})
-    if warmup_steps not in kept:
-        kept[warmup_steps] = _where(timeline, warmup_steps)
-    found: list[Where] = kept[warmup_steps]
-    return found
-
-
-def _where(timeline: Timeline, warmup_steps: int) -> list[Where]:
     if pipeline.has_pipeline(timeline):
         rows = _of_stages(timeline, steady_window(timeline, warmup_steps))
         return [_row(-1, np.mean(rows, axis=0)), *(_row(s, row) for s, row in enumerate(rows))]
