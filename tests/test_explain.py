@@ -9,9 +9,10 @@ import pytest
 import clustersim as package
 from clustersim.analysis.bounds import warnings
 from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.explain import Facts, explain
+from clustersim.analysis.explain import explain
 from clustersim.analysis.pace import skews
-from clustersim.analysis.stalls import stalls
+from clustersim.analysis.stalls import CAUSES, stalls
+from clustersim.analysis.verdict import HEADLINES, Facts, came_to
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import ScenarioError
 from clustersim.scenario.idle import idle_knobs
@@ -119,7 +120,8 @@ def test_unknown_knobs_are_named():
 def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
     found = explain(run.timeline, Facts.of(run.to_dict()), top=3)
-    assert found.verdict == "17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
+    came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.2 samples per second at 40.8% of peak"
+    assert found.verdict == f"{came_to}; 17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
     assert 1 < len(found.causes) <= 3
     assert "1.25 times the median" in found.causes[0]
     assert found.path[0].startswith("compute-bound")
@@ -129,7 +131,43 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
 
 
 def test_a_run_with_nothing_wrong_is_told_so():
-    assert explain(result("single_gpt2_1x1_a100").timeline).verdict.startswith("GPUs compute nearly all the time")
+    said = explain(result("single_gpt2_1x1_a100").timeline).verdict
+    assert "1 rank(s): 39.8 ms a step; the largest loss is small, 2.5% of the step: " in said
+
+
+def test_the_sentence_is_one_wherever_it_is_said(clustersim, tmp_path):
+    name = "why_oversubscribed_spine"
+    said = result(name).in_words
+    assert said == result(name).explain().verdict
+    assert "lost because links such as leaf0 -> spine0 cannot carry more" in said
+    page = tmp_path / "r.html"
+    ran = clustersim("run", name, "--report", page).stdout
+    assert f"verdict   {said}\n" in ran
+    assert ran.index("strategy  ") < ran.index(said) < ran.index("step time") < ran.index("trust: ")
+    assert said.replace("->", "→") in page.read_text()
+    assert clustersim("explain", name).stdout.startswith(f"{name}: {said}\n")
+
+
+def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
+    from clustersim.scenario import result as results
+
+    monkeypatch.setattr(results, "BLAMED", 10)
+    said = package.load("why_slow_gpu").run().in_words
+    assert said.startswith("resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step")
+    assert said.endswith("`clustersim explain` says what it loses most by.")
+    assert "slow" not in said
+
+
+def test_what_a_run_came_to_says_what_is_missing():
+    full = {"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}
+    assert came_to(Facts.of(full), 8, 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
+    missing = Facts.of(full | {"fits": False, "memory": {"missing_bytes": 2**31}})
+    assert "if it fitted, but it needs 2 GiB more memory than a GPU has" in came_to(missing, 8, 0.2)
+    assert came_to(Facts(), 8, 0.2) == "8 rank(s): 200 ms a step"
+
+
+def test_every_cause_has_words():
+    assert set(CAUSES) == set(HEADLINES)
 
 
 def test_a_slow_rank_beyond_the_world_is_one_clear_error():
@@ -179,7 +217,7 @@ def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_p
     assert all(knob in " ".join(lines) for knob in ("compute speed x2", "latency /2") for lines in (bounds, again))
     assert all("at most" in line or "nothing" in line for line in bounds)
     assert all(line.endswith("(run again)") for line in again)
-    assert saved.stdout.startswith("why_slow_gpu: 17.5% of the step is lost because rank 3 is slow")
+    assert "17.5% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
     assert "\n 1. Rank 3 is slow" in saved.stdout
 
 

@@ -16,7 +16,6 @@ import clustersim
 from clustersim.errors import TraceError
 from clustersim.mesh import Mesh
 from clustersim.report import html, write_report
-from clustersim.report.verdict import CAUSE_WORDS, verdict
 from clustersim.strategies.ddp import DDPConfig, build
 from clustersim.traces.saved import SavedRun, load_run
 
@@ -136,24 +135,6 @@ def test_a_report_on_1024_gpus_is_small(tmp_path):
     result = clustersim.load("ddp_llama3_8b_128x8_h100", {"run.steps": 2}).run()
     write_report(SavedRun(result.timeline, result.prepared.topology, result.facts()), tmp_path / "r.html")
     assert (tmp_path / "r.html").stat().st_size < 5e6
-
-
-def test_a_verdict_is_one_sentence_that_names_the_largest_loss():
-    lost = {"cause": ["slow rank", "link"], "share": [0.21, 0.1], "subject": ["rank 3", "x"], "link_name": ["", "x"]}
-    table = {"step_time_s": 0.2}
-    text = verdict({"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}, 8, table, lost)
-    end = "the largest loss, 21.0% of the step, is a slow rank (rank 3)."
-    assert text == f"m on 8 D with ddp: 200 ms a step at 40.0% of peak; {end}"
-    small = lost | {"share": [0.004, 0.001]}
-    assert "little is lost" in verdict({"model": "m"}, 8, table, small)
-    full = {"model": "m", "fits": False, "memory": {"missing_bytes": 2**31}}
-    assert "if it fitted, but it needs 2 GiB more" in verdict(full, 8, table, lost)
-
-
-def test_every_cause_has_words():
-    from clustersim.analysis.stalls import CAUSES
-
-    assert set(CAUSES) - {"unknown"} == set(CAUSE_WORDS)
 
 
 def test_a_missing_run_says_how_to_make_one(tmp_path):

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 import clustersim
 from clustersim import engine, plots
 from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.explain import Facts, explain
+from clustersim.analysis.explain import explain
 from clustersim.analysis.pieces import workers
+from clustersim.analysis.verdict import Facts
 from clustersim.analysis.waterfall import WORDS, table, waterfall
 from clustersim.cli import cli
 from clustersim.errors import ProgramError

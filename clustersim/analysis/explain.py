@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,8 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.pieces import KERNELS, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
-from clustersim.analysis.step_words import Loss, losses
 from clustersim.analysis.step_words import shares as step_shares
+from clustersim.analysis.verdict import Facts, verdict
 from clustersim.analysis.waterfall import Waterfall, waterfall
 from clustersim.analysis.whatif import KNOBS, unused, whatif
 from clustersim.analysis.where import Where
@@ -27,41 +26,13 @@ NOTHING = 5e-4
 """A cause that costs less than this share prints as 0.0 %, and is left to the table."""
 KNOWN = 0.98
 """A critical path shorter than this share of a step is a part of one: traces do not say what everything waits for."""
-GOOD = 0.03
-"""A run whose costliest cause costs less than this share has nothing much to explain."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a Timeline does not know of its run; None for what nobody knows.
-
-    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``; ``mfu`` and ``hfu`` of the run.
-    """
-
-    peak_flops: float | None = None
-    memory_bytes: float | None = None
-    device_bytes: float | None = None
-    mfu: float | None = None
-    hfu: float | None = None
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Facts:
-        """From what ``clustersim run --json`` prints."""
-        memory = result.get("memory") or {}
-        return cls(
-            result.get("peak_flops"),
-            result.get("peak_memory_bytes"),
-            memory.get("device_bytes"),
-            result.get("mfu"),
-            result.get("hfu"),
-        )
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
     ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); and the ``tables`` they were
-    read off; of a pipeline its ``losses``, the largest first; and the ``waterfall`` from peak to MFU."""
+    read off; and the ``waterfall`` from peak to MFU."""
 
     verdict: str
     shares: str
@@ -71,7 +42,6 @@ class Explanation:
     warnings: list[str]
     ranks: str
     tables: dict[str, Any] = field(default_factory=dict)
-    losses: list[Loss] = field(default_factory=list)
     waterfall: list[Waterfall] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -113,11 +83,10 @@ def explain(
         device_bytes=facts.device_bytes,
         warmup_steps=warmup_steps,
     )
-    told = losses(timeline, found.where) if found.where else []
     trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
     kept = ~np.array(trivial, dtype=bool)
     return Explanation(
-        verdict=_verdict(table, told),
+        verdict=verdict(facts, found),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, float(shares["step_time_s"])),
@@ -132,7 +101,6 @@ def explain(
             "whatif": bounds,
             "warnings": warned,
         },
-        losses=told,
         waterfall=waterfall(
             timeline,
             peak_flops=facts.peak_flops,
@@ -157,39 +125,8 @@ def _ranks(cut: Pieces) -> str:
     return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
 
 
-_HEADLINES = {
-    "link": "the link {subject} holds it up",
-    "shared link": "collectives share the link {subject}",
-    "kernels": "communication kernels limit {subject}",
-    "latency": "collectives are too small: latency, not bandwidth, limits {subject}",
-    "late start": "communication starts too late in backward",
-    "slow rank": "{subject} is slow, and everybody waits for it",
-    "jitter": "ranks wait for the slowest",
-    "parameter server": "workers wait for the parameter server",
-    "schedule": "GPUs idle by the schedule's own structure",
-    "late launch": "ranks arrive at collectives at different times, because their hosts launch late",
-    "host copies": "GPUs wait for copies from and to the host",
-    "host": "GPUs wait for the host ({subject})",
-    "idle device": "it is launch-bound: GPUs idle with nothing queued",
-    "launch": "it is launch-bound: the host launches kernels more slowly than they run",
-    "unknown": "communication is exposed",
-}
-
-
 def _pairs(bounds: dict[str, Any]) -> list[tuple[str, float]]:
     return list(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
-
-
-def _verdict(table: dict[str, Any], told: list[Loss]) -> str:
-    if told and told[0].share >= GOOD:
-        return f"{told[0].share:.1%} of the step is lost because {told[0].why}."
-    if not len(table["cause"]):
-        return "GPUs compute all the time."
-    share, cause = float(table["share"][0]), str(table["cause"][0])
-    said = _HEADLINES[cause].format(subject=table["subject"][0])
-    if share < GOOD:
-        return f"GPUs compute nearly all the time; the largest loss, {share:.1%}: {said}."
-    return f"{share:.1%} of the step is lost because {said}."
 
 
 def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str:

@@ -63,17 +63,25 @@ class Causes:
         """Where a step of a pipeline went; empty for a run without stages."""
         return where(self.timeline, warmup_steps=self.warmup_steps) if has_pipeline(self.timeline) else []
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """How many ranks costs are means over: servers do not train."""
         return len(workers(self.timeline))
 
-    @property
+    @cached_property
     def length(self) -> float:
         """Seconds of the window that a rank is known in, mean over ranks: all of it in a simulated run."""
         train = self.cut.class_of[workers(self.timeline)]
         known = np.bincount(self.cut.owner, weights=self.cut.seconds, minlength=len(self.cut.ranks))
         return float(known[train].mean()) if len(train) else 0.0
+
+    def cost(self, charge: Charge) -> float:
+        """Seconds of a step, mean over the ranks that train."""
+        return charge.seconds / (self.workers * self.steps)
+
+    def share(self, charge: Charge) -> float:
+        """Of a step; what a window of no length lost is nothing."""
+        return self.cost(charge) * self.steps / self.length if self.length > 0 else 0.0
 
 
 def causes(
@@ -88,6 +96,11 @@ def causes(
     book.move_late_starts(late)
     charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
     return Causes(timeline, cut, steps, charges, facts, pace, late, warmup_steps)
+
+
+def costliest(found: Causes, top: int | None = None) -> list[Charge]:
+    """The charges that cost anything, the costliest first."""
+    return [c for c in found.charges if c.seconds > 0][:top]
 
 
 def stalls(
@@ -111,10 +124,7 @@ def stalls(
     from clustersim.analysis.sentences import sentence
 
     found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
-    world, steps = found.workers, found.steps
-    length = found.length / steps
-    chosen = [c for c in found.charges if c.seconds > 0][:top]
-    cost = np.array([c.seconds / (world * steps) for c in chosen])
+    chosen = costliest(found, top)
     names = timeline.links.link_names if timeline.links is not None else ()
     columns: dict[str, Any] = {
         name: np.array([getattr(c, source) for c in chosen])
@@ -125,8 +135,8 @@ def stalls(
         )
     }  # fmt: skip
     return columns | {
-        "cost_s": cost,
-        "share": cost / length if length > 0 else cost,
+        "cost_s": np.array([found.cost(c) for c in chosen]),
+        "share": np.array([found.share(c) for c in chosen]),
         "ranks": np.array([len(c.ranks) for c in chosen]),
         "op_name": np.array([timeline.ops[c.op].name if c.op >= 0 else "" for c in chosen]),
         "link_name": np.array([names[c.link] if c.link >= 0 else "" for c in chosen]),

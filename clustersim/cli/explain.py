@@ -12,7 +12,8 @@ import click
 from clustersim.cli.common import json_option, print_json, set_option, working
 
 if TYPE_CHECKING:
-    from clustersim.analysis.explain import Explanation, Facts
+    from clustersim.analysis.explain import Explanation
+    from clustersim.analysis.verdict import Facts
     from clustersim.analysis.waterfall import Waterfall
     from clustersim.scenario.running import Prepared
     from clustersim.timeline import Timeline
@@ -35,7 +36,7 @@ class Loaded:
     @property
     def facts(self) -> Facts:
         """What a Timeline does not know."""
-        from clustersim.analysis.explain import Facts
+        from clustersim.analysis.verdict import Facts
 
         return Facts.of(self.run.facts)
 

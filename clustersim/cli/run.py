@@ -47,7 +47,7 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
         with working(f"writing {page}"):
             result.report(page)
     if as_json:
-        print_json(result.to_dict())
+        print_json({"verdict": result.in_words, **result.to_dict()})
     else:
         _print(result, out, page, traced)
 
@@ -96,6 +96,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     console = stdout()
     for what, words in ran(result.prepared):
         console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
+    console.print(f"verdict   {escape(result.in_words)}", soft_wrap=True)
     console.print(table)
     if not values["fits"]:
         text = f"{values['memory']['message']}; timed as if the memory were there"

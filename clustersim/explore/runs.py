@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from clustersim import plots, report, scenario
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.stalls import causes, stalls
-from clustersim.analysis.step_words import losses
+from clustersim.analysis.stalls import causes
+from clustersim.analysis.verdict import Facts, verdict
 from clustersim.errors import ClusterSimError
 from clustersim.explore import fence
 from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
-from clustersim.report.verdict import verdict
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, trust_words, value_text
 from clustersim.scenario.running import Prepared
@@ -121,13 +119,10 @@ def _play(asked: Scenario) -> Played:
         )
         return replace(quiet, note=quiet.note + more)
     result = prepared.run()
-    timeline, values = result.timeline, result.to_dict()
-    found = causes(timeline)
-    lost = losses(timeline, found.where) if found.where else ()
-    table = breakdown(timeline, cut=found.cut)
-    said = verdict(values, timeline.world_size, table, stalls(timeline, found=found), lost)
+    values = result.to_dict()
+    said = verdict(Facts.of(values), causes(result.timeline))
     note = "A large run whose ranks vary, so that all of it was played; without (run.jitter = 0) its step is folded."
-    return Played(prepared, values, said, result.notes, timeline, note if large else "")
+    return Played(prepared, values, said, result.notes, result.timeline, note if large else "")
 
 
 def _asked_to_vary(prepared: Prepared) -> bool:

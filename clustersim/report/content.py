@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim import plots
-from clustersim.analysis.explain import Facts as Summary
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pipeline import has_pipeline
+from clustersim.analysis.verdict import Facts as Summary
 from clustersim.analysis.waterfall import Waterfall
 from clustersim.analysis.waterfall import table as percent
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
-from clustersim.report.verdict import verdict
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
 from clustersim.texts import headline
@@ -48,7 +47,7 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
     return {
         "title": title,
         "headline": headline(title),
-        "verdict": verdict(facts, timeline.world_size, table, lost, found.losses),
+        "verdict": found.verdict,
         "figures": list(_figures(facts, table)),
         "breakdown": _breakdown(table),
         "waterfall": _waterfall(found.waterfall),

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from clustersim.traces.saved import SavedRun
 
 
+BLAMED = 100_000
+"""Spans of a run up to which finding what it loses most by takes less than a tenth of playing it."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a run came to: its Timeline, and figures drawn from it.
@@ -122,9 +126,22 @@ class Result:
         rows = [*ran(self.prepared), *figures({**self.summary, "peak_memory_bytes": self.memory.total})]
         return card(self.scenario.title, rows)
 
+    @cached_property
+    def in_words(self) -> str:
+        """:func:`clustersim.analysis.verdict.verdict`; of a long run what it came to alone."""
+        from clustersim.analysis.stalls import causes
+        from clustersim.analysis.verdict import Facts, came_to, verdict
+
+        facts, timeline = Facts.of(self.to_dict()), self.timeline
+        if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
+            return verdict(facts, causes(timeline))
+        step = self.summary["step_time_s"]
+        return f"{came_to(facts, timeline.world_size, step)}; `clustersim explain` says what it loses most by."
+
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
-        from clustersim.analysis.explain import Facts, explain
+        from clustersim.analysis.explain import explain
+        from clustersim.analysis.verdict import Facts
 
         return explain(self.timeline, Facts.of(self.to_dict()))
 

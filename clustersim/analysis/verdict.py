@@ -1,0 +1,103 @@
+"""The one sentence a reader in a hurry takes away: what a run came to, and what it loses most by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clustersim.analysis.stalls import Causes, costliest
+from clustersim.analysis.step_words import Loss, losses
+from clustersim.units import format_bytes, format_time
+
+HEADLINES = {
+    "link": "{subject} cannot carry more",
+    "shared link": "transfers share {subject}",
+    "kernels": "communication kernels limit {subject}",
+    "latency": "collectives are too small: latency, not bandwidth, limits {subject}",
+    "late start": "communication starts too late in backward",
+    "slow rank": "{subject} is slow, and everybody waits for it",
+    "jitter": "ranks wait for the slowest",
+    "parameter server": "workers wait for the parameter server",
+    "schedule": "GPUs idle by the schedule's own structure",
+    "late launch": "ranks arrive at collectives at different times, because their hosts launch late",
+    "host copies": "GPUs wait for copies from and to the host",
+    "host": "GPUs wait for the host ({subject})",
+    "idle device": "it is launch-bound: GPUs idle with nothing queued",
+    "launch": "it is launch-bound: the host launches kernels more slowly than they run",
+    "unknown": "communication is exposed",
+}
+"""Why, after "because"."""
+SMALL = 0.03
+"""A run whose costliest cause costs less than this share of the step has nothing much to explain."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a Timeline does not know of its run; None, 0 or empty for what nobody knows.
+
+    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``; ``mfu`` and ``hfu`` of the run;
+    ``what`` was run, on how many GPUs; ``samples_per_s``; ``missing_bytes``, which a GPU's memory is too small by.
+    """
+
+    peak_flops: float | None = None
+    memory_bytes: float | None = None
+    device_bytes: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    what: str = ""
+    samples_per_s: float = 0.0
+    missing_bytes: float = 0.0
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Facts:
+        """From what ``clustersim run --json`` prints."""
+        memory = result.get("memory") or {}
+        what = "{model} on {gpus:,} {device} ({strategy})".format(**result) if result.get("model") else ""
+        return cls(
+            result.get("peak_flops"),
+            result.get("peak_memory_bytes"),
+            memory.get("device_bytes"),
+            result.get("mfu"),
+            result.get("hfu"),
+            what,
+            result.get("samples_per_s") or 0.0,
+            0.0 if result.get("fits", True) else memory.get("missing_bytes") or 0.0,
+        )
+
+
+def verdict(facts: Facts, found: Causes) -> str:
+    """What the run came to, and what it loses most by, in one sentence."""
+    cut = found.cut
+    told = losses(found.timeline, found.where) if found.where else []
+    return f"{came_to(facts, found.timeline.world_size, (cut.end - cut.begin) / found.steps)}; {_lost(found, told)}."
+
+
+def came_to(facts: Facts, world_size: int, step: float) -> str:
+    """What the run came to; ``step`` [s]."""
+    said = f"{facts.what or f'{world_size:,} rank(s)'}: {format_time(step)} a step"
+    said += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
+    said += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
+    missing = format_bytes(facts.missing_bytes)
+    return said + (f", if it fitted, but it needs {missing} more memory than a GPU has" if facts.missing_bytes else "")
+
+
+def _lost(found: Causes, told: Sequence[Loss]) -> str:
+    worst = costliest(found, 1)
+    if told and told[0].share >= SMALL:
+        share, why = told[0].share, told[0].why
+    elif not worst:
+        return "GPUs compute all the time"
+    else:
+        share, why = found.share(worst[0]), HEADLINES[worst[0].cause].format(subject=_subject(found))
+    if share < SMALL:
+        return f"the largest loss is small, {share:.1%} of the step: {why}"
+    return f"{share:.1%} of the step is lost because {why}"
+
+
+def _subject(found: Causes) -> str:
+    """What the costliest cause names; of links that are alike, one by its own name."""
+    worst, use = costliest(found, 1)[0], found.timeline.links
+    if "link" not in worst.cause or use is None or worst.link < 0:
+        return worst.subject
+    return f"{'links such as' if '#' in worst.subject else 'the link'} {use.link_names[worst.link]}"
