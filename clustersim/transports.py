@@ -52,6 +52,13 @@ _OFI = "aws-ofi-nccl src/platform-aws.cpp"
 
 TRANSPORTS: Mapping[str, Transport] = {
     "ib": Transport("InfiniBand verbs", "nccl src/transport/net_ib.cc reports no latency; six published platforms"),
+    "ib_host": Transport(
+        "InfiniBand verbs without GPUDirect, through host memory",
+        "nccl src/transport/net.cc where no nv_peer_mem is loaded: host buffers, and a copy more, 2 us assumed; "
+        "a switch's one port to its CPU then carries what its NIC sends and what it receives",
+        hop=2.0 * US,
+        direct=False,
+    ),
     "roce": Transport("RoCE", "the same verbs as InfiniBand; a few per cent for Ethernet headers assumed", share=0.95),
     "opa": Transport(
         "Omni-Path 100 by verbs",

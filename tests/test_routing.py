@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics, routing
+from clustersim import collectives, fabrics, routing
+from clustersim.collectives.base import Group, Request
 from clustersim.errors import TopologyError
 from clustersim.paths import shipped
 from clustersim.topology import Topology
@@ -194,6 +195,25 @@ def test_a_rail_leads_through_the_gpu_beside_its_nic() -> None:
         "node1/gpu3",
         "node1/gpu0",
     ]
+
+
+def test_without_gpudirect_a_nics_bytes_pass_the_host_and_its_path_class_stays() -> None:
+    topology = fabrics.load("dgx-1v-1x100g", nodes=2)
+    routes = routing.router(topology)
+    src, dst = topology.vertex("node0/gpu2"), topology.vertex("node1/gpu2")
+    assert names(topology, routes.route(src, dst))[:5] == ["node0/gpu2", "node0/pcie1", "node0/cpu0", "node0/pcie1",
+                                                         "node0/nic0"]  # fmt: skip
+    assert routes.path_class(src, topology.vertex("node0/nic0")) == "PIX"
+    # A ring sends and receives at once, so the switch's port to its CPU has twice the bytes of the NIC's.
+    ring = Group(topology, topology.gpus)
+    plan = collectives.plan(Request("all_gather", 2.0**30), ring, backend="nccl")
+    load = dict(zip(plan.links.tolist(), plan.weights.tolist(), strict=True))
+    name = topology.vertex_names
+    up, out = (
+        max(w for e, w in load.items() if (name[topology.link_src[e]], name[topology.link_dst[e]]) == ends)
+        for ends in (("node0/pcie1", "node0/cpu0"), ("node0/pcie1", "node0/nic0"))
+    )
+    assert up == pytest.approx(2 * out)
 
 
 def test_a_rail_without_nvlink_goes_over_pcie() -> None:

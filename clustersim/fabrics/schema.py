@@ -22,7 +22,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 Net: TypeAlias = Literal[
-    "ib", "roce", "opa", "slingshot", "efa", "efa_sendrecv", "efa_host", "tcpx", "tcpxo", "tcp", "none"
+    "ib", "ib_host", "roce", "opa", "slingshot", "efa", "efa_sendrecv", "efa_host", "tcpx", "tcpxo", "tcp", "none"
 ]
 """The rows of :data:`clustersim.transports.TRANSPORTS`, and nothing between nodes."""
 

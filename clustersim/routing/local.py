@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PATH_CLASSES, PCIE_SWITCH, Floats, Ints, Topology
+from clustersim.transports import transport
 
 Path = tuple[int, ...]
 GPU_LINKS = ("nvlink", "xgmi")
@@ -28,6 +29,7 @@ class Template:
     kinds : vertex kinds. node : (V,) int, node number relative to the island's first; -1 for shared switches.
     src, dst, bandwidth : link columns [bytes/s]. link_kinds : per link.
     p2p : GPUs may read each other over PCIe. relay : a GPU may forward for two others over NVLink (NCCL's NVB).
+    staged : NICs neither read nor write GPU memory (no GPUDirect), so that the host's lies between.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class Template:
         link_kinds: tuple[str, ...],
         p2p: bool,
         relay: bool,
+        staged: bool,
     ) -> None:
-        self.kinds, self.node, self.p2p, self.relay = kinds, node, p2p, relay
+        self.kinds, self.node, self.p2p, self.relay, self.staged = kinds, node, p2p, relay, staged
         self.bandwidth, self.link_kinds, self.head = bandwidth, link_kinds, dst.tolist()
         self.out: list[list[int]] = [[] for _ in kinds]
         for link, tail in enumerate(src.tolist()):
@@ -99,6 +102,8 @@ class Template:
                 return direct
             if not self.p2p:
                 return self._through_host(a, b)
+        if self.staged and {self.kinds[a], self.kinds[b]} == {GPU, NIC}:
+            return self._through_host(a, b)
         path = self._shortest(a, b)
         return () if path is None else ((1.0, path),)
 
@@ -121,7 +126,7 @@ class Template:
         return ()
 
     def _through_host(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
-        """Without peer-to-peer NCCL stages data in host memory, at the sender's CPU."""
+        """What cannot be read or written from afar NCCL stages in host memory, at the sender's CPU."""
         for cpu in self._nearest_cpus(a):
             up, down = self._shortest(a, cpu), self._shortest(cpu, b)
             if up is not None and down is not None:
@@ -150,10 +155,12 @@ class Template:
     def _classify(self, a: int, b: int) -> str:
         if a == b:
             return "LOC"
-        paths = self.paths(a, b)
-        if not paths:
+        if NIC in (self.kinds[a], self.kinds[b]):  # as near as it is, by whichever way its bytes go
+            path = self._shortest(a, b)
+        else:
+            path = next((links for _, links in self.paths(a, b)), None)
+        if path is None:
             return "DIS"
-        path = paths[0][1]
         inner = [self.kinds[self.head[e]] for e in path[:-1]]
         ends = {self.kinds[a], self.kinds[b]}
         if ends == {GPU} and NVSWITCH not in inner and GPU in inner:
@@ -253,14 +260,15 @@ def _templates(
     number = np.zeros(n, dtype=np.int64)
     templates: list[Template] = []
     for i, its_first in enumerate(first.tolist()):
-        p2p = its_first == _NOWHERE or topology.node_types[its_first].p2p
-        key = (p2p, *(told[at[i] : at[i + 1]] for told, at in stretches))
+        own = None if its_first == _NOWHERE else topology.node_types[its_first]
+        reach = own is None or own.p2p, relay, own is not None and not transport(own.net).direct
+        key = (reach, *(told[at[i] : at[i + 1]] for told, at in stretches))
         if key not in known:
             known[key] = len(templates)
             v, e = slice(vertex_start[i], vertex_start[i + 1]), slice(link_start[i], link_start[i + 1])
             kinds = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
             wires = tuple(topology.link_kinds[j] for j in links[e].tolist())
-            templates.append(Template(kinds, node[v], src[e], dst[e], rate[e], wires, p2p, relay))
+            templates.append(Template(kinds, node[v], src[e], dst[e], rate[e], wires, *reach))
         number[i] = known[key]
     return number, tuple(templates)
 
