@@ -44,7 +44,8 @@ def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
 def _share(where: Setting) -> float:
     """Share of the matmul rate that a convolution's products reach."""
     constants = where.constants
-    if not 0 < where.device.sm < 80 and where.device.runs_as(where.dtype) != "fp32":
+    newer = not 0 < where.device.sm < 80 and where.device.runs_as(where.dtype) != "fp32"
+    if newer or (where.half and not where.images):
         return constants.conv_ampere
     return constants.conv_half if where.half else constants.conv_fp32
 
