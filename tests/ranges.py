@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -43,13 +44,19 @@ def collectives(known: str, rows: Sequence[Row]) -> dict[str, Held]:
 
 
 def steps(rows: Sequence[Row]) -> dict[str, Held]:
-    """Ranges by kind of strategy, every publisher weighing the same, and of each publisher."""
+    """Ranges by kind of strategy, every publisher weighing the same, and of each publisher. A kind that one publisher
+    alone measured is no better known than all are, and steps over a network that nobody states count for none."""
+    rows = [row for row in rows if "network not stated" not in row["notes"]]
     kinds = sorted({strategy_kind(row) for row in rows})
-    found = {"steps.similar.all": held(distances(rows, publisher))}
+    everything = held(distances(rows, publisher))
+    found = {"steps.similar.all": everything}
     for kind in kinds:
         groups = distances([row for row in rows if strategy_kind(row) == kind], publisher)
         if sum(map(len, groups.values())) >= FEWEST:
-            found[f"steps.similar.{kind}"] = held(groups)
+            one = held(groups)
+            if len(groups) == 1:
+                one = replace(one, p50=max(one.p50, everything.p50), p90=max(one.p90, everything.p90))
+            found[f"steps.similar.{kind}"] = one
             own = of_each(groups, FEWEST)
             found |= {f'steps.published."{kind}/{name}"': one for name, one in own.items()}
     return found

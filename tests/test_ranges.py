@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import fabrics, ranges
-from clustersim.calibration.held import coverage, distances, held, of_each, quantile
+from clustersim.calibration.held import coverage, distances, held, of_each, quantile, widening
 from clustersim.calibration.score import covered, with_ranges
 from clustersim.calibration.validate_nccl import validate_nccl
 from clustersim.strategies import STRATEGIES
@@ -39,11 +39,21 @@ def test_a_group_weighs_the_same_however_many_rows_it_has():
 
 
 def test_coverage_is_that_of_the_group_left_out():
-    # Whoever of three is left out, the others' range holds all, one half, or none of it.
+    # Whoever of two is left out, the other's range holds all of it, or must be nine times as wide to hold any.
     groups = {"small": np.array([1.0, 1.0]), "large": np.array([9.0, 9.0])}
-    assert coverage(groups) == pytest.approx((0.5, 0.5))
+    assert (widening(groups, 0.25), widening(groups, 0.9)) == pytest.approx((1.0, 9.0))
+    assert coverage(groups) == pytest.approx((0.5, 1.0))
+    assert held(groups).p90 == 9.0  # and no wider than the worst of them needs
     assert all(math.isnan(share) for share in coverage({"alone": np.ones(3)}))
     assert of_each({"few": np.ones(2), "many": np.ones(9)}, 3).keys() == {"many"}
+
+
+@given(GROUPS)
+def test_groups_left_out_only_ever_widen_a_range(groups):
+    named = {str(i): one for i, one in enumerate(groups)}
+    found = held(named)
+    assert found.p50 >= quantile(groups, 0.5)
+    assert found.p90 >= quantile(groups, 0.9)
 
 
 @given(st.integers(2, 30), st.integers(0, 2**16))
@@ -63,7 +73,7 @@ def test_rows_carry_their_range_and_the_share_within_is_counted():
     assert "p50" not in ranged[-1]
 
 
-@pytest.mark.parametrize("kind", [*STRATEGIES, "split", "never heard of"])
+@pytest.mark.parametrize("kind", [*STRATEGIES, "split", "experts", "never heard of"])
 def test_every_kind_of_strategy_has_a_range(kind):
     for one in (ranges.of_step(kind), ranges.of_step(kind, "mosaic"), ranges.of_memory()):
         assert 0 < one.p50 < one.p90

@@ -1,7 +1,7 @@
 """Ranges from errors of validation: how wide they must be, and how often they hold of somebody left out.
 
-Rows of one publisher are wrong together, so quantiles are over publishers of equal weight, and coverage is that of
-publishers whose rows the range was not made from.
+Rows of one publisher are wrong together, so quantiles are over publishers of equal weight, and both width and coverage
+are those of publishers whose rows the range was not made from.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 Groups = Mapping[str, Floats]
 SHARES = (0.5, 0.9)
 """Shares of measurements that ``p50`` and ``p90`` are to hold."""
+SLACK = 0.03
+"""Of coverage, that a handful of publishers cannot tell from chance."""
+TINY = 1e-9
 
 
 def distances(rows: Iterable[Row], group: Callable[[Row], str]) -> dict[str, Floats]:
@@ -39,16 +42,27 @@ def quantile(groups: Iterable[Floats], share: float) -> float:
     return float(np.interp(share, below, distance[order]))
 
 
+def _apart(groups: Groups, share: float) -> list[Floats]:
+    """Each group's distances, over the quantile of the others."""
+    others = {name: [groups[other] for other in groups if other != name] for name in groups}
+    return [mine / max(quantile(others[name], share), TINY) for name, mine in groups.items()]
+
+
+def widening(groups: Groups, share: float) -> float:
+    """What the quantile of others must be multiplied with to hold its share of a group that was left out, but for
+    :data:`SLACK`: two groups say little of a third. Never below 1, and 1 of a single group, which says nothing."""
+    return max(1.0, quantile(_apart(groups, share), share - SLACK)) if len(groups) > 1 else 1.0
+
+
 def coverage(groups: Groups) -> tuple[float, ...]:
-    """Of each of :data:`SHARES`, the mean share of a group's measurements that a range made of the others holds."""
-    names = list(groups)
-    if len(names) < 2:
+    """Of each of :data:`SHARES`, the mean share of a group's measurements that a range made of the others holds, as
+    wide as :func:`widening` makes it; NaN where there are no others."""
+    if len(groups) < 2:
         return tuple(float("nan") for _ in SHARES)
-    held = []
-    for name in names:
-        others = [groups[other] for other in names if other != name]
-        held.append([float(np.mean(groups[name] <= quantile(others, share))) for share in SHARES])
-    return tuple(np.mean(held, axis=0).tolist())
+    return tuple(
+        float(np.mean([np.mean(far <= widening(groups, share) + TINY) for far in _apart(groups, share)]))
+        for share in SHARES
+    )
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,15 @@ class Held:
 
 def held(groups: Groups) -> Held:
     """The range of some groups of measurements."""
-    p50, p90 = (quantile(groups.values(), share) for share in SHARES)
+    p50, p90 = (_width(groups, share) for share in SHARES)
     return Held(p50, p90, sum(map(len, groups.values())), len(groups), *coverage(groups))
+
+
+def _width(groups: Groups, share: float) -> float:
+    """The quantile of all, widened for whoever is left out, but not beyond what the worst of them needs."""
+    most = max(quantile([mine], share) for mine in groups.values())
+    of_all = quantile(groups.values(), share)
+    return max(of_all, min(of_all * widening(groups, share), most))
 
 
 def of_each(groups: Groups, fewest: int) -> dict[str, Held]:

@@ -8,12 +8,9 @@ Known to be off, and not understood:
 
 * Lambda's eight A100s, up to twice as slow as four wherever gradients are reduced in one call (BERT, GNMT, WaveGlow) or
   the host paces the step (Tacotron 2). What two and four add is in :mod:`clustersim.calibration.frameworks`.
-* 16-bit convolutions over one dimension on V100 (WaveGlow, Jasper), 40 % too fast; TensorFlow's GNMT, half the
-  measured time; GNMT on A100, 10-20 % too fast.
+* WaveGlow on V100, a quarter too fast; TensorFlow's GNMT, half the measured time; GNMT on A100, 10-20 % too fast.
 * Steps of MXNet, TensorFlow 2 and PaddlePaddle that double from one GPU to several, and ResNet-50 in half precision on
-  two and four nodes (15-30 % too fast): thousands of images a second, which the input pipeline may not give.
-* BERT with one all_reduce after backward (Apex) on two nodes with one NIC each: measured as a ring would take (64-71 ms
-  more than on one node, for 440 MB in fp32), predicted with the tree that NCCL's tuner model picks (32 ms).
+  two and four nodes (15-25 % too fast): thousands of images a second, which the input pipeline may not give.
 * TensorFlow on Pascal at 32 images per GPU, 8 % worse than at 64: some 20 us a kernel that V100s do not show.
 """
 
@@ -92,8 +89,9 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
 
 
 def strategy_kind(row: Row) -> str:
-    """A row's strategy as the ``kind`` of a scenario's ``[strategy]``; ``"split"`` where the model is split."""
-    return "split" if is_hybrid(row) else kind_of(row["strategy"])
+    """A row's strategy as the ``kind`` of a scenario's ``[strategy]``; ``"split"`` where the model is split, and
+    ``"experts"`` where it is a mixture of experts."""
+    return "experts" if row.get("experts") else "split" if is_hybrid(row) else kind_of(row["strategy"])
 
 
 def kind_of(strategy: str) -> str:

@@ -78,8 +78,11 @@ def _batch(p: Prepared) -> str:
 def trust(prepared: Prepared) -> dict[str, Any]:
     """The range around the step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from,
     and ``as_of``, the day of the validation."""
-    split = prepared.split is not None
-    found = ranges.of_step("split" if split else str(prepared.scenario.file.strategy["kind"]))
+    kind = str(prepared.scenario.file.strategy["kind"])
+    if prepared.split is not None:
+        stages = prepared.split.partition.stages
+        kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
+    found = ranges.of_step(kind)
     counted = {"rows": found.rows, "publishers": found.groups}
     return {"p50": found.p50, "p90": found.p90, **counted, "as_of": ranges.as_of()}
 
