@@ -24,7 +24,7 @@ import numpy as np
 
 from clustersim.calibration.fit import Measured, NcclTimes, fit
 from clustersim.calibration.fit.learn import Learned, learn, with_learned
-from clustersim.calibration.score import Row, read_table, score
+from clustersim.calibration.score import Row, grouped, read_table, score
 from clustersim.calibration.validate_nccl import COLUMNS, DIMENSIONS, measured
 from clustersim.collectives.costs import costs_of_kind
 from clustersim.collectives.nccl_backend import choice, seconds
@@ -77,16 +77,9 @@ def _result(pair: Pair, predicted: float) -> Row:
     return {**row, "measured": one.seconds, "predicted": predicted, "rel_error": predicted / one.seconds - 1.0}
 
 
-def _grouped(pairs: Iterable[Pair], key: Callable[[Pair], object]) -> dict[object, list[Pair]]:
-    found: dict[object, list[Pair]] = {}
-    for pair in pairs:
-        found.setdefault(key(pair), []).append(pair)
-    return found
-
-
 def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
     """Rows of one machine, publisher and launch mode: what one user would have in hand."""
-    return _grouped(pairs, lambda p: (p[0]["topology"], _publisher(p[0]), p[1].choice.group.launch)).values()
+    return grouped(pairs, lambda p: (p[0]["topology"], _publisher(p[0]), p[1].choice.group.launch)).values()
 
 
 def _publisher(row: Row) -> str:
@@ -118,7 +111,7 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[P
 def _half(pairs: list[Pair]) -> Iterator[Split]:
     for log in _logs(pairs):
         known, unknown = [], []
-        for case in _grouped(log, lambda p: p[0]["case_id"]).values():
+        for case in grouped(log, lambda p: p[0]["case_id"]).values():
             case.sort(key=lambda p: p[1].nbytes)
             known += case[::2]
             unknown += case[1::2]

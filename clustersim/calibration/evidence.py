@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clustersim.calibration.cross_validate import Told, cross_validate
 from clustersim.calibration.held import coverage, distances
-from clustersim.calibration.score import Row, statistics
+from clustersim.calibration.score import Row, grouped, predicted, statistics
 from clustersim.calibration.step_rows import publisher
 from clustersim.calibration.validate_memory import figure, validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
@@ -80,7 +80,9 @@ def table_of(folder: Path, name: str) -> Path | None:
 
 def _collectives(table: Path) -> list[Line]:
     found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
-    shipped, left_out, three = (_by(one["rows"], lambda row: size_class(float(row["size_bytes"]))) for one in found)
+    shipped, left_out, three = (
+        grouped(predicted(one["rows"]), lambda row: size_class(float(row["size_bytes"]))) for one in found
+    )
     parts = [name for name in map(size_class, SIZES) if name in shipped]
     return [
         _line(f"collectives, {part}", shipped[part], "topology", left_out.get(part), three.get(part)) for part in parts
@@ -89,16 +91,8 @@ def _collectives(table: Path) -> list[Line]:
 
 def _lines(rows: Iterable[Row], part: Callable[[Row], str]) -> list[Line]:
     """A line for each part that has a few cases."""
-    lines = [_line(name, some) for name, some in sorted(_by(rows, part).items())]
+    lines = [_line(name, some) for name, some in sorted(grouped(predicted(rows), part).items())]
     return [line for line in lines if line.cases >= FEWEST]
-
-
-def _by(rows: Iterable[Row], part: Callable[[Row], str]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            found.setdefault(part(row), []).append(row)
-    return found
 
 
 def _line(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.calibration.score import Row
+from clustersim.calibration.score import Row, grouped, predicted
 
 Floats = npt.NDArray[np.float64]
 Groups = Mapping[str, Floats]
@@ -25,11 +25,10 @@ TINY = 1e-9
 
 def distances(rows: Iterable[Row], group: Callable[[Row], str]) -> dict[str, Floats]:
     """Of each group, how far its measurements are from their predictions, relative to the prediction."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            found.setdefault(group(row), []).append(abs(1.0 / (1.0 + row["rel_error"]) - 1.0))
-    return {name: np.array(values) for name, values in found.items()}
+    return {
+        name: np.array([abs(1.0 / (1.0 + row["rel_error"]) - 1.0) for row in some])
+        for name, some in grouped(predicted(rows), group).items()
+    }
 
 
 def quantile(groups: Iterable[Floats], share: float) -> float:

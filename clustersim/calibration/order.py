@@ -13,39 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.calibration.score import grouped, predicted
+
 Floats = npt.NDArray[np.float64]
 
 SAME = (
-    "model",
-    "layers",
-    "framework",
-    "gpu",
-    "gpus",
-    "seq_len",
-    "global_batch",
-    "precision",
-    "recompute",
-    "tp_overlap",
-)
+    "model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap",
+)  # fmt: skip
 """What compared rows have in common, beside their source."""
 
 CONFIGURED = (
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "vpp",
-    "schedule",
-    "pp_layout",
-    "micro_batch_per_gpu",
-    "seq_parallel",
-    "zero_stage",
-    "fsdp",
-    "recompute_detail",
-    "a2a_dispatcher",
-    "precision_recipe",
-    "other",
-)
+    "tp", "pp", "cp", "ep", "vpp", "schedule", "pp_layout", "micro_batch_per_gpu", "seq_parallel", "zero_stage",
+    "fsdp", "recompute_detail", "a2a_dispatcher", "precision_recipe", "other",
+)  # fmt: skip
 """What may differ between them: rows equal in this too are one configuration, measured more than once."""
 
 
@@ -73,28 +53,22 @@ def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
 
     Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
     """
-    sets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            key = (row["case_id"].split("-")[0], *(row.get(column, "") for column in SAME))
-            sets.setdefault(key, []).append(row)
     found = []
+    sets = grouped(predicted(rows), lambda row: (row["case_id"].split("-")[0], *(row.get(name, "") for name in SAME)))
     for key, mine in sets.items():
-        measured, predicted = (_of_configurations(mine, what) for what in ("measured", "predicted"))
-        if len(np.unique(measured)) > 1:
-            pick = float(measured[int(np.argmin(predicted))])
+        took, foretold = (_of_configurations(mine, what) for what in ("measured", "predicted"))
+        if len(np.unique(took)) > 1:
+            pick = float(took[int(np.argmin(foretold))])
             what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
-            lost = pick / float(measured.min()) - 1
-            found.append(Order(key[0], what, len(predicted), lost == 0, lost, spearman(measured, predicted)))
+            lost = pick / float(took.min()) - 1
+            found.append(Order(key[0], what, len(foretold), lost == 0, lost, spearman(took, foretold)))
     return found
 
 
 def _of_configurations(rows: Sequence[dict[str, Any]], what: str) -> Floats:
     """The median of a number over the rows of each configuration."""
-    found: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        found.setdefault(tuple(row.get(column, "") for column in CONFIGURED), []).append(row[what])
-    return np.array([np.median(values) for values in found.values()])
+    found = grouped(rows, lambda row: tuple(row.get(column, "") for column in CONFIGURED))
+    return np.array([np.median([row[what] for row in some]) for some in found.values()])
 
 
 def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:

@@ -13,7 +13,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -112,14 +112,29 @@ def with_ranges(rows: Iterable[Row], known: Callable[[Row], Range]) -> list[Row]
     return found
 
 
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by what they have in common, in the order in which it first appears."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def predicted(rows: Iterable[Row]) -> list[Row]:
+    """Rows that were not skipped."""
+    return [row for row in rows if "skipped" not in row]
+
+
 def statistics(rows: Iterable[Row]) -> dict[str, Any]:
     """``n_rows, n_cases, n_skipped`` and, over cases, the median and 90th percentile of |relative error| and the
     median of the signed one; None where no row was predicted. Of rows with ranges, what :func:`covered` says too."""
     rows = list(rows)
-    errors: dict[str, list[float]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            errors.setdefault(row.get("config_group") or row["case_id"], []).append(row["rel_error"])
+    cases = grouped(predicted(rows), lambda row: row.get("config_group") or row["case_id"])
+    errors = {case: [row["rel_error"] for row in some] for case, some in cases.items()}
     stats: dict[str, Any] = {
         "n_rows": len(rows),
         "n_cases": len(errors),
@@ -147,10 +162,8 @@ def covered(rows: Iterable[Row]) -> dict[str, float]:
 
 def score(rows: Sequence[Row], by: Mapping[str, Callable[[Row], str]]) -> dict[str, Any]:
     """The result of a validation: ``{"overall": statistics, "by": {dimension: {value: statistics}}, "rows": rows}``."""
-    grouped: dict[str, dict[str, Any]] = {}
-    for dimension, key in by.items():
-        parts: dict[str, list[Row]] = {}
-        for row in rows:
-            parts.setdefault(key(row), []).append(row)
-        grouped[dimension] = {value: statistics(parts[value]) for value in sorted(parts)}
-    return {"overall": statistics(rows), "by": grouped, "rows": list(rows)}
+    parts = {
+        dimension: {value: statistics(some) for value, some in sorted(grouped(rows, key).items())}
+        for dimension, key in by.items()
+    }
+    return {"overall": statistics(rows), "by": parts, "rows": list(rows)}

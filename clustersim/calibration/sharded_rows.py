@@ -9,8 +9,7 @@ Far off, for reasons the rows show but no constant here could carry:
 * DeepSpeed's tutorials on several DGX-2s, 50-80 % too fast: their network is not stated, and it bounds them. Forward of
   the 18B model takes 3.36 s, and 1.79 s once ZeRO++ halves the bytes of its all_gathers; that is 8 GB/s a machine.
 * GPT-2 1.5B under ZeRO-1 on eight GPUs of a DGX-2, 35 % too fast: its tutorial leaves recomputation open, which alone
-  would take a third more. It is one of the middle two of eight ZeRO cases, so that their median follows it: 17 % (and
-  the median 20 %) as long as products of heads of 100 elements ran at 0.085 of the tensor cores' rate on every GPU.
+  would take a third more.
 * SmolLM3 "without flash-attn", 41-44 % too slow as eager attention, which would need 130 GiB of an 80 GiB card. With
   PyTorch's own fused attention and checkpointing, which the row does not state, memory agrees (22-27 GiB) and time is
   25 % too short.

@@ -18,17 +18,8 @@ from clustersim.model import Model
 
 Row = Mapping[str, str]
 COLUMNS = (
-    "case_id",
-    "model",
-    "precision",
-    "gpu",
-    "gpus",
-    "nodes",
-    "strategy",
-    "micro_batch_per_gpu",
-    "metric",
-    "value",
-)
+    "case_id", "model", "precision", "gpu", "gpus", "nodes", "strategy", "micro_batch_per_gpu", "metric", "value",
+)  # fmt: skip
 PLAYED = {
     "single": "single",
     "ddp": "ddp",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.calibration.score import Row
+from clustersim.calibration.score import Row, grouped, predicted
 
 SAME_FACTOR = 0.15
 """Rows whose signed errors differ by no more than this (quartile to quartile) miss by one common factor."""
@@ -46,10 +46,7 @@ def worst(
     part_of : the range of physics a row is in, such as its size class; the reason is looked for by it.
     identity : what two rows have in common that measure the same thing; shows what of the error is the data's own.
     """
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            cases.setdefault(row["case_id"], []).append(row)
+    cases = grouped(predicted(rows), lambda row: str(row["case_id"]))
     noise = spreads(rows, identity) if identity else {}
     found = [
         Case(
@@ -85,9 +82,7 @@ def spreads(rows: Sequence[Row], identity: Callable[[Row], tuple[object, ...]]) 
 
 def _reason(rows: Sequence[Row], part_of: Callable[[Row], str]) -> str:
     """Which part misses, which way, and whether by one factor."""
-    parts: dict[str, list[float]] = {}
-    for row in rows:
-        parts.setdefault(part_of(row), []).append(row["rel_error"])
+    parts = {part: [row["rel_error"] for row in some] for part, some in grouped(rows, part_of).items()}
     middle: Mapping[str, float] = {name: float(np.median(values)) for name, values in parts.items()}
     name = max(middle, key=lambda part: abs(middle[part]))
     errors = np.array(parts[name])
