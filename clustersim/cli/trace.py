@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 @click.option("--pins", is_flag=True, help="Of an NCCL log: its choices as lines of a scenario, to append to one.")
 @json_option
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
-    """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them), Nsight Systems
-    sqlite exports, the folder of a pipeline's ops.csv and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed
-    comms logs, JSON lines of the NCCL inspector and of rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a
-    run that hangs (who is missing at which collective)."""
+    """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them, with execution
+    traces of the same steps where there are some), Nsight Systems sqlite exports, the folder of a pipeline's ops.csv
+    and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed comms logs, JSON lines of the NCCL inspector and of
+    rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a run that hangs (who is missing at which
+    collective)."""
     from clustersim import fitting, traces
     from clustersim.timeline import Timeline
     from clustersim.traces import nccl_debug

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,8 +39,10 @@ from clustersim.program import (
     Send,
     Serve,
 )  # fmt: skip
+from clustersim.texts import decoded
 from clustersim.traces import files
 
+T = TypeVar("T")
 Group = tuple[int, ...]
 
 
@@ -118,11 +120,9 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
     return _Rank(about, tuple(_ordered(kept, groups, where, skipped)), where)
 
 
-def _json(text: Any, kind: type[Any], where: str) -> Any:
-    try:
-        return msgspec.json.decode(text if isinstance(text, str) else "", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{where}: the attribute {OWN!r} is damaged: {error}") from None
+def _json(text: Any, kind: type[T], where: str) -> T:
+    damaged = f"{where}: the attribute {OWN!r} is damaged"
+    return decoded(text if isinstance(text, str) else "", kind, damaged, TraceError)
 
 
 def _groups(values: str, where: str) -> dict[str, Group]:

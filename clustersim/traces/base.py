@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,13 +38,14 @@ _DTYPE_NAMES |= {"uint8": "Byte", "fp8": "Float8_e4m3fn", "tf32": "Float"}
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write to a temporary name beside the file, then rename: a reader sees the old file or the whole new one.
+    """Write to a temporary name beside the file, then rename: a reader sees the old file or the whole new one. Gzipped
+    where the name ends in ``.gz``, without a time: the same run gives the same bytes.
 
     Raises :class:`TraceError` where the file cannot be written.
     """
     try:
         with fresh(path) as temporary:
-            temporary.write_bytes(data)
+            temporary.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:
         raise TraceError(f"{named(path)}: cannot write the trace: {error.strerror}") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import TraceError
+from clustersim.texts import csv_rows
 from clustersim.traces import files
 
 Ints = npt.NDArray[np.int64]
@@ -80,16 +80,11 @@ def header(head: bytes) -> list[str]:
 
 def read_table(path: Path) -> Table:
     """A CSV file, gzipped or not. Raises :class:`TraceError` for a line of another length, and for no lines."""
-    lines = csv.reader(io.StringIO(files.text(path)), strict=True)
-    try:
-        names = [name.strip() for name in next(lines, [])]
-        rows = []
-        for number, cells in enumerate(lines, start=2):
-            if len(cells) != len(names):
-                raise TraceError(f"{path}:{number}: {len(cells)} fields, but the header has {len(names)}")
-            rows.append(cells)
-    except csv.Error as error:
-        raise TraceError(f"{path}: line {lines.line_num}: not a CSV table: {error}") from None
+    lines = csv_rows(files.text(path), str(path), TraceError)
+    names, rows = [name.strip() for name in next(lines, [])], list(lines)
+    for number, cells in enumerate(rows, start=2):
+        if len(cells) != len(names):
+            raise TraceError(f"{path}:{number}: {len(cells)} fields, but the header has {len(names)}")
     if not rows:
         raise TraceError(f"{path}: a header and no lines")
     return Table(path, {name: [row[i] for row in rows] for i, name in enumerate(names)})

@@ -23,6 +23,7 @@ from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.messages import Key, messages
 from clustersim.traces.needs import longest, needs
 from clustersim.traces.profiled import BACKEND, RankTrace, Seen
+from clustersim.traces.stages import PHASES
 
 Floats = npt.NDArray[np.float64]
 
@@ -202,8 +203,7 @@ def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
             label = Label(unit) if unit else None
             info = msgspec.structs.replace(info, phase=marked or phase, label=label, detail={"kernel": True})
         if doing:
-            phase = "forward" if doing.label.action == "F" else "backward"
-            info = msgspec.structs.replace(info, phase=phase, label=doing.label, stage=doing.stage)
+            info = msgspec.structs.replace(info, phase=PHASES[doing.label.action], label=doing.label, stage=doing.stage)
         key: Key = ("work", name, on, step, doing, marked, unit)
         if told:
             flops, nbytes = (told.flops, told.nbytes) if work is whole[told.order] else (0.0, 0.0)

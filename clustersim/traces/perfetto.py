@@ -7,7 +7,6 @@ before durations are taken. What a rank spends waiting for its peers is a slice 
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +54,7 @@ def write_chrome_trace(
             *_counters(timeline, chosen[0], memory),
         ],
     }
-    data = msgspec.json.encode(document)
-    # mtime 0: the same run gives the same bytes.
-    base.replace_file(path, gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
+    base.replace_file(path, msgspec.json.encode(document))
     return chosen
 
 

@@ -22,6 +22,7 @@ from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.csv_table import Table, header, read_table
+from clustersim.traces.stages import NAMES, PHASES
 
 STEPS_APART = "steps_apart"
 """In :attr:`Timeline.stats` where every step was recorded by a clock of its own: nothing is known across them."""
@@ -41,15 +42,13 @@ class Word:
     dim: str = ""
 
 
-_ACTIONS = {"F": ("forward", "forward"), "B": ("backward", "backward"),
-            "I": ("input gradient", "backward"), "W": ("weight gradient", "backward")}  # fmt: skip
 _TRANSFERS = {
     f"{words}-{way}": Word(f"{way} {name}", way, "communication", action, "pp")
     for words, name, action in (("forward", "activations", "F"), ("backward", "gradients", "B"))
     for way in ("send", "recv")
 }
 WORDS: dict[str, Word] = {
-    **{letter: Word(name, "compute", phase, letter) for letter, (name, phase) in _ACTIONS.items()},
+    **{action: Word(name, "compute", PHASES[action], action) for action, name in NAMES.items()},
     "forward-compute": Word("forward", "compute", "forward", "F"),
     "backward-compute": Word("backward", "compute", "backward", "B"),
     **_TRANSFERS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +42,7 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     for rank, i, ready, start, end in zip(*columns, strict=True):
         said = words[i]
         writer.writerow((rank, int(node[rank]), *said[:6], ready, start, end, *said[6:]))
-    data = out.getvalue().encode()
-    base.replace_file(path, gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
+    base.replace_file(path, out.getvalue().encode())
     return chosen
 
 

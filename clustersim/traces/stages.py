@@ -17,6 +17,7 @@ from clustersim.label import Label
 
 _NOTE = re.compile(r"^PP:(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)$")
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clustersim.errors import TraceError
 from clustersim.program import DTYPE_BYTES
+from clustersim.texts import csv_rows
 from clustersim.traces import files
 from clustersim.traces.csv_table import header
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of, launch_mode
@@ -43,22 +42,19 @@ def _read_one(path: Path) -> Samples:
     take = _dialect(names)
     if take is None:
         raise TraceError(f"{path}: the header {names[:6]} is of no table known here")
-    lines = csv.reader(io.StringIO(text), strict=True)
+    lines = csv_rows(text, str(path), TraceError)
     # A sweep has two columns called time(ns): the second is in place.
     names = [f"{name}{'' if name not in names[:i] else ' in place'}" for i, name in enumerate(names)]
     sieve = Sieve()
-    try:
-        next(lines)
-        for number, cells in enumerate(lines, start=2):
-            if len(cells) != len(names):
-                sieve.skip("a row whose number of fields differs from the header's")
-                continue
-            try:
-                take(dict(zip(names, cells, strict=True)), sieve, f"{path}:{number}", path)
-            except (ValueError, KeyError, ZeroDivisionError) as error:
-                sieve.skip(f"a field that is no number ({error})")
-    except csv.Error as error:
-        raise TraceError(f"{path}: line {lines.line_num}: not a CSV table: {error}") from None
+    next(lines)
+    for number, cells in enumerate(lines, start=2):
+        if len(cells) != len(names):
+            sieve.skip("a row whose number of fields differs from the header's")
+            continue
+        try:
+            take(dict(zip(names, cells, strict=True)), sieve, f"{path}:{number}", path)
+        except (ValueError, KeyError, ZeroDivisionError) as error:
+            sieve.skip(f"a field that is no number ({error})")
     return sieve.done(str(path))
 
 
