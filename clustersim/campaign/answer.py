@@ -11,21 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from clustersim.campaign import ledger
 from clustersim.campaign.batches import Asked, Told, played
 from clustersim.campaign.causes import sets
 from clustersim.campaign.job import LONGEST, Campaign, Job, campaign
-from clustersim.campaign.ledger import (
-    DETECTION,
-    GOODPUTS,
-    LOADING,
-    MAINTENANCE,
-    PARTS,
-    PRODUCTIVE,
-    RESTART,
-    WAITING,
-    Runs,
-    percentiles,
-)
+from clustersim.campaign.ledger import Runs, percentiles
 from clustersim.campaign.of_scenario import Bill, job_of, table_of
 from clustersim.campaign.replica import replica
 from clustersim.campaign.whatif import answers, largest_job, over_interval, over_nodes
@@ -80,11 +70,11 @@ def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> dict[str, A
         "finishes": bool(runs.finished.all()),
         "days": percentiles(runs.elapsed / DAY),
         "failures": percentiles(runs.failures.astype(np.float64)),
-        "goodput": {name: percentiles(runs.goodput(name, mfu)) for name in GOODPUTS},
+        "goodput": {name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
         "mfu": None if mfu is None else percentiles(mfu * productive),
         "ledger": {
             part: {"days": float(runs.part(part).mean()) / DAY, "share": float(runs.part(part).mean() / elapsed)}
-            for part in PARTS
+            for part in ledger.PARTS
         },
         "cost": None if bill is None else _cost(made, runs, bill),
     }
@@ -111,7 +101,7 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> dict[str, Any]:
     """USD of GPUs, spares included, that are paid for whatever they do; kWh of those that train and those that wait."""
     each = made.job.gpus / made.job.nodes
     gpus = made.job.gpus + each * (made.spares or 0)
-    idle = runs.ledger[:, [MAINTENANCE, DETECTION, WAITING, RESTART, LOADING]].sum(axis=1)
+    idle = runs.ledger[:, ledger.PAUSES].sum(axis=1)
     standing = (gpus - made.job.gpus) * runs.elapsed
     joule = made.job.gpus * (bill.busy_w * (runs.elapsed - idle) + bill.idle_w * idle) + bill.idle_w * standing
     usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
@@ -155,11 +145,11 @@ def _verdict(said: Mapping[str, Any], made: Campaign) -> str:
             f"{said['ledger']['lost work']['share']:.0%} lost work."
         )
     worst = sorted(
-        ((part, one["share"]) for part, one in said["ledger"].items() if part != PARTS[PRODUCTIVE]),
+        ((part, one["share"]) for part, one in said["ledger"].items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
         key=lambda item: -item[1],
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
-    productive = said["ledger"][PARTS[PRODUCTIVE]]["share"]
+    productive = said["ledger"][ledger.PARTS[ledger.PRODUCTIVE]]["share"]
     return (
         f"{days['p50']:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days['p95']:,.1f}): "
         f"{said['failures']['p50']:,.0f} failures, {productive:.1%} of the time is new steps at full pace"

@@ -15,6 +15,8 @@ PARTS = (
 """Of elapsed time. ``productive`` is new steps at the scenario's own pace; ``step variation``, what slow hosts, varying
 ranks and missing replicas add to them; ``lost work``, whatever was done since the save that a failure fell back to."""
 PRODUCTIVE, VARIATION, STALLS, EVALUATION, MAINTENANCE, DETECTION, WAITING, RESTART, LOADING, LOST = range(len(PARTS))
+PAUSES = np.array([MAINTENANCE, DETECTION, WAITING, RESTART, LOADING])
+"""Parts of a pause, in the order in which they pass."""
 
 GOODPUTS = {
     "effective_training_time": "new steps over elapsed time (Llama 3, MegaScale; Gemini calls it goodput)",
@@ -53,7 +55,7 @@ class Runs:
         """(replicas,) of one of :data:`GOODPUTS`; ``mfu`` : of a step."""
         new = self.ledger[:, PRODUCTIVE] + self.ledger[:, VARIATION]
         there = self.elapsed - self.ledger[:, WAITING]
-        stopped = self.ledger[:, [MAINTENANCE, DETECTION, WAITING, RESTART, LOADING]].sum(axis=1)
+        stopped = self.ledger[:, PAUSES].sum(axis=1)
         productive = self.ledger[:, PRODUCTIVE]
         made: dict[str, Floats] = {
             "effective_training_time": new / self.elapsed,

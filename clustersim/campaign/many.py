@@ -12,26 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Bools, Floats
+from clustersim.campaign import ledger
 from clustersim.campaign.job import LONGEST, NOTHING, Campaign
-from clustersim.campaign.ledger import (
-    DETECTION,
-    EVALUATION,
-    LOADING,
-    LOST,
-    MAINTENANCE,
-    PARTS,
-    PRODUCTIVE,
-    RESTART,
-    STALLS,
-    VARIATION,
-    WAITING,
-    Runs,
-)
+from clustersim.campaign.ledger import Runs
 from clustersim.scenario.campaign_units import Duration
 
 Ints: TypeAlias = npt.NDArray[np.intp]
-PAUSES = np.array([MAINTENANCE, DETECTION, WAITING, RESTART, LOADING])
-"""Parts of a pause, in the order in which they pass."""
 LEAST = 1e-12
 """Pace of a job of which nothing is left: it waits."""
 
@@ -69,7 +55,7 @@ class Many:
         c = self.campaign = campaign
         self.rng, self.n = rng, n
         self.time, self.place, self.nodes_at = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.ledger, self.failures = np.zeros((n, len(PARTS))), np.zeros(n, dtype=np.int64)
+        self.ledger, self.failures = np.zeros((n, len(ledger.PARTS))), np.zeros(n, dtype=np.int64)
         self.scale = np.array([one.scale for one in c.causes])
         self.failing = np.full((max(1, len(c.causes)), n), np.inf)
         self.lives = {k: cause.lives(n, rng, LONGEST * c.axis.end) for k, cause in enumerate(c.causes) if cause.ages}
@@ -78,7 +64,7 @@ class Many:
             self.failing[k] = cause.scale * rng.exponential(size=n) if aged is None else aged
         self.slowing = np.array([one.scale * rng.exponential(size=n) for one in c.slowdowns]).reshape(-1, n)
         self.stopping = np.array([np.full(n, one.every) for one in c.stops]).reshape(-1, n)
-        self.pause = np.zeros((n, len(PAUSES)))
+        self.pause = np.zeros((n, len(ledger.PAUSES)))
         self.saved = np.zeros((len(c.tiers), n))
         self.until, self.loss = np.zeros((n, 4)), np.zeros((n, 4))
         self.spare = np.zeros((n, (c.spares or 0) + 1))
@@ -112,7 +98,7 @@ class Many:
         laid = self.campaign.axis
         kept = np.array([laid.work, laid.stalls, laid.evaluation])
         columns = np.where(finished[:, None], kept, np.column_stack([self.place, 0 * self.place, 0 * self.place]))
-        self.ledger[:, [PRODUCTIVE, STALLS, EVALUATION]] += columns
+        self.ledger[:, [ledger.PRODUCTIVE, ledger.STALLS, ledger.EVALUATION]] += columns
         return Runs(self.time, self.ledger, self.failures, finished)
 
     def _round(self, i: Ints) -> None:
@@ -132,7 +118,7 @@ class Many:
         """Book what has passed of a pause."""
         pause = self.pause[i]
         before = np.cumsum(pause, axis=1) - pause
-        self.ledger[np.ix_(i, PAUSES)] += np.clip(passed[:, None] - before, 0.0, pause)
+        self.ledger[np.ix_(i, ledger.PAUSES)] += np.clip(passed[:, None] - before, 0.0, pause)
         self.pause[i] = 0.0
 
     def _train(self, i: Ints, when: Floats) -> Bools:
@@ -148,7 +134,7 @@ class Many:
         event = np.minimum.reduce([finish, when, relief, slow, stop])
         ends = finish <= event
         moved = np.where(ends, rest, (event - now) * pace)
-        self.ledger[i, VARIATION] += event - now - moved
+        self.ledger[i, ledger.VARIATION] += event - now - moved
         self.place[i] = np.where(ends, end, self.place[i] + moved)
         self.time[i] = event
         failed: Bools = ~ends & (when <= event)
@@ -210,7 +196,7 @@ class Many:
         there = np.where(self.usable[:, cause], self.saved[:, i], -1.0)
         tier: Ints = there.argmax(axis=0)
         back = np.where(dropped, place, there.max(axis=0))
-        self.ledger[i, LOST] += place - back
+        self.ledger[i, ledger.LOST] += place - back
         self.place[i] = back
         return tier
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim import routing
+from clustersim.arrays import Bools
 from clustersim.topology import NIC, Floats, Ints, Topology
 from clustersim.units import format_bandwidth
 
@@ -87,18 +88,23 @@ def _overfull(rate: float, slot: float) -> bool:
     return rate > 2 * slot and _near_rate(rate / 8)
 
 
+def _ports(topology: Topology) -> Bools:
+    """(L,) which links lead from a NIC into the network."""
+    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
+    found: Bools = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    return found
+
+
 def _nic_rates(topology: Topology) -> dict[float, Ints]:
     """NICs by the rate of their network link."""
-    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
-    net = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    net = _ports(topology)
     rates, nics = topology.link_bandwidth[net], topology.link_src[net]
     return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
 
 
 def _rails(topology: Topology) -> int:
     """The most switches that one node's NICs are plugged into."""
-    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
-    net = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    net = _ports(topology)
     plugged = np.column_stack([topology.vertex_node[topology.link_src[net]], topology.link_dst[net]])
     plugged = plugged[topology.vertex_node[plugged[:, 1]] < 0]  # cables straight to another node's NIC are no rail
     nodes = np.unique(plugged, axis=0)[:, 0]

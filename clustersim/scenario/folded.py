@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from clustersim import engine
 from clustersim.arrays import Ints
 from clustersim.builder import build
 from clustersim.builder.at_once import Known, alone, spent, what
@@ -39,15 +38,13 @@ from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Exchange, Stage
 from clustersim.scenario.held import Held, held
-from clustersim.scenario.parts import backend_of, cost_of
+from clustersim.scenario.parts import backend_of, cost_of, play
 from clustersim.scenario.replicas import sharding_zero
 from clustersim.scenario.rerun import Factors, rerun_with, speed_of, widened
 from clustersim.scenario.rerun import step_time as measured_step
-from clustersim.scenario.schema import version
 from clustersim.scenario.sketch import Key, Sketch
 from clustersim.scenario.sketch import spent as taken
 from clustersim.scenario.split_step import Split, local_cost, orders_of, recipe_of
-from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NIC, NVSWITCH
 
@@ -177,17 +174,9 @@ class _Fold:
         return sketch.seconds(self._taken)
 
     def _simulate(self, part: Representative) -> Timeline:
-        scenario = self.found.scenario
-        run = scenario.file.run
-        return engine.simulate(
-            part.program,
-            self.found.topology,
-            part.mesh,
-            backend=backend_of(scenario, self.found.topology, self.found.mesh),
-            launch=STRATEGIES[scenario.file.strategy["kind"]].launch or run.launch,
-            nccl_version=version(run.nccl_version),
-            whole=part.whole,
-        )
+        found = self.found
+        backend = backend_of(found.scenario, found.topology, found.mesh)
+        return play(found.scenario, part.program, found.topology, part.mesh, backend=backend, whole=part.whole)
 
     @cached_property
     def _kept(self) -> Ints:

@@ -23,10 +23,13 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
 from clustersim.parallel import ModelShape
+from clustersim.program import Program
 from clustersim.scenario.mixed import Kind
+from clustersim.scenario.schema import version
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import Table, shown, there
+from clustersim.timeline import Timeline
 from clustersim.topology import CPU, Topology
 
 if TYPE_CHECKING:
@@ -205,6 +208,16 @@ def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
     if run.opal_cuda_support:
         return "mpi_cuda"
     return run.backend or ("gloo" if cores_of(topology, mesh) else "nccl")
+
+
+def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, **how: Any) -> Timeline:
+    """Simulate a Program on the software that a scenario says; ``how`` : of :func:`clustersim.engine.simulate`."""
+    from clustersim import engine
+
+    run = scenario.file.run
+    launch = STRATEGIES[scenario.file.strategy["kind"]].launch or run.launch
+    how = {"backend": backend_of(scenario, topology, mesh)} | how
+    return engine.simulate(program, topology, mesh, launch=launch, nccl_version=version(run.nccl_version), **how)
 
 
 def _taken(cores: float) -> float:

@@ -17,8 +17,6 @@ from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
 from clustersim.program import Compute, Op
 from clustersim.scenario.reading import Changes
-from clustersim.scenario.schema import version
-from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -118,23 +116,16 @@ def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 
 def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
-    from clustersim import collectives, engine
-
-    file = prepared.scenario.file
+    from clustersim import collectives
+    from clustersim.scenario.parts import play
 
     def planner(request: Request, group: Group) -> Plan:
         plan = collectives.plan(request, group, backend=prepared.backend)
         return replace(plan, latency=plan.latency / factor)
 
-    timeline = engine.simulate(
-        prepared.program,
-        prepared.topology,
-        prepared.mesh,
-        planner=planner,
-        fidelity=file.run.fidelity,
-        launch=STRATEGIES[file.strategy["kind"]].launch or file.run.launch,
-        nccl_version=version(file.run.nccl_version),
-    )
+    machine = prepared.program, prepared.topology, prepared.mesh
+    timeline = play(prepared.scenario, *machine, backend="nccl", planner=planner,
+                    fidelity=prepared.scenario.file.run.fidelity)  # fmt: skip
     return step_time(timeline)
 
 

@@ -15,11 +15,10 @@ from clustersim.model import Model, StepCost
 from clustersim.program import Program
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.mixed import Kind, joined, mean_peak
-from clustersim.scenario.parts import backend_of, kinds_of, varying_of
+from clustersim.scenario.parts import backend_of, kinds_of, play, varying_of
 from clustersim.scenario.pinned import pinned
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
-from clustersim.scenario.schema import version
 from clustersim.scenario.slow import slowed
 from clustersim.scenario.split_step import Split, program_of
 from clustersim.scenario.varied import draw, varied
@@ -57,23 +56,12 @@ class Prepared:
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
         """Simulate; ``progress`` is called with (ops finished, ops in all)."""
-        from clustersim import engine
-
-        run = self.scenario.file.run
+        fidelity = self.scenario.file.run.fidelity
         # What can still be wrong is a rank that cannot reach another, so the machine is named.
         with self.scenario.at("$.cluster"):
-            timeline = engine.simulate(
-                self.program,
-                self.topology,
-                self.mesh,
-                backend=self.backend,
-                fidelity=run.fidelity,
-                launch=STRATEGIES[self.scenario.file.strategy["kind"]].launch or run.launch,
-                nccl_version=version(run.nccl_version),
-                progress=progress,
-                varying=varying_of(self.scenario, self.topology),
-            )
-        return Result(self, timeline)
+            varying = varying_of(self.scenario, self.topology)
+            machine = self.program, self.topology, self.mesh
+            return Result(self, play(self.scenario, *machine, fidelity=fidelity, progress=progress, varying=varying))
 
     def __repr__(self) -> str:
         return f"<Prepared {self.scenario.title}: {self.gpus:,} GPUs of {self.topology.name}>"
