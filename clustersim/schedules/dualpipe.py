@@ -31,14 +31,8 @@ def _bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
 
 
 DUALPIPE = Schedule(
-    "dualpipe",
-    dualpipe,
-    placement="both",
-    chunks=2,
-    splits_backward=True,
+    "dualpipe", dualpipe, placement="both", chunks=2, splits_backward=True,
     microbatches=lambda p, m, options: m % 2 == 0 and m >= 2 * p,
-    needs="an even number of at least 2 pp micro-batches, half for each direction",
-    even_stages=True,
-    bubble=_bubble,
+    needs="an even number of at least 2 pp micro-batches, half for each direction", even_stages=True, bubble=_bubble,
     peak=lambda rank, p, chunks, m: p + 1,
-)
+)  # fmt: skip

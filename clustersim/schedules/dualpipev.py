@@ -100,13 +100,7 @@ def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
 
 
 DUALPIPEV = Schedule(
-    "dualpipev",
-    dualpipev,
-    placement="v",
-    chunks=2,
-    splits_backward=True,
-    microbatches=lambda p, m, options: m >= 2 * p,
-    needs="at least 2 pp micro-batches, one for each of its stages",
-    bubble=pair_bubble,
-    peak=lambda rank, p, chunks, m: 2 * p + 1,
-)
+    "dualpipev", dualpipev, placement="v", chunks=2, splits_backward=True,
+    microbatches=lambda p, m, options: m >= 2 * p, needs="at least 2 pp micro-batches, one for each of its stages",
+    bubble=pair_bubble, peak=lambda rank, p, chunks, m: 2 * p + 1,
+)  # fmt: skip

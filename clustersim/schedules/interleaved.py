@@ -118,13 +118,9 @@ def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int:
 
 
 INTERLEAVED = Schedule(
-    "interleaved_1f1b",
-    interleaved,
-    chunks=None,
+    "interleaved_1f1b", interleaved, chunks=None,
     aliases=("interleaved", "1F1B-interleaved", "1F1B-I", "forward_backward_pipelining_with_interleaving"),
-    options=(GROUP, BESIDE),
-    microbatches=works,
+    options=(GROUP, BESIDE), microbatches=works,
     needs="micro-batches in groups of at least pp: a multiple of pp, or groups that leave no rest below pp",
-    bubble=fill_and_drain,
-    peak=_peak,
-)
+    bubble=fill_and_drain, peak=_peak,
+)  # fmt: skip

@@ -46,12 +46,7 @@ def skew_less_weights(p: int, chunks: int, m: int, cost: Costs) -> float | None:
 
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
-    "interleaved_zero_bubble",
-    interleaved_zero_bubble,
-    chunks=None,
-    splits_backward=True,
-    microbatches=works,
-    needs="equal groups of at least pp micro-batches: a multiple of pp is always right",
-    bubble=skew_less_weights,
+    "interleaved_zero_bubble", interleaved_zero_bubble, chunks=None, splits_backward=True, microbatches=works,
+    needs="equal groups of at least pp micro-batches: a multiple of pp is always right", bubble=skew_less_weights,
     peak=lambda rank, p, chunks, m: min(chunks * m, (chunks - 1) * group_of(p, m, {}) + p),
-)
+)  # fmt: skip

@@ -37,9 +37,7 @@ def _order(warmup: int, m: int) -> Order:
 
 
 ONE_F_ONE_B = Schedule(
-    "1f1b",
-    one_f_one_b,
+    "1f1b", one_f_one_b,
     aliases=("PipeDream-Flush", "TrainSchedule", "forward_backward_pipelining_without_interleaving"),
-    bubble=fill_and_drain,
-    peak=in_flight,
-)
+    bubble=fill_and_drain, peak=in_flight,
+)  # fmt: skip

@@ -50,26 +50,11 @@ def _enough_to_update_once(p: int, m: int, options: Options) -> bool:
 
 
 PIPEDREAM = Schedule(
-    "pipedream",
-    pipedream,
-    synchronous=False,
-    accumulates=False,
-    options=(STEPS,),
-    bubble=fill_and_drain,
-    peak=_peak,
-    versions=stashed_versions,
-    staleness=updates_missed,
-)
+    "pipedream", pipedream, synchronous=False, accumulates=False, options=(STEPS,), bubble=fill_and_drain, peak=_peak,
+    versions=stashed_versions, staleness=updates_missed,
+)  # fmt: skip
 PIPEDREAM_2BW = Schedule(
-    "pipedream_2bw",
-    pipedream,
-    synchronous=False,
-    aliases=("2BW",),
-    options=(STEPS,),
-    microbatches=_enough_to_update_once,
-    needs="at least pp micro-batches between two updates",
-    bubble=fill_and_drain,
-    peak=_peak,
-    versions=lambda rank, p: 2,
-    staleness=lambda rank, p: 1,
-)
+    "pipedream_2bw", pipedream, synchronous=False, aliases=("2BW",), options=(STEPS,),
+    microbatches=_enough_to_update_once, needs="at least pp micro-batches between two updates", bubble=fill_and_drain,
+    peak=_peak, versions=lambda rank, p: 2, staleness=lambda rank, p: 1,
+)  # fmt: skip

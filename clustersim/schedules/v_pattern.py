@@ -224,18 +224,10 @@ def _v_half_peak(rank: int, p: int, chunks: int, m: int) -> int | None:
 
 
 V_MIN = Schedule(
-    "v_min",
-    lambda p, chunks, m: squeezed(v_min_pattern, p, m),
-    placement="v",
-    chunks=2,
-    splits_backward=True,
+    "v_min", lambda p, chunks, m: squeezed(v_min_pattern, p, m), placement="v", chunks=2, splits_backward=True,
     peak=_v_min_peak,
-)
+)  # fmt: skip
 V_HALF = Schedule(
-    "v_half",
-    lambda p, chunks, m: squeezed(v_half_pattern, p, m),
-    placement="v",
-    chunks=2,
-    splits_backward=True,
+    "v_half", lambda p, chunks, m: squeezed(v_half_pattern, p, m), placement="v", chunks=2, splits_backward=True,
     peak=_v_half_peak,
-)
+)  # fmt: skip

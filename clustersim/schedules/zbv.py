@@ -226,12 +226,6 @@ def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
 
 
 ZBV = Schedule(
-    "zbv",
-    zbv,
-    placement="v",
-    chunks=2,
-    splits_backward=True,
-    options=(LIMIT, COSTS, TRANSFER),
-    bubble=late_starts,
+    "zbv", zbv, placement="v", chunks=2, splits_backward=True, options=(LIMIT, COSTS, TRANSFER), bubble=late_starts,
     peak=_peak,
-)
+)  # fmt: skip

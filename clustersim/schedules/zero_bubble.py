@@ -231,20 +231,10 @@ _H1, _2P = _within(1), _within(2)
 
 
 ZB_H1 = Schedule(
-    "zb_h1",
-    _H1[0],
-    splits_backward=True,
-    aliases=("ZB1P", "ZB-1P"),
-    options=(LIMIT, COSTS, TRANSFER),
-    bubble=skew_less_weights,
-    peak=_H1[1],
-)
+    "zb_h1", _H1[0], splits_backward=True, aliases=("ZB1P", "ZB-1P"), options=(LIMIT, COSTS, TRANSFER),
+    bubble=skew_less_weights, peak=_H1[1],
+)  # fmt: skip
 ZB_2P = Schedule(
-    "zb_2p",
-    _2P[0],
-    splits_backward=True,
-    aliases=("ZB2P", "ZB-H2"),
-    options=(LIMIT, COSTS, TRANSFER),
-    bubble=late_starts,
-    peak=_2P[1],
-)
+    "zb_2p", _2P[0], splits_backward=True, aliases=("ZB2P", "ZB-H2"), options=(LIMIT, COSTS, TRANSFER),
+    bubble=late_starts, peak=_2P[1],
+)  # fmt: skip
