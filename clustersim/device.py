@@ -59,7 +59,8 @@ class Device:
     name, aliases : as topology files and as tables write it. arch : ``"sm90"``, ``"gfx942"``. sm : CUDA compute
         capability times ten; 0 for other vendors.
     peak : dtype -> float [FLOP/s], dense, with fp32 accumulation.
-    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. tdp : float [W].
+    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. nvlink_links : 0
+        without. tdp : float [W].
     matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
         fraction of ``memory_bandwidth``.
     attention : kernel -> head dimension -> :class:`FlashRate`. kernel_floor : Figure [s], the least time of one kernel
@@ -75,6 +76,7 @@ class Device:
     memory_bytes: float
     memory_bandwidth: float
     sms: int
+    nvlink_links: int
     tdp: float
     matmul: Mapping[str, Figure]
     stream: Figure
@@ -263,6 +265,7 @@ def _build(name: str, raw: Table) -> Device:
         memory_bytes=parse_bytes(entry["memory"]),
         memory_bandwidth=parse_bandwidth(entry["bandwidth"]),
         sms=entry["sms"],
+        nvlink_links=entry.get("nvlinks", 0),
         tdp=float(entry["tdp_w"]),
         matmul=MappingProxyType(matmul),
         stream=stream,

@@ -45,11 +45,11 @@ def folded(lines: Sequence[str]) -> list[str]:
     """
     import numpy as np
 
-    blocks = [_block(line) for line in lines]
+    blocks, numbers = [_block(line) for line in lines], np.zeros(0, dtype=np.int64)
     for size in range(1, LONGEST + 1):
         if len(blocks) < 2 * size:
             break
-        if size == 1 or len(blocks) != len(numbers):
+        if len(blocks) != len(numbers):
             known: dict[object, int] = {}
             numbers = np.array([known.setdefault(block.key, len(known)) for block in blocks])
         # So many in a row must be equal to what stands so far behind them: most lists have none of most sizes.

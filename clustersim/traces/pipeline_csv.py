@@ -161,7 +161,7 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
         world = max(ranks) + 1
         counted(world, MOST_RANKS, f"{ops.path}: ranks of the run", TraceError)
         gone = np.setdiff1d(np.arange(world), ranks)
-        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone)} of {world}; every rank is needed")
+        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone.tolist())} of {world}; every rank is needed")
     per_stage = Counter({line.rank: line.stage for line in lines}.values())
     if len(set(per_stage.values())) > 1:
         told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
