@@ -236,12 +236,13 @@ class _Images:
         from clustersim.collectives import ALGORITHMS
 
         home = self.routes.islands.of[group.gpus]
-        if (home == home[0]).all() or not plan.channels or plan.algorithm not in ALGORITHMS:
-            return np.zeros((0, 3), dtype=np.int64)
-        traffic = ALGORITHMS[plan.algorithm].traffic(request, group, plan.channels)
-        edges = np.stack([traffic.src, traffic.dst, traffic.rail], axis=1)
-        edges = edges[(edges[:, :2] >= 0).all(axis=1)]
-        if request.kind != "send":  # its lower bound looks at ways from the first member to some others, by all rails
+        edges = np.array([[0, 1, -1]] if request.kind == "send" else np.zeros((0, 3)), dtype=np.int64)
+        if plan.channels and plan.algorithm in ALGORITHMS and (home != home[0]).any():
+            traffic = ALGORITHMS[plan.algorithm].traffic(request, group, plan.channels)
+            edges = np.stack([traffic.src, traffic.dst, traffic.rail], axis=1)
+            edges = edges[(edges[:, :2] >= 0).all(axis=1)]
+        if len(edges) and request.kind != "send":
+            # Its lower bound looks at ways from the first member to some others, by all rails.
             others = np.sort(np.unique(home, return_index=True)[1])[1:5]
             rails = np.arange(-1, len(self.routes.nics_of_node(int(group.nodes[0]))))
             bound = np.stack(np.broadcast_arrays(0, others[:, None], rails), axis=-1).reshape(-1, 3)
