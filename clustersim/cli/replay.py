@@ -54,9 +54,9 @@ def replay(
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
     FILES are profiler traces (one per rank, or a folder of them, with PyTorch's execution traces), an Nsight
-    Systems export, the folder of a pipeline's  ops.csv and steps.csv, or Chakra traces, which are programs and need a
-    --topology. Step time, exposed  transfers and each collective's time stand beside the measured ones, and of a
-    pipeline each stage's idle share.  `--times 2` asks how the same run does on twice the ranks, on twice the machines
+    Systems export, the folder of a pipeline's ops.csv and steps.csv, or Chakra traces, which are programs and need a
+    --topology. Step time, exposed transfers and each collective's time stand beside the measured ones, and of a
+    pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks, on twice the machines
     unless --nodes says otherwise.
 
     `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (products by their rate, other
