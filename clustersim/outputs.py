@@ -80,6 +80,15 @@ def json_text(value: Any) -> bytes:
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise :class:`ClusterSimError` where the block cannot write ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
 def fresh(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path`` to write to; renamed to ``path`` when the block ends well, removed otherwise."""
     with together(path.parent) as path_of:
@@ -101,13 +110,8 @@ def regular(path: Path) -> None:
 def ours(path: Path, mark: bytes) -> None:
     """Raise :class:`ClusterSimError` where a file is there that does not have ``mark`` near its beginning."""
     regular(path)
-    try:
-        with path.open("rb") as file:
-            known = mark in file.read(4096)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing(path):
+        known = not path.exists() or mark in path.read_bytes()[:4096]
     if not known:
         raise ClusterSimError(f"{path}: is there, and clustersim did not write it; use another name, or remove it")
 
@@ -138,11 +142,9 @@ def _alive(process: int) -> bool:
 @contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
     """``path`` as a folder, made if need be. Raises :class:`ClusterSimError` where it cannot be written."""
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         yield path
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ def calibrate(
     from datetime import UTC, datetime
 
     from clustersim.calibration.fit.calibrated import MARK, topology_text
-    from clustersim.outputs import fresh, ours
+    from clustersim.outputs import fresh, ours, writing
 
     if out.suffix != ".toml":
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
@@ -41,11 +41,8 @@ def calibrate(
     with working(f"fitting {', '.join(map(str, data))}"):
         found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes)
     base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
-    try:
-        with fresh(out) as file:
-            file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
-    except OSError as error:
-        raise ClusterSimError(f"{out}: cannot be written: {error.strerror}") from None
+    with writing(out), fresh(out) as file:
+        file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
     if plots is not None:
         _draw(found, plots)
     if as_json:

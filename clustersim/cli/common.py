@@ -14,7 +14,7 @@ import click
 
 from clustersim.errors import ClusterSimError
 from clustersim.limits import MOST_RANKS, counted
-from clustersim.outputs import fresh, json_text
+from clustersim.outputs import fresh, json_text, writing
 from clustersim.texts import short, shown
 
 if TYPE_CHECKING:
@@ -127,11 +127,8 @@ def write_picture(figure: Figure, path: Path, dpi: int = 180) -> str:
     """Write a figure, whole or not at all; returns the line that says so. Raises :class:`ClusterSimError`."""
     from clustersim import plots
 
-    try:
-        with fresh(picture_path(path)) as temporary:
-            plots.save(figure, temporary, dpi)
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing(path), fresh(picture_path(path)) as temporary:
+        plots.save(figure, temporary, dpi)
     return f"wrote {path}: {plots.alt_text(figure)}"
 
 

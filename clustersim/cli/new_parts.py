@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from clustersim.errors import ClusterSimError
-from clustersim.outputs import fresh
+from clustersim.outputs import fresh, writing
 
 
 def machine_of(gpu: str | None, topology: str | None) -> str:
@@ -83,11 +83,8 @@ def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bo
         raise ClusterSimError(f"{file}: is there already; choose another name")
     if file.suffix != ".toml":
         raise ClusterSimError(f"{file}: these files end in .toml")
-    try:
-        with fresh(file) as path:
-            path.write_text(re.sub(r"\n\n\n+", "\n\n", text), encoding="utf-8")
-            load(path)
-    except OSError as error:
-        raise ClusterSimError(f"{file}: cannot be written: {error.strerror or error}") from None
+    with writing(file), fresh(file) as path:
+        path.write_text(re.sub(r"\n\n\n+", "\n\n", text), encoding="utf-8")
+        load(path)
     if said:
         click.echo(f"wrote {file}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +40,18 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
     folder = None if out is None else _folder(loaded, out)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
+        said = {"verdict": result.in_words, **result.to_dict()}
     traced: tuple[int, ...] = ()
     if folder is not None:
         with working(f"writing {out}"):
-            traced = _write(result, folder)
+            traced = _write(result, said, folder)
     if page is not None:
         with working(f"writing {page}"):
             result.report(page)
     if as_json:
-        print_json({"verdict": result.in_words, **result.to_dict()})
+        print_json(said)
     else:
-        _print(result, out, page, traced)
+        _print(result, said, out, page, traced)
 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
@@ -63,7 +65,7 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
     return folder
 
 
-def _write(result: Result, folder: Folder) -> tuple[int, ...]:
+def _write(result: Result, said: Mapping[str, Any], folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
     from clustersim.outputs import json_text
@@ -72,14 +74,16 @@ def _write(result: Result, folder: Folder) -> tuple[int, ...]:
     chosen = plots.worth_a_trace(result.timeline)
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
-        path_of("result.json").write_bytes(json_text(result.to_dict()))
+        path_of("result.json").write_bytes(json_text(said))
         written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
         plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
     return written
 
 
-def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:
+def _print(
+    result: Result, values: Mapping[str, Any], out: Path | None, page: Path | None, traced: tuple[int, ...]
+) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -87,7 +91,6 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from clustersim.cli.strategy_lines import lines
     from clustersim.scenario.ran import figures, ran, trust_words
 
-    values = result.to_dict()
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -96,7 +99,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     console = stdout()
     for what, words in ran(result.prepared):
         console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
-    console.print(f"verdict   {escape(result.in_words)}", soft_wrap=True)
+    console.print(f"verdict   {escape(values['verdict'])}", soft_wrap=True)
     console.print(table)
     if not values["fits"]:
         text = f"{values['memory']['message']}; timed as if the memory were there"

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clustersim.errors import ClusterSimError
 from clustersim.traces.saved import SavedRun
 
 if TYPE_CHECKING:
@@ -87,11 +86,8 @@ def write_study(folder: str | Path, path: str | Path, title: str | None = None) 
 
 
 def _write(text: str, path: Path) -> None:
-    from clustersim.outputs import fresh, ours
+    from clustersim.outputs import fresh, ours, writing
 
     ours(path, PAGE)
-    try:
-        with fresh(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing(path), fresh(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
