@@ -35,3 +35,18 @@ def test_bars_are_as_long_as_what_is_held_and_too_much_is_named():
 def test_nothing_held_is_nothing_to_draw(runs):
     with pytest.raises(ProgramError, match="nothing holds memory"):
         plots.footprints(runs)
+
+
+def test_what_holds_memory_has_colours_of_its_own():
+    from clustersim.plots.style import HOLDERS, kernels, palette, part_styles, series
+
+    taken = {*palette.values(), *kernels.values(), *series}
+    assert len(set(HOLDERS.values())) == len(HOLDERS)
+    assert not taken & set(HOLDERS.values())
+    mixed = part_styles(["parameters", "anything", "activations"])
+    assert (mixed["parameters"]["color"], mixed["activations"]["color"]) == (
+        HOLDERS["parameters"],
+        HOLDERS["activations"],
+    )
+    assert mixed["anything"]["hatch"]  # a plain one would be a phase's
+    assert not part_styles(["this", "that"])["this"]["hatch"]

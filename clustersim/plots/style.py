@@ -45,11 +45,13 @@ MARKERS = "osD^vPX*"
 """Of curves and clouds, beside the colours of :data:`series`."""
 HATCHES = ("", "....")
 """More parts than colours: they begin again, dotted."""
-HOLDERS = (
-    "parameters", "gradients", "optimizer states", "activations", "weight copies", "logits", "gathered",
-    "master weights", "buckets", "context", "optimizer workspace",
-)  # fmt: skip
-"""What holds memory: each has its colour in every picture, whoever else is in it."""
+HOLDERS: dict[str, str] = {
+    "parameters": "#4E2A1E", "gradients": "#A65E3A", "optimizer states": "#D3A98C", "master weights": "#7C4733",
+    "weight copies": "#BF8563", "optimizer workspace": "#EBD9CB", "activations": "#2B3F4E", "logits": "#54748A",
+    "gathered": "#86A4B7", "buckets": "#B5C8D4", "context": "#DCE5EA",
+}  # fmt: skip
+"""What holds memory: each has its colour in every picture, and none is a phase's. Brown is what a training keeps
+from step to step, slate what comes and goes."""
 
 INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
 """Text, text that matters less, rules."""
@@ -92,12 +94,13 @@ def part_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
     True
     """
-    asked = [name.replace("_", " ") for name in names]
-    places = {name: i for i, name in enumerate([*HOLDERS, *(n for n in dict.fromkeys(asked) if n not in HOLDERS)])}
-    if not set(asked) & set(HOLDERS):
-        places = {name: i for i, name in enumerate(dict.fromkeys(asked))}
-    style = [(series[places[n] % len(series)], HATCHES[places[n] // len(series) % len(HATCHES)]) for n in asked]
-    return {name: {"color": colour, "hatch": hatch} for name, (colour, hatch) in zip(asked, style, strict=True)}
+    asked = dict.fromkeys(name.replace("_", " ") for name in names)
+    found = {name: {"color": HOLDERS[name], "hatch": ""} for name in asked if name in HOLDERS}
+    # Beside what holds memory, parts without a colour of their own are dotted: a plain one would be a phase's.
+    first = len(series) if found else 0
+    for place, name in enumerate((name for name in asked if name not in HOLDERS), first):
+        found[name] = {"color": series[place % len(series)], "hatch": HATCHES[place // len(series) % len(HATCHES)]}
+    return found
 
 
 def load_map() -> Colormap:
