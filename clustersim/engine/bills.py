@@ -31,13 +31,13 @@ from clustersim.engine.order import (
     highest,
     item,
     lowest,
-    one_number,
     positions,
     replaced,
     size,
     stacked,
     watch,
 )
+from clustersim.engine.planning import one_number
 from clustersim.engine.sites import Site, Standing
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -26,7 +26,8 @@ import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from clustersim.engine.bills import Bills
-from clustersim.engine.order import Piece, Task, at, highest, lowest, one_number, positions
+from clustersim.engine.order import Piece, Task, at, highest, lowest, positions
+from clustersim.engine.planning import one_number
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -52,13 +53,6 @@ class Clock(simpy.Environment):
         heappush(self._queue, (max(time, self.now), priority, next(self._eid), event))
         self.n_events += 1
         return event
-
-    def drop(self, event: Event) -> bool:
-        """Take back a call if it is the next event; False, and nothing done, if it is not."""
-        if not self._queue or self._queue[0][3] is not event:
-            return False
-        heappop(self._queue)
-        return True
 
 
 Served: TypeAlias = tuple[Task, int, float, float]

@@ -71,8 +71,7 @@ class Network:
         self._slot_of = {link: slots.slot.item(slots.ptr[n + i]) for i, link in enumerate(self.loads.changing.tolist())}
         self._usage, self._taken = np.zeros(slots.n), np.zeros(slots.n)
         self._users = np.zeros(slots.n, dtype=np.int64)  # classes on each slot
-        self._held = np.zeros(slots.n, dtype=np.int64)  # classes each slot holds
-        self._holds: dict[int, dict[Equals, None]] = {}
+        self._holds: dict[int, dict[Equals, None]] = {}  # classes each slot holds
         alike: dict[tuple[bytes, bytes], int] = {}
         self._kind: list[int] = []  # of each load the first that takes as much of the same slots
         for load in range(n):
@@ -150,7 +149,6 @@ class Network:
         if self._stale:
             self._stale = False
             self._usage[:] = self._taken
-            self._held[:] = 0
             self._holds.clear()
             for one in self._active:
                 one.held = UNKNOWN
@@ -217,17 +215,12 @@ class Network:
 
     def _holding(self, one: Equals) -> list[int]:
         """Slots of a class that hold somebody back."""
-        if len(one.slot_list) < SHORT:
-            return [slot for slot in one.slot_list if self._holds.get(slot)]
-        mask = self._held[one.slots] > 0
-        found: list[int] = one.slots[mask].tolist() if mask.any() else []
-        return found
+        return [slot for slot in one.slot_list if self._holds.get(slot)]
 
     def _book(self, one: Equals, rate: float, slot: int, now: float) -> None:
         one.held, one.booked = slot, rate * one.n
         if slot >= 0:
             self._holds.setdefault(slot, {})[one] = None
-            self._held[slot] += 1
         self._use(one, one.booked)
         if one.set(rate, now):
             heappush(self._ends, (one.due, one.version, one.number, one))
@@ -238,7 +231,6 @@ class Network:
             return
         if one.held >= 0:
             del self._holds[one.held][one]
-            self._held[one.held] -= 1
         self._use(one, -one.booked)
         one.held, one.booked = UNKNOWN, 0.0
 

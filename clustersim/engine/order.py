@@ -274,13 +274,6 @@ def later(one: Column, other: Column) -> Column:
     return np.maximum(one, other) if np.logical_or.reduce(ahead) else other
 
 
-def one_number(column: Column) -> Column:
-    """The one number of a column that has the same everywhere, or else the column."""
-    if not isinstance(column, np.ndarray):
-        return column
-    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
-
-
 def stacked(columns: list[Column]) -> Column:
     """Columns as rows; one alone as it is."""
     if len(columns) == 1:

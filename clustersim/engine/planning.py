@@ -58,18 +58,16 @@ class Plans:
         return min(one.lower_bound for one in self.each)
 
     @cached_property
-    def latency_column(self) -> Floats | float:
-        """``latency``, or the one number all groups have."""
-        return _one_number(self.latency)
-
-    @cached_property
-    def moving_column(self) -> Floats | float:
-        """Seconds of moving bytes at the rate of an idle network, or the one number all groups have."""
-        return _one_number(self.moving)
+    def columns(self) -> tuple[Floats | float, Floats | float]:
+        """``latency`` and ``moving``, or of each the one number all groups have."""
+        return one_number(self.latency), one_number(self.moving)
 
 
-def _one_number(column: Floats) -> Floats | float:
-    return float(column[0]) if len(column) and (column == column[0]).all() else column
+def one_number(column: Floats | float) -> Floats | float:
+    """The one number of a column that has the same everywhere, or else the column."""
+    if not isinstance(column, np.ndarray) or not len(column):
+        return column
+    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
 
 
 class PlanBook:

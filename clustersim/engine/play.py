@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
-from clustersim.engine.order import Column, Piece, Task, at, later, one_number, positions, size
+from clustersim.engine.order import Column, Piece, Task, at, later, positions, size
+from clustersim.engine.planning import one_number
 from clustersim.engine.sites import Site, Standing, spread
 from clustersim.program import Compute, Serve
 

@@ -65,7 +65,7 @@ class Flows:
 
     def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...], slots: Slots | None) -> None:
         self.clock, self.sites = clock, sites
-        self.network = Network(clock, loads, self._over, slots)
+        self.network = Network(clock, loads, lambda transfers, now: self.on_end(transfers, now), slots)
         self.on_end: OnEnd = nobody
 
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
@@ -85,9 +85,6 @@ class Flows:
         if len(none):
             self.on_end(site.first + none, self.clock.now)
 
-    def _over(self, transfers: Ints, now: float) -> None:
-        self.on_end(transfers, now)
-
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""
         plans = site.plans
@@ -95,13 +92,8 @@ class Flows:
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""
-        return meetings(self.sites)
-
-
-def meetings(sites: tuple[Site, ...]) -> tuple[Ints, Ints]:
-    """Every meeting's id and load."""
-    loads = np.concatenate([*(site.plans.load for site in sites), np.zeros(0, dtype=np.int64)])
-    return np.arange(len(loads), dtype=np.int64), loads
+        loads = np.concatenate([*(site.plans.load for site in self.sites), np.zeros(0, dtype=np.int64)])
+        return np.arange(len(loads), dtype=np.int64), loads
 
 
 def nobody(transfers: Ints, now: float) -> None:

@@ -129,7 +129,7 @@ def simulate(
 def _standing(site: Site, clocked: bool, flows: bool, times: tuple[Floats, Floats]) -> Standing:
     mine = slice(site.first, site.first + len(site.ranks))
     # A plan's time is not that of its schedule.
-    alone = (site.plans.latency_column, site.plans.moving_column) if flows else (0.0, 0.0)
+    alone = site.plans.columns if flows else (0.0, 0.0)
     return Standing(site, clocked or not flows, alone, (times[0][mine], times[1][mine]))
 
 

@@ -59,10 +59,6 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
             found = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
         return found if self.straight else np.sort(found)
 
-    def positions(self, meeting: int) -> Ints:
-        """Positions in the role of the ranks that come to one meeting."""
-        return self.order if self.lone else self.order[self.ptr[meeting] : self.ptr[meeting + 1]]
-
     @property
     def meetings(self) -> Ints:
         """The meetings of the site that this op comes to."""

@@ -42,7 +42,6 @@ class Router:
         self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
         self._near: dict[int, tuple[int, ...]] = {}
         self._nics: dict[int, tuple[int, ...]] = {}
-        self._speeds: dict[int, tuple[float, ...]] = {}
         self._rail_of: dict[int, dict[int, int]] = {}
         nodes, first = np.unique(topology.vertex_node, return_index=True)
         self._anchor = dict(
@@ -116,13 +115,6 @@ class Router:
     def nic_bandwidth(self, nic: int) -> float:
         """Bytes/s of a NIC's network links, one direction; 0 if it has none."""
         return float(sum(self.topology.link_bandwidth[e] for e in self.network.out.get(nic, ())))
-
-    def nic_speeds(self, node: int) -> tuple[float, ...]:
-        """:meth:`nic_bandwidth` of a node's NICs, in order."""
-        found = self._speeds.get(node)
-        if found is None:
-            found = self._speeds[node] = tuple(self.nic_bandwidth(nic) for nic in self.nics_of_node(node))
-        return found
 
     # ---- one route --------------------------------------------------------------------------------------------------
 
