@@ -16,7 +16,7 @@ from clustersim import planner, plots
 from clustersim.cli import cli
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.paths import data_path, shipped
-from clustersim.planner.candidates import Candidate, base, candidates, expanded, scenario_of
+from clustersim.planner.candidates import DEGREES, Candidate, Form, base, candidates, expanded, scenario_of
 from clustersim.planner.limits import memory_verdict, step_bound, too_much
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import from_table
@@ -239,8 +239,8 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
 
 def option(number, kind, rate, gpus=8, usd=1.0):
     """An option that was simulated, of made figures."""
-    changes = {"strategy": {"kind": kind}}
-    candidate = Candidate(number, plan().machines[0], 1, gpus, kind, kind, 64, changes)
+    form = Form({"kind": kind}, {}, kind, (), (False, False), 0, False, dict.fromkeys(DEGREES, 1))
+    candidate = Candidate(number, plan().machines[0], 1, gpus, form, (64 // gpus, 1), "none")
     result = {"step_time_s": 64 / rate, "phase_shares": {"exposed_communication": 0.1}, "hottest_links": []}
     objectives = (-rate, usd * gpus / rate, float(gpus), gpus / rate)
     return Option(candidate, "simulated", result=result, rate=rate, objectives=objectives)

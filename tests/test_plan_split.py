@@ -100,7 +100,7 @@ def test_what_the_sieve_says_a_stage_holds_is_what_the_stage_holds(table):
     assert found
     for option, bound in found:
         own = [use.total for use in held(scenario_of(read, "plan.toml", option)).uses]
-        assert np.allclose(bound.held, own, rtol=1e-12), option.label
+        assert np.allclose(bound.held, own, rtol=1e-12), option.label()
 
 
 @pytest.mark.parametrize(("table", "number"), [(DENSE, 150), (EXPERTS, 60)], ids=["dense", "experts"])
@@ -109,7 +109,7 @@ def test_no_folded_step_beats_its_bound(table, number):
     ratios = []
     for option, bound in found:
         step = scenario_of(read, "plan.toml", option).folded(roughly=True).step_time_s
-        assert bound.step_s <= step, option.label
+        assert bound.step_s <= step, option.label()
         assert bound.compute_s <= bound.step_s
         ratios.append(step / bound.step_s)
     assert np.median(ratios) < 1.6  # a bound that is far from its step prunes nothing
@@ -212,7 +212,7 @@ def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_
     assert len(ran) > 4 * sum(one.state in {"simulated", "rough"} for one in found.options)
     for one in random.Random(0).sample([one for one in ran if one.candidate.split], 30):
         sketch = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True, sketched=True).step_time_s
-        assert abs(sketch / one.result["step_time_s"] - 1) < ROUGH, one.candidate.label
+        assert abs(sketch / one.result["step_time_s"] - 1) < ROUGH, one.candidate.label()
 
 
 def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monkeypatch):
@@ -247,6 +247,19 @@ def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule
     page = plan_page(said)
     assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
     assert "tp 8" in plots.alt_text(plots.degrees([plots.Cell(**row) for row in said["landscape"]]))
+
+
+def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
+    read, _, found = small
+    said = planner.told(read, found)
+    assert found.common
+    for knob in found.common:
+        assert said["verdict"].count(knob) == 1
+        assert not any(knob in row["option"] or knob in row["why"] for row in said["front"])
+    names = [row["option"] for row in said["options"]]
+    assert len(set(names)) == len(names)
+    other = {one.candidate.knobs for one in found.options} - {tuple(found.front[0].candidate.knobs)}
+    assert all(any(knob in name for name in names) for knobs in other for knob in set(knobs) - found.common)
 
 
 def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have_given(monkeypatch, tmp_path):

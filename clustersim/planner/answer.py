@@ -13,7 +13,7 @@ from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.campaigns import goodput
 from clustersim.planner.candidates import base
-from clustersim.planner.options import Option, Searched, title
+from clustersim.planner.options import Option, Searched
 from clustersim.planner.robust import robustness
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.planner.verdict import left_over, too_close, verdict
@@ -50,8 +50,8 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
         return goodput(_whole(plan, found, found.options[number], path), plan, rate)
 
     robust = robustness(found, None if plan.campaign is None else lasting)
-    others = [row(one) | {"why": why_lost(one, found)} for one in alternatives(found)]
-    tempting = [row(one) | {"why": why_tempting(one, found)} for one in found.tempting]
+    others = [row(one, found) | {"why": why_lost(one, found)} for one in alternatives(found)]
+    tempting = [row(one, found) | {"why": why_tempting(one, found)} for one in found.tempting]
     states = Counter(one.state for one in found.options)
     return {
         "title": plan.title,
@@ -65,7 +65,7 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
         "combined": found.combined,
         "assumptions": list(assumptions(plan, found)),
         "options": [
-            row(one) | {"state": one.state, "reason": one.reason}
+            row(one, found) | {"state": one.state, "reason": found.reason(one)}
             for one in found.options
             if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
         ],
@@ -76,15 +76,15 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
 def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> dict[str, Any]:
     """An option's figures with its scenario."""
     per_step = round(one.rate * float(one.result["step_time_s"])) if found.tokens else None
-    return row(one) | {"scenario": _tables(plan, one), "path": str(path), "tokens_per_step": per_step}
+    return row(one, found) | {"scenario": _tables(plan, one), "path": str(path), "tokens_per_step": per_step}
 
 
-def row(option: Option) -> dict[str, Any]:
+def row(option: Option, found: Searched) -> dict[str, Any]:
     """One option's figures: ``rate`` [tokens/s or samples/s], ``error`` (relative, of its kind of strategy),
     ``usd_per_1e9`` and ``kwh_per_1e9`` (None where not known), ``days`` and ``usd`` for the plan's tokens."""
     usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
     return {
-        "option": title(option.candidate),
+        "option": found.title(option),
         "family": option.candidate.family,
         "machine": option.candidate.machine.label,
         "nodes": option.candidate.nodes,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from clustersim import scenario
 from clustersim.errors import ScenarioError
@@ -27,45 +28,102 @@ DEGREES = ("tp", "pp", "cp", "ep")
 """Of ``[parallel]``, those that name an option."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Form(msgspec.Struct, frozen=True, gc=False):
+    """Everything of an option but where it runs, its micro-batch, passes and checkpointing.
+
+    Parameters
+    ----------
+    strategy, parallel : tables of its scenario. family : its strategy and degrees in words, with the knobs that vary
+        among strategies of its kind. knobs : those of ``parallel`` that vary, in words. tells : whether micro-batches,
+        and checkpointing, vary. split : whether the step builder plays it.
+    """
+
+    strategy: Mapping[str, Any]
+    parallel: Mapping[str, Any]
+    family: str
+    knobs: tuple[str, ...]
+    tells: tuple[bool, bool]
+    number: int
+    split: bool
+    degrees: dict[str, int]
+
+    @property
+    def inside(self) -> int:
+        """Ranks that work on the same samples."""
+        return math.prod(self.degrees[name] for name in ("tp", "cp", "pp"))
+
+    @property
+    def rounds(self) -> int:
+        """What passes are a multiple of: an interleaved schedule takes as many micro-batches as there are stages."""
+        return self.degrees["pp"] if (self.parallel.get("vpp") or 1) > 1 else 1
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One option.
 
     Parameters
     ----------
-    number : its place among all, which settles ties. machine, nodes, gpus : where it runs.
-    family : its strategy and degrees in words, with the knobs that vary among those of its kind. label : that, and how
-        it is played: micro-batch, accumulation, checkpointing, as far as they vary.
-    batch : samples of a step. changes : field -> value, on the plan's base. form : equal for options that differ in
-        machine, nodes, micro-batch and passes alone. split : whether the step builder plays it.
+    number : its place among all, which settles ties. machine, nodes, gpus : where it runs. form : what it is.
+    played : samples of a micro-batch, and passes of a step. kept : its ``activation_checkpointing``.
     """
 
     number: int
     machine: Machine
     nodes: int
     gpus: int
-    family: str
-    label: str
-    batch: int
-    changes: Mapping[str, Any] = field(repr=False)
-    form: int = 0
-    split: bool = False
+    form: Form
+    played: tuple[int, int]
+    kept: str
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.gpus // self.form.inside * self.played[0] * self.played[1]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Field -> value, on the plan's base."""
+        micro, passes = self.played
+        knobs = {**self.form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
+        said = {
+            "cluster": self.machine.cluster(self.nodes),
+            "strategy": knobs,
+            "model.activation_checkpointing": self.kept,
+        }
+        return said | ({"parallel": self.form.parallel} if self.form.parallel else {})
+
+    @property
+    def family(self) -> str:
+        """Its strategy and degrees in words."""
+        return self.form.family
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """What else is chosen, in words, as far as it varies among options."""
+        return (*self.form.knobs, *([f"{self.kept} checkpointing"] if self.form.tells[1] else []))
+
+    def label(self, common: Collection[str] = ()) -> str:
+        """It in words, without those of its knobs that are ``common``."""
+        micro, passes = self.played
+        said = f"micro-batch {micro}" if self.form.tells[0] else ""
+        if passes > 1:
+            said = f"{said} x {passes} passes" if said else f"{passes} passes"
+        return ", ".join(filter(None, (self.family, *(one for one in self.knobs if one not in common), said)))
 
     @property
     def kind(self) -> str:
         """What its error is known by: ``"split"``, or the ``kind`` of its strategy."""
-        return "split" if self.split else str(self.changes["strategy"]["kind"])
+        return "split" if self.split else str(self.form.strategy["kind"])
+
+    @property
+    def split(self) -> bool:
+        """Whether the step builder plays it."""
+        return self.form.split
 
     @property
     def degrees(self) -> dict[str, int]:
         """Of :data:`DEGREES`, 1 where nothing is said."""
-        return {name: int(self.changes.get("parallel", {}).get(name) or 1) for name in DEGREES}
-
-    @property
-    def played(self) -> tuple[int, int]:
-        """Samples of a micro-batch, and passes of a step."""
-        strategy = self.changes["strategy"]
-        return int(strategy["micro_batch_size"]), int(strategy["gradient_accumulation_steps"])
+        return self.form.degrees
 
 
 def base(plan: PlanFile) -> Table:
@@ -81,33 +139,6 @@ def base(plan: PlanFile) -> Table:
 def scenario_of(plan: PlanFile, path: str | Path, candidate: Candidate) -> Scenario:
     """The scenario of a candidate. Raises :class:`ScenarioError` where its knobs contradict each other."""
     return scenario.from_table(base(plan), path, candidate.changes)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """Everything of an option but where it runs, its micro-batch and its passes."""
-
-    strategy: Mapping[str, Any]
-    parallel: Mapping[str, Any]
-    family: str
-    words: str
-    number: int = 0
-
-    @property
-    def inside(self) -> int:
-        """Ranks that work on the same samples."""
-        return math.prod(int(self.parallel.get(name) or 1) for name in ("tp", "cp", "pp"))
-
-    @property
-    def rounds(self) -> int:
-        """What passes are a multiple of: an interleaved schedule takes as many micro-batches as there are stages."""
-        return int(self.parallel.get("pp") or 1) if (self.parallel.get("vpp") or 1) > 1 else 1
-
-    @property
-    def split(self) -> bool:
-        """Whether the step builder plays it."""
-        degrees = any((self.parallel.get(name) or 1) > 1 for name in (*DEGREES, "etp"))
-        return degrees or any(self.parallel.get(name) for name in PLAYED)
 
 
 def candidates(
@@ -129,21 +160,11 @@ def candidates(
     for (m, nodes), gpus in gpus_of.items():
         if limit is not None and gpus > limit:
             continue
-        cluster = plan.machines[m].cluster(nodes)
         for form in forms:
             for micro in plan.tried.micro_batch_size:
                 for passes in _accumulations(plan, form, gpus, micro):
-                    knobs = {**form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
-                    for k, kept in enumerate(kinds):
-                        changes = {"cluster": cluster, "strategy": knobs, "model.activation_checkpointing": kept}
-                        said = [form.words, _played(plan, micro, passes)]
-                        said += [f"{kept} checkpointing"] if len(kinds) > 1 else []
-                        yield Candidate(
-                            next(numbers), plan.machines[m], nodes, gpus, form.family, ", ".join(filter(None, said)),
-                            gpus // form.inside * micro * passes,
-                            changes | ({"parallel": form.parallel} if form.parallel else {}),
-                            form.number * len(kinds) + k, form.split,
-                        )  # fmt: skip
+                    for kept in kinds:
+                        yield Candidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
 
 
 def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Mapping[str, Any]]) -> int:
@@ -154,19 +175,22 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
     )  # fmt: skip
 
 
-def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[_Form]:
+def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
     names = {name for one in tables for name in one}
     told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
     number = itertools.count()
+    tells = len(plan.tried.micro_batch_size) > 1, len(plan.tried.activation_checkpointing) > 1
     for strategy in strategies:
         words = _words(strategy, strategies)
         for table in tables:
-            degrees = [f"{name} {table[name]}" for name in DEGREES if (table.get(name) or 1) > 1]
-            rest = [f"{name} {_value(table[name])}" for name in table
-                    if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
-            family = ", ".join([words, *degrees])
-            yield _Form(strategy, table, family, ", ".join([family, *rest]), next(number))
+            degrees = {name: int(table.get(name) or 1) for name in DEGREES}
+            knobs = [f"{name} {_value(table[name])}" for name in table
+                     if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
+            family = ", ".join([words, *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)])
+            split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
+            split = split or any(table.get(name) for name in PLAYED)
+            yield Form(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
 
 
 def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -191,7 +215,7 @@ def _count(table: Mapping[str, Any]) -> int:
     return math.prod(sizes)
 
 
-def _accumulations(plan: PlanFile, form: _Form, gpus: int, micro: int) -> list[int]:
+def _accumulations(plan: PlanFile, form: Form, gpus: int, micro: int) -> list[int]:
     """The fewest and the most passes; none where the degrees or the batch do not divide."""
     if gpus % form.inside:
         return []
@@ -203,14 +227,6 @@ def _accumulations(plan: PlanFile, form: _Form, gpus: int, micro: int) -> list[i
     fewest = -(-low // (each * form.rounds)) * form.rounds
     most = high // (each * form.rounds) * form.rounds
     return sorted({fewest, most}) if 0 < fewest <= most else []
-
-
-def _played(plan: PlanFile, micro: int, passes: int) -> str:
-    """Micro-batch and passes in words; a micro-batch that all have is left out."""
-    said = f"micro-batch {micro}" if len(plan.tried.micro_batch_size) > 1 else ""
-    if passes == 1:
-        return said
-    return f"{said} x {passes} passes" if said else f"{passes} passes"
 
 
 def _words(strategy: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> str:

@@ -72,7 +72,6 @@ class Form:
     model: Model
     shape: ModelShape
     _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
-    _held: dict[Place, tuple[Floats, Floats]] = field(default_factory=dict)
     _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
     _traffic: dict[Place, Traffic] = field(default_factory=dict)
 
@@ -82,6 +81,7 @@ class Form:
         check_replicas(self.scenario, self.parallel)
         self.element = DTYPE_BYTES[activation_dtype(self.scenario)]
         self._stagewise = without(self.parallel, OF_REPLICAS)
+        self._states_of = str(self.scenario.file.strategy), without(self.parallel, ("order",))
         self._layerwise = without(self._stagewise, OF_PIPELINE)
         self._kept = self.scenario.file.model.activation_checkpointing
 
@@ -93,10 +93,7 @@ class Form:
             return Refused("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
         micro, passes = option.played
         parts, row = self._stages(mesh)
-        scenario = replace(
-            self.scenario, config=msgspec.structs.replace(self.scenario.config, gradient_accumulation_steps=passes)
-        )
-        orders = self._order(scenario, parts, row, passes, place)
+        orders = self._order(parts, row, passes, place)
         key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
         walked = self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None
         if key not in self.known.held and not walked:
@@ -105,7 +102,7 @@ class Form:
             )
         always, ending = self._states(place, mesh, parts, row)
         if walked:  # micro-batches that are not alike are walked as a run walks them
-            scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=micro))
+            scenario = self._with(micro_batch_size=micro, gradient_accumulation_steps=passes)
             gpu = self.known.device(place[0], scenario, self.model)
             held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
         else:
@@ -113,19 +110,24 @@ class Form:
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
-        return self._bound(place, parts, row, orders, scenario, micro, passes, held)
+        return self._bound(place, parts, row, orders, micro, passes, held)
+
+    def _with(self, **knobs: int) -> Scenario:
+        """The scenario with other micro-batches or passes."""
+        return replace(self.scenario, config=msgspec.structs.replace(self.scenario.config, **knobs))
 
     def _states(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> tuple[Floats, Floats]:
         """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
-        if place not in self._held:
+        key = self._states_of, self._kept, place
+        if key not in self.known.states:
             # Bytes per element are a stage's own only where units are gathered and freed one by one.
             units = isinstance(self.scenario.config, FSDPConfig) or sharding_zero(self.scenario) is not None
             own = parts.stages if units else parts.stages[:1]
             states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in own]
             copies = np.array([row.versions(rank, len(parts.stages)) for rank in range(len(parts.stages))])
             both = (_always(self.known.counts(parts), states, copies, updating=at_end) for at_end in (False, True))
-            self._held[place] = next(both), next(both)
-        return self._held[place]
+            self.known.states[key] = next(both), next(both)
+        return self.known.states[key]
 
     def _mesh(self, place: Place) -> Mesh:
         if place not in self._meshes:
@@ -143,7 +145,7 @@ class Form:
         key = self._stagewise, self._kept, mesh.nproc_per_node
         return self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
 
-    def _order(self, scenario: Scenario, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
+    def _order(self, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
         """What ranks run; of a schedule that repeats itself, of as many micro-batches as show all of it."""
         p, v, plain = self.parallel, len(parts.stages[0].chunks), True
         if row.name in PERIODIC and p.microbatch_group_size_per_vp_stage is None and not p.deferral(passes):
@@ -151,11 +153,10 @@ class Form:
         elif any(option.name == "costs" for option in row.options):
             plain = False
         key: tuple[object, ...] = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
-        key += () if plain else (self._stagewise, self._kept, scenario.config.micro_batch_size, place[0])
+        key += () if plain else (self._stagewise, self._kept, self.scenario.config.micro_batch_size, place[0])
         if key not in self.known.orders:
-            gpu = self.known.device(place[0], scenario, self.model)
-            config = msgspec.structs.replace(scenario.config, gradient_accumulation_steps=passes)
-            self.known.orders[key] = orders_of(replace(scenario, config=config), p, parts, row, gpu)
+            gpu = self.known.device(place[0], self.scenario, self.model)
+            self.known.orders[key] = orders_of(self._with(gradient_accumulation_steps=passes), p, parts, row, gpu)
         return self.known.orders[key]
 
     def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
@@ -171,9 +172,8 @@ class Form:
         )
 
     def _bound(
-        self, place: Place, parts: Partition, row: Schedule, orders: Orders, scenario: Scenario, micro: int,
-        passes: int, held: Floats,
-    ) -> Bound:  # fmt: skip
+        self, place: Place, parts: Partition, row: Schedule, orders: Orders, micro: int, passes: int, held: Floats
+    ) -> Bound:
         times, traffic = self._time(place, parts, row, orders, micro)
         first, zero = times.first, np.zeros(1)
         head = np.concatenate([zero, np.cumsum(times.forward)])[first]
@@ -183,7 +183,7 @@ class Form:
         # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
         each = passes / 2 if row.placement == "both" else float(passes)
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
-        serial, beside, shard = self._data(scenario, traffic, parts, row, passes)
+        serial, beside, shard = self._data(traffic, parts, row, passes)
         local = self._local(place, micro)
         dense, expert = self.known.counts(parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
@@ -227,17 +227,15 @@ class Form:
         return self._reach[place]
 
     def _local(self, place: Place, micro: int) -> LocalCost:
-        config = msgspec.structs.replace(self.scenario.config, micro_batch_size=micro)
-        gpu = self.known.device(place[0], self.scenario, self.model)
-        return local_cost(replace(self.scenario, config=config), gpu)
+        return local_cost(self._with(micro_batch_size=micro), self.known.device(place[0], self.scenario, self.model))
 
     def _data(
-        self, scenario: Scenario, traffic: Traffic, parts: Partition, row: Schedule, passes: int
+        self, traffic: Traffic, parts: Partition, row: Schedule, passes: int
     ) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
         dense, expert = self.known.counts(parts)
-        dims, config = traffic.dims, scenario.config
+        dims, config = traffic.dims, self.scenario.config
 
         def slope(kind: str, *names: str) -> float:
             return traffic.seconds(kind, UNIT, names) / UNIT
@@ -249,9 +247,9 @@ class Form:
             often = 1 if dims.pp > 1 or config.keeps else passes
             moved = float(dense.max() + again) * DTYPE_BYTES[config.param_dtype] * often
             return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
-        if sharding_zero(scenario) is not None:
+        if sharding_zero(self.scenario) is not None:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
-        knobs = replica_config(scenario, self.parallel, row)
+        knobs = replica_config(self._with(gradient_accumulation_steps=passes), self.parallel, row)
         if self.parallel.num_distributed_optimizer_instances > 1:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
         kind = "reduce_scatter" if knobs.distributed else "all_reduce"

@@ -49,6 +49,7 @@ class Known:
     _least: dict[object, Least] = field(default_factory=dict)
     _rooms: dict[Place, float] = field(default_factory=dict)
     _ways: dict[Place, float] = field(default_factory=dict)
+    states: dict[object, tuple[Floats, Floats]] = field(default_factory=dict)
     held: dict[object, Floats] = field(default_factory=dict)
     times: dict[object, Times] = field(default_factory=dict)
 

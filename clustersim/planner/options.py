@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from clustersim.economics import Rates
 from clustersim.planner.candidates import Candidate
@@ -16,8 +18,7 @@ from clustersim.ranges import of_step
 from clustersim.topology import Topology
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """A candidate and what became of it.
 
     Parameters
@@ -31,21 +32,22 @@ class Option:
     days, usd : to train on the plan's tokens, None without them.
     on_front : no other option beats it in everything, each taken at the worse end of its error.
     tempting : not on the front, but no other option would beat it in everything if predictions held.
-    bound : what it can at best be, None where that was not looked at.
+    bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
     """
 
     candidate: Candidate
     state: str = ""
     reason: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = {}
     rate: float = 0.0
-    costs: Mapping[str, float | None] = field(default_factory=dict)
+    costs: Mapping[str, float | None] = {}
     objectives: tuple[float, ...] = ()
     days: float | None = None
     usd: float | None = None
     on_front: bool = False
     tempting: bool = False
     bound: Bound | None = None
+    by: int | None = None
 
     @property
     def priced(self) -> bool:
@@ -96,6 +98,20 @@ class Searched:
         return any(one.candidate.split for one in self.options)
 
     @cached_property
+    def common(self) -> frozenset[str]:
+        """Knobs that all options worth having share, in words: what is told once."""
+        told = [set(one.candidate.knobs) for one in self.front]
+        return frozenset(set.intersection(*told)) if told else frozenset()
+
+    def title(self, option: Option) -> str:
+        """An option in words, without what is common."""
+        return title(option.candidate, self.common)
+
+    def reason(self, option: Option) -> str:
+        """Why it was not simulated or breaks a limit, in words."""
+        return option.reason if option.by is None else f"{option.reason} {self.title(self.options[option.by])}"
+
+    @cached_property
     def front(self) -> list[Option]:
         """Options worth having, fastest first."""
         return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
@@ -105,13 +121,11 @@ class Searched:
         counted = [one for one in self.options if one.counts]
         best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
         tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
-        marked = tuple(
-            replace(one, on_front=one.candidate.number in best, tempting=one.candidate.number in tempting)
-            if one.counts
-            else one
-            for one in self.options
-        )
-        return replace(self, options=marked)
+        marked = list(self.options)
+        for number in {*best, *tempting}:
+            here = {"on_front": number in best, "tempting": number in tempting}
+            marked[number] = msgspec.structs.replace(marked[number], **here)
+        return replace(self, options=tuple(marked))
 
     @cached_property
     def tempting(self) -> list[Option]:
@@ -129,9 +143,9 @@ def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
     return rate / (1 + error), cost * (1 + error), gpus, energy * (1 + error)
 
 
-def title(candidate: Candidate) -> str:
-    """A candidate in words."""
-    return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label}"
+def title(candidate: Candidate, common: Collection[str] = ()) -> str:
+    """A candidate in words, without knobs that are ``common``."""
+    return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label(common)}"
 
 
 def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
@@ -141,7 +155,7 @@ def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
     for one in options:
         mine = one.candidate
         degrees, key = mine.degrees, (mine.machine.label, mine.nodes)
-        plain = mine.changes.get("parallel", {}).get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
+        plain = mine.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
         if one.bound is None or degrees["tp"] != 8 or not plain:
             continue
         if key not in found or _simple(one) < _simple(found[key]):

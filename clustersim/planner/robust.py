@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.planner.options import Option, Searched, Turned, title
+from clustersim.planner.options import Option, Searched, Turned
 from clustersim.planner.rounds import Runner
 from clustersim.planner.seen import Seen
 from clustersim.ranges import of_collective, of_step
@@ -136,13 +136,14 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> dict[str, Any
     regrets = times / times.min(axis=0) - 1.0
     worst = regrets.max(axis=1)
     best = int(np.argmin(worst))  # of equal ones the fastest
-    worths = [_worth(one, corners, regrets, options, worst[best]) for one in numbers]
+    titles = [found.title(one) for one in options]
+    worths = [_worth(one, corners, regrets, titles, worst[best]) for one in numbers]
     return {
-        "verdict": _verdict(options, worst, best, numbers, worths),
+        "verdict": _verdict(titles, worst, best, numbers, worths),
         "uncertain": [{"name": one.words, "low": one.low, "high": one.high} for one in numbers],
         "corners": corners,
         "rows": [
-            {"option": title(one.candidate), "rate": one.rate, "regret": float(worst[i]),
+            {"option": titles[i], "rate": one.rate, "regret": float(worst[i]),
              "at": _corner(corners[int(np.argmax(regrets[i]))], numbers), "regrets": regrets[i].tolist(),
              "robust": i == best}
             for i, one in enumerate(options)
@@ -173,7 +174,7 @@ def _with_failures(
 
 
 def _worth(
-    one: Uncertain, corners: Sequence[Mapping[str, float]], regrets: Floats, options: Sequence[Option], now: float
+    one: Uncertain, corners: Sequence[Mapping[str, float]], regrets: Floats, titles: Sequence[str], now: float
 ) -> Worth:
     """By how much the worst regret falls for who knows on which side a number is, and what is chosen there."""
     left, choice = 0.0, {}
@@ -181,7 +182,7 @@ def _worth(
         there = np.array([corner.get(one.name) == end for corner in corners])
         worst = regrets[:, there].max(axis=1)
         best = int(np.argmin(worst))
-        left, choice[f"{end:.2f}"] = max(left, float(worst[best])), title(options[best].candidate)
+        left, choice[f"{end:.2f}"] = max(left, float(worst[best])), titles[best]
     return {"name": one.words, "worth": max(0.0, now - left), "choice": choice, "command": one.measure}
 
 
@@ -191,17 +192,17 @@ def _corner(factors: Mapping[str, float], numbers: Sequence[Uncertain]) -> str:
 
 
 def _verdict(
-    options: Sequence[Option], worst: Floats, best: int, numbers: Sequence[Uncertain], worths: Sequence[Worth]
+    titles: Sequence[str], worst: Floats, best: int, numbers: Sequence[Uncertain], worths: Sequence[Worth]
 ) -> str:
     ranges = ", ".join(f"{one.words} x {one.low:.2f} to {one.high:.2f}" for one in numbers)
     at_worst = f"at most {worst[best]:.1%} longer than" if worst[best] >= ALIKE / 2 else "nowhere longer than"
-    said = f"{at_worst} the best of {len(options)} ({ranges})"
+    said = f"{at_worst} the best of {len(titles)} ({ranges})"
     if best == 0:
         first = f"The fastest is also the robust choice: it trains {said}."
     else:
         first = (
-            f"The robust choice is {title(options[best].candidate)}: it trains {said}; the fastest as predicted, "
-            f"{title(options[0].candidate)}, {worst[0]:.1%}."
+            f"The robust choice is {titles[best]}: it trains {said}; the fastest as predicted, "
+            f"{titles[0]}, {worst[0]:.1%}."
         )
     most = max(worths, key=lambda one: float(one["worth"]))
     if most["worth"] < ALIKE:

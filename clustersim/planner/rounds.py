@@ -76,7 +76,7 @@ class Runner:
         """How an option is run, first (``rough``) and last. Traffic of sharded parameters runs beside everything, so
         that a sketch says nothing of them."""
         if rough:
-            return SKETCHED if candidate.changes["strategy"]["kind"] == "ddp" else FOLDED
+            return SKETCHED if candidate.form.strategy["kind"] == "ddp" else FOLDED
         each = self.layers / candidate.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
         return WHOLE if not candidate.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
@@ -107,7 +107,7 @@ class Runner:
                 known = identity({**known.inputs, "fidelity": fidelity, **turned}, known.files)
             keys[candidate.number] = known.key
             if known.key not in self.rows:
-                tasks[known.key] = Task(known, dict(candidate.changes))
+                tasks[known.key] = Task(known, candidate.changes)
 
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)

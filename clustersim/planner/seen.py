@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from clustersim import scenario
 from clustersim.economics import DAY, HOUR, Rates, costs, rates
@@ -18,7 +19,7 @@ from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.known import Place
 from clustersim.planner.limits import SLACK, Bound, least_joules
-from clustersim.planner.options import Option, Searched, at_worst, rule, title
+from clustersim.planner.options import Option, Searched, at_worst, rule
 from clustersim.planner.pareto import Better
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import EXACT, PlanFile
@@ -194,7 +195,7 @@ class Seen:
         what = (
             f"{how} {self._unit}: it is beaten by" if option.state == "rough" else f"{how} {self._unit} it is beaten by"
         )
-        self._note(option, option.state or "bound", f"{what} {title(by.candidate)}")
+        self._note(option, option.state or "bound", what, by.candidate.number)
 
     def take(self, rows: Mapping[int, Mapping[str, Any]], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
@@ -226,13 +227,13 @@ class Seen:
         usd = None if days is None or math.isinf(per_day) else days * per_day
         objectives = (-rate, cost, float(candidate.gpus), energy)
         return replace(
-            option, state=state, reason=self._broken(rate, per_day), result=result, rate=rate, costs=spent,
+            option, state=state, reason=self._broken(rate, per_day), by=None, result=result, rate=rate, costs=spent,
             objectives=objectives, days=days, usd=usd,
         )  # fmt: skip
 
-    def _note(self, option: Option, state: str, reason: str) -> None:
+    def _note(self, option: Option, state: str, reason: str, by: int | None = None) -> None:
         number = option.candidate.number
-        self.options[number] = replace(option, state=state, reason=reason)
+        self.options[number] = replace(option, state=state, reason=reason, by=by)
 
     def done(self) -> Searched:
         """All of it, judged."""

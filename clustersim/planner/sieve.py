@@ -33,10 +33,10 @@ class Sieve(Known):
 
     def look(self, options: Sequence[Candidate]) -> Iterator[tuple[int, Bound | Refused]]:
         """Number of each option, with its bound or why it is out."""
-        forms: defaultdict[int, list[Candidate]] = defaultdict(list)
+        forms: defaultdict[tuple[int, str], list[Candidate]] = defaultdict(list)
         for option in options:
             if option.split:
-                forms[option.form].append(option)
+                forms[option.form.number, option.kept].append(option)
             else:
                 yield option.number, self._whole(option)
         shape, model = None, None
@@ -104,6 +104,6 @@ class _Kept(msgspec.Struct, array_like=True):
 
 def _alike(options: Sequence[Candidate]) -> str:
     """Forms with the same stages behind each other."""
-    changes = options[0].changes
-    table = {name: value for name, value in changes.get("parallel", {}).items() if name not in OF_REPLICAS}
-    return f"{changes['model.activation_checkpointing']} {sorted(table.items())}"
+    first = options[0]
+    table = {name: value for name, value in first.form.parallel.items() if name not in OF_REPLICAS}
+    return f"{first.kept} {sorted(table.items())}"

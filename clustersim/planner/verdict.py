@@ -20,7 +20,14 @@ def verdict(plan: PlanFile, found: Searched) -> str:
     if not found.front:
         return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
     unit, fastest = "token" if found.tokens else "sample", found.front[0]
-    return f"Take {_place(fastest, plan)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}.{_tempting(plan, found)}"
+    said = f"Take {_place(fastest, plan, found)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}."
+    return said + _tempting(plan, found) + _common(found)
+
+
+def _common(found: Searched) -> str:
+    """Knobs that all options worth having share, which are not named with each."""
+    said = ", ".join(one for one in found.front[0].candidate.knobs if one in found.common)
+    return f" Where nothing else is said: {said}." if said else ""
 
 
 def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
@@ -41,7 +48,7 @@ def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
         doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
         saving = f", by {share:.1%}{doubt},"
     return (
-        f", the fastest; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, fastest)}, "
+        f", the fastest; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, found, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
 
@@ -54,15 +61,17 @@ def _tempting(plan: PlanFile, found: Searched) -> str:
         return ""
     one = faster[0]
     return (
-        f" {_place(one, plan, chosen)} looks {one.rate / chosen.rate - 1:.1%} faster, but is predicted to "
+        f" {_place(one, plan, found, chosen)} looks {one.rate / chosen.rate - 1:.1%} faster, but is predicted to "
         f"+-{one.error:.0%} only: measure it before it is taken."
     )
 
 
-def _place(option: Option, plan: PlanFile, other: Option | None = None) -> str:
+def _place(option: Option, plan: PlanFile, found: Searched, other: Option | None = None) -> str:
     """An option in words; what it has in common with ``other`` is not said again."""
     one = option.candidate
-    label = "the same strategy" if other is not None and one.label == other.candidate.label else one.label
+    label = one.label(found.common)
+    if other is not None and label == other.candidate.label(found.common):
+        label = "the same strategy"
     machine = f" ({one.machine.label})" if len(plan.machines) > 1 else ""
     return f"{one.gpus:,} GPUs{machine} with {label}"
 
@@ -133,8 +142,8 @@ def left_over(found: Searched) -> str:
     if gain <= 0:
         return f"{said}; by their bounds none is faster than the best on as many GPUs"
     return (
-        f"{said}: by its bound the best of them, {one.candidate.label} on {one.candidate.gpus:,} GPUs, could be "
-        f"{gain:.0%} faster than the best that was, at most"
+        f"{said}: by its bound the best of them, {one.candidate.label(found.common)} on "
+        f"{one.candidate.gpus:,} GPUs, could be {gain:.0%} faster than the best that was, at most"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clustersim.planner.limits import SLACK
-from clustersim.planner.options import Option, Searched, rule, title
+from clustersim.planner.options import Option, Searched, rule
 from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
@@ -40,7 +40,7 @@ def why_lost(option: Option, searched: Searched) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
         limits = what_limits(option) if searched.split else ""
-        said = option.reason or option.state
+        said = searched.reason(option) or option.state
         if option.state == "rough" and searched.front:
             said = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
         return f"{said}; at the least {limits}" if limits else said
@@ -49,7 +49,7 @@ def why_lost(option: Option, searched: Searched) -> str:
     slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
     dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
     how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
-    return f"{where_it_goes(option.result)}; {how} than {title(by.candidate)}"
+    return f"{where_it_goes(option.result)}; {how} than {searched.title(by)}"
 
 
 def beats(option: Option, searched: Searched) -> Option:
@@ -67,7 +67,7 @@ def why_tempting(option: Option, searched: Searched) -> str:
     word, gain = max(gains.items(), key=lambda pair: pair[1])
     limit = float(option.result["step_time_s"]) * option.rate / by.rate
     return (
-        f"{gain:.1%} {word} than {title(by.candidate)} if its prediction held, but {option.candidate.kind} steps are "
+        f"{gain:.1%} {word} than {searched.title(by)} if its prediction held, but {option.candidate.kind} steps are "
         f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
         f"better one if its step takes less than {format_time(limit)}"
     )
@@ -164,8 +164,8 @@ def _sorts(option: Option, searched: Searched) -> list[object]:
     chosen, mine = searched.front[0].candidate, option.candidate
     if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
         return []
-    own = {**mine.degrees, "strategy": mine.changes["strategy"]["kind"]}
-    other = {**chosen.degrees, "strategy": chosen.changes["strategy"]["kind"]}
+    own = {**mine.degrees, "strategy": mine.form.strategy["kind"]}
+    other = {**chosen.degrees, "strategy": chosen.form.strategy["kind"]}
     return [(name, value) for name, value in own.items() if value != other[name]]
 
 
@@ -178,7 +178,7 @@ def rule_told(searched: Searched) -> str:
     if other is None or not other.rate or other.candidate.number == chosen.candidate.number:
         return ""
     lost = chosen.rate / other.rate - 1
-    takes = f"the simple rule, TP 8 and then PP until it fits, takes {other.candidate.label}"
+    takes = f"the simple rule, TP 8 and then PP until it fits, takes {other.candidate.label(searched.common)}"
     return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
 
 

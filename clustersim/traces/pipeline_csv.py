@@ -22,7 +22,6 @@ from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.csv_table import Table, header, read_table
-from clustersim.traces.stages import NAMES, PHASES
 
 STEPS_APART = "steps_apart"
 """In :attr:`Timeline.stats` where every step was recorded by a clock of its own: nothing is known across them."""
@@ -42,13 +41,15 @@ class Word:
     dim: str = ""
 
 
+_ACTIONS = {"F": ("forward", "forward"), "B": ("backward", "backward"),
+            "I": ("input gradient", "backward"), "W": ("weight gradient", "backward")}  # fmt: skip
 _TRANSFERS = {
     f"{words}-{way}": Word(f"{way} {name}", way, "communication", action, "pp")
     for words, name, action in (("forward", "activations", "F"), ("backward", "gradients", "B"))
     for way in ("send", "recv")
 }
 WORDS: dict[str, Word] = {
-    **{action: Word(name, "compute", PHASES[action], action) for action, name in NAMES.items()},
+    **{letter: Word(name, "compute", phase, letter) for letter, (name, phase) in _ACTIONS.items()},
     "forward-compute": Word("forward", "compute", "forward", "F"),
     "backward-compute": Word("backward", "compute", "backward", "B"),
     **_TRANSFERS,
@@ -160,8 +161,8 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
     if ranks != list(range(len(ranks))):
         world = max(ranks) + 1
         counted(world, MOST_RANKS, f"{ops.path}: ranks of the run", TraceError)
-        gone = np.setdiff1d(np.arange(world), ranks)
-        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone.tolist())} of {world}; every rank is needed")
+        gone = np.setdiff1d(np.arange(world), ranks).tolist()
+        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone)} of {world}; every rank is needed")
     per_stage = Counter({line.rank: line.stage for line in lines}.values())
     if len(set(per_stage.values())) > 1:
         told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
