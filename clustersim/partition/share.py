@@ -160,4 +160,4 @@ def local_tensor(tensor: Tensor, share: Share) -> Tensor:
         numel = numel // share.vocab * share.padded
     if numel % share.tp:
         raise ScenarioError(f"tp = {share.tp} does not divide {numel:,} elements of {tensor.name} (at $.parallel.tp)")
-    return replace(tensor, numel=numel // share.tp)
+    return Tensor(tensor.name, numel // share.tp, tensor.tied_to, tensor.cut)
