@@ -85,7 +85,7 @@ def row(option: Option, found: Searched) -> dict[str, Any]:
     usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
     return {
         "option": found.title(option),
-        "family": option.candidate.family,
+        "family": option.candidate.form.family,
         "machine": option.candidate.machine.label,
         "nodes": option.candidate.nodes,
         "gpus": option.candidate.gpus,

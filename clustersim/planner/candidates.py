@@ -85,17 +85,12 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         """Field -> value, on the plan's base."""
         micro, passes = self.played
         knobs = {**self.form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
-        said = {
-            "cluster": self.machine.cluster(self.nodes),
-            "strategy": knobs,
-            "model.activation_checkpointing": self.kept,
-        }
-        return said | ({"parallel": self.form.parallel} if self.form.parallel else {})
-
-    @property
-    def family(self) -> str:
-        """Its strategy and degrees in words."""
-        return self.form.family
+        said = {"cluster": self.machine.cluster(self.nodes), "strategy": knobs}
+        return (
+            said
+            | {"model.activation_checkpointing": self.kept}
+            | ({"parallel": self.form.parallel} if self.form.parallel else {})
+        )
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -108,7 +103,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         said = f"micro-batch {micro}" if self.form.tells[0] else ""
         if passes > 1:
             said = f"{said} x {passes} passes" if said else f"{passes} passes"
-        return ", ".join(filter(None, (self.family, *(one for one in self.knobs if one not in common), said)))
+        return ", ".join(filter(None, (self.form.family, *(one for one in self.knobs if one not in common), said)))
 
     @property
     def kind(self) -> str:
@@ -154,8 +149,7 @@ def candidates(
         ``[parallel]``, :func:`clustersim.planner.knobs.combinations`.
     """
     numbers, limit, kinds = itertools.count(), plan.limits.gpus, plan.tried.activation_checkpointing
-    total = sum(_count(table) for table in plan.tried.strategies) * len(tables)
-    counted(total * len(gpus_of) * len(plan.tried.micro_batch_size), MOST_CASES, "$.try: options", ScenarioError)
+    counted(combined(plan, gpus_of, tables), MOST_CASES, "$.try: options", ScenarioError)
     forms = list(_forms(plan, tables))
     for (m, nodes), gpus in gpus_of.items():
         if limit is not None and gpus > limit:

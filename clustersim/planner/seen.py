@@ -191,10 +191,9 @@ class Seen:
     def rule_out(self, option: Option, by: Option) -> None:
         """Note that it need not be simulated, or not whole."""
         rate = -self.best[option.candidate.number][0]
-        how = f"roughly {rate / (1 + ROUGH):,.0f}" if option.state == "rough" else f"even at its bound of {rate:,.0f}"
-        what = (
-            f"{how} {self._unit}: it is beaten by" if option.state == "rough" else f"{how} {self._unit} it is beaten by"
-        )
+        what = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
+        if option.state == "rough":
+            what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
         self._note(option, option.state or "bound", what, by.candidate.number)
 
     def take(self, rows: Mapping[int, Mapping[str, Any]], *, rough: bool) -> None:

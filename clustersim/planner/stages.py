@@ -26,20 +26,6 @@ from clustersim.schedules.base import Order, Orders
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Sizes:
-    """What ranks hold, by pipeline rank.
-
-    Parameters
-    ----------
-    dense, expert : (ranks,) elements of parameters. activations : (ranks,) bytes at the most, for one sample.
-    """
-
-    dense: Floats
-    expert: Floats
-    activations: Floats
-
-
 def counts(parts: Partition) -> tuple[Floats, Floats]:
     """(ranks,) elements of dense parameters and of experts'."""
     rows = [(stage.parameters, stage.expert_parameters) for stage in parts.stages]

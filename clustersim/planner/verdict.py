@@ -97,7 +97,7 @@ def too_close(found: Searched) -> Iterator[str]:
     for each kind of strategy that is predicted too coarsely to be ranked."""
     best: dict[tuple[int, str, str], Option] = {}
     for one in (one for one in found.options if one.counts):
-        key = one.candidate.gpus, one.candidate.machine.label, one.candidate.family
+        key = one.candidate.gpus, one.candidate.machine.label, one.candidate.form.family
         if key not in best or one.rate > best[key].rate:
             best[key] = one
     places: defaultdict[tuple[int, str], list[Option]] = defaultdict(list)
@@ -111,7 +111,7 @@ def too_close(found: Searched) -> Iterator[str]:
             most = max(first.rate / one.rate - 1 for one in near)
             yield (
                 f"on {gpus:,} GPUs {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
-                f"{first.candidate.family}, less than predictions are off: choose by something else, or measure"
+                f"{first.candidate.form.family}, less than predictions are off: choose by something else, or measure"
             )
     for kind in sorted(vague):
         known = of_step(kind)
@@ -152,7 +152,7 @@ def _alike(a: Option, b: Option) -> bool:
 
 
 def _named(options: list[Option]) -> str:
-    names = [one.candidate.family for one in sorted(options, key=lambda one: -one.rate)]
+    names = [one.candidate.form.family for one in sorted(options, key=lambda one: -one.rate)]
     if len(names) > MOST_NAMED:
         return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -145,12 +145,12 @@ def what_limits(option: Option) -> str:
 def alternatives(searched: Searched) -> list[Option]:
     """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
     split model: of each other degree, on the same machine as the fastest."""
-    there = {one.candidate.family for one in searched.front}
+    there = {one.candidate.form.family for one in searched.front}
     best: dict[object, Option] = {}
     for one in searched.options:
         if one.on_front or one.tempting:
             continue
-        for key in _sorts(one, searched) if searched.split else [one.candidate.family]:
+        for key in _sorts(one, searched) if searched.split else [one.candidate.form.family]:
             if key not in there and (key not in best or _rank(one) < _rank(best[key])):
                 best[key] = one
     found = {one.candidate.number: one for one in best.values()}
@@ -160,7 +160,7 @@ def alternatives(searched: Searched) -> list[Option]:
 def _sorts(option: Option, searched: Searched) -> list[object]:
     """Degrees that an option has and the fastest has not, where both have the same machine."""
     if not searched.front:
-        return [option.candidate.family] if option.state == "memory" else []
+        return [option.candidate.form.family] if option.state == "memory" else []
     chosen, mine = searched.front[0].candidate, option.candidate
     if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
         return []
