@@ -132,7 +132,7 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
 
 def test_a_run_with_nothing_wrong_is_told_so():
     said = explain(result("single_gpt2_1x1_a100").timeline).verdict
-    assert "1 rank(s): 39.8 ms a step; the largest loss is small, 2.5% of the step: " in said
+    assert said.startswith("39.8 ms a step; the largest loss is small, 2.5% of the step: ")
 
 
 def test_the_sentence_is_one_wherever_it_is_said(clustersim, tmp_path):
@@ -160,10 +160,10 @@ def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
 
 def test_what_a_run_came_to_says_what_is_missing():
     full = {"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}
-    assert came_to(Facts.of(full), 8, 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
+    assert came_to(Facts.of(full), 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
     missing = Facts.of(full | {"fits": False, "memory": {"missing_bytes": 2**31}})
-    assert "if it fitted, but it needs 2 GiB more memory than a GPU has" in came_to(missing, 8, 0.2)
-    assert came_to(Facts(), 8, 0.2) == "8 rank(s): 200 ms a step"
+    assert "if it fitted, but it needs 2 GiB more memory than a GPU has" in came_to(missing, 0.2)
+    assert came_to(Facts(), 0.2) == "200 ms a step"
 
 
 def test_every_cause_has_words():

@@ -68,14 +68,14 @@ class Facts:
 
 def verdict(facts: Facts, found: Causes) -> str:
     """What the run came to, and what it loses most by, in one sentence."""
-    cut = found.cut
     told = losses(found.timeline, found.where) if found.where else []
-    return f"{came_to(facts, found.timeline.world_size, (cut.end - cut.begin) / found.steps)}; {_lost(found, told)}."
+    return f"{came_to(facts, (found.cut.end - found.cut.begin) / found.steps)}; {_lost(found, told)}."
 
 
-def came_to(facts: Facts, world_size: int, step: float) -> str:
+def came_to(facts: Facts, step: float) -> str:
     """What the run came to; ``step`` [s]."""
-    said = f"{facts.what or f'{world_size:,} rank(s)'}: {format_time(step)} a step"
+    said = f"{facts.what}: " if facts.what else ""
+    said += f"{format_time(step)} a step"
     said += f", {facts.samples_per_s:,.1f} samples per second" if facts.samples_per_s else ""
     said += f" at {facts.mfu:.1%} of peak" if facts.mfu else ""
     missing = format_bytes(facts.missing_bytes)

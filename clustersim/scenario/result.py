@@ -135,8 +135,8 @@ class Result:
         facts, timeline = Facts.of(self.to_dict()), self.timeline
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
             return verdict(facts, causes(timeline))
-        step = self.summary["step_time_s"]
-        return f"{came_to(facts, timeline.world_size, step)}; `clustersim explain` says what it loses most by."
+        told = came_to(facts, self.summary["step_time_s"])
+        return f"{told}; `clustersim explain` says what it loses most by."
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
