@@ -89,6 +89,17 @@ def test_it_begins_with_a_question_and_a_guess_and_ends_with_two_exercises_whose
 
 
 @each
+def test_the_first_thing_it_shows_is_a_picture_and_no_prose_stands_before_it_but_the_question(path):
+    shown = []
+    for cell in json.loads(path.read_text())["cells"]:
+        shown += [cell["cell_type"]] if cell["cell_type"] == "markdown" else cell["outputs"]
+        if cell["cell_type"] == "code" and cell["outputs"]:
+            break
+    assert shown[:-1] == ["markdown"]
+    assert "<img " in "".join(shown[-1]["data"]["text/html"])
+
+
+@each
 def test_only_the_public_face_is_used(path):
     for source in cells(path, "code"):
         for node in ast.walk(ast.parse(source)):
