@@ -81,9 +81,20 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
 
 def level(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
     """Max-min fair rates of these classes in what ``usage`` (of each slot) leaves, and what holds each of them."""
+    if len(some) == 1:
+        return _level_one(some[0], usage, rng)
     if sum(len(one.slot_list) for one in some) <= SMALL:
         return _level_few(some, usage)
     return _level_many(some, usage, rng)
+
+
+def _level_one(one: Equals, usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
+    """A class by itself: its ceiling, or what the slot with the least room leaves each of its flows."""
+    share = np.maximum(1.0 - usage[one.slots], 0.0) / (one.weights * one.n)
+    least: float = share.min(initial=np.inf)
+    if one.ceiling <= least * (1 + INSTANT):
+        return [min(one.ceiling, least)], [CEILING]
+    return [least], [int(one.slots[rng.choice(np.flatnonzero(share <= least * (1 + 1e-10)))])]
 
 
 def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:

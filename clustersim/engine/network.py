@@ -30,6 +30,9 @@ from clustersim.units import format_time
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+FEW = 12
+"""Classes that are solved all together sooner than one finds out which of them a change concerns."""
+
 SLACK = 1e-11
 """How far, relatively, one rate may be above another by rounding alone."""
 
@@ -61,7 +64,7 @@ class Network:
         self._shrunk: dict[Equals, None] = {}
         self._ends: list[tuple[float, int, int, Equals]] = []
         self._solve_at = self._due = self._edge = -1.0  # no instant
-        self._stale = False  # links have another rate than when the books below were made
+        self._few = True  # the books below are not kept while few are there
         self._rng = np.random.default_rng(0)
 
     def _open(self) -> Slots:
@@ -71,7 +74,8 @@ class Network:
         self._slot_of = {link: slots.slot.item(slots.ptr[n + i]) for i, link in enumerate(self.loads.changing.tolist())}
         self._usage, self._taken = np.zeros(slots.n), np.zeros(slots.n)
         self._users = np.zeros(slots.n, dtype=np.int64)  # classes on each slot
-        self._holds: dict[int, dict[Equals, None]] = {}  # classes each slot holds
+        self._held = np.zeros(slots.n, dtype=np.int64)  # classes each slot holds
+        self._holds: dict[int, dict[Equals, None]] = {}
         alike: dict[tuple[bytes, bytes], int] = {}
         self._kind: list[int] = []  # of each load the first that takes as much of the same slots
         for load in range(n):
@@ -129,14 +133,17 @@ class Network:
                 self._users[one.slots] += 1
             one.join(transfer, nbytes, now)
             grown[one] = None
-        self._changed(grown, shrunk, now)
+        if len(self._active) <= FEW:
+            self._all(now)
+        else:
+            self._changed(grown, shrunk, now)
         self._sleep()
 
     def _vary(self, now: float) -> None:
         """What is left of links that vary; where that is another than before, everybody is booked anew."""
         gone = taken(self.loads.varying, self._slot_of, len(self._taken), now)
         if not np.array_equal(gone, self._taken):
-            self._taken, self._stale = gone, True
+            self._taken, self._few = gone, True
         if (self._active or self._new) and self._edge <= now:
             self._edges += 1
             if self._edges > MOST_EDGES:
@@ -145,15 +152,27 @@ class Network:
             if self._edge < np.inf:
                 self.clock.call(self._edge, self._ask_solve)
 
+    def _all(self, now: float) -> None:
+        """A handful of classes in all: solved together, without books."""
+        self._few = True
+        some = list(self._active)
+        if not some:
+            return
+        self.n_solves += _shared(some)
+        rates, _ = level(some, self._taken, self._rng)
+        for one, rate in zip(some, rates, strict=True):
+            if one.set(rate, now):
+                heappush(self._ends, (one.due, one.version, one.number, one))
+
     def _changed(self, grown: Iterable[Equals], shrunk: Iterable[Equals], now: float) -> None:
-        if self._stale:
-            self._stale = False
+        if self._few:  # from few to many: everybody is booked anew
+            self._few = False
             self._usage[:] = self._taken
+            self._held[:] = 0
             self._holds.clear()
             for one in self._active:
                 one.held = UNKNOWN
-            if self._active:
-                self._mend(dict(self._active), now)
+            self._mend(dict(self._active), now)
             return
         work: dict[Equals, None] = {}
         for one in grown:
@@ -215,12 +234,17 @@ class Network:
 
     def _holding(self, one: Equals) -> list[int]:
         """Slots of a class that hold somebody back."""
-        return [slot for slot in one.slot_list if self._holds.get(slot)]
+        if len(one.slot_list) < SHORT:
+            return [slot for slot in one.slot_list if self._holds.get(slot)]
+        mask = self._held[one.slots] > 0
+        found: list[int] = one.slots[mask].tolist() if mask.any() else []
+        return found
 
     def _book(self, one: Equals, rate: float, slot: int, now: float) -> None:
         one.held, one.booked = slot, rate * one.n
         if slot >= 0:
             self._holds.setdefault(slot, {})[one] = None
+            self._held[slot] += 1
         self._use(one, one.booked)
         if one.set(rate, now):
             heappush(self._ends, (one.due, one.version, one.number, one))
@@ -231,6 +255,7 @@ class Network:
             return
         if one.held >= 0:
             del self._holds[one.held][one]
+            self._held[one.held] -= 1
         self._use(one, -one.booked)
         one.held, one.booked = UNKNOWN, 0.0
 
@@ -264,10 +289,21 @@ class Network:
             done += one.over(now, self.segments)
             self._shrunk[one] = None
             if not one.n:
-                self._lift(one)
+                if not self._few:
+                    self._lift(one)
                 one.empty(now)
                 del self._active[one]
                 self._users[one.slots] -= 1
         if self._active:
             self._ask_solve()
         self.on_end(np.array(sorted(done), dtype=np.int64), now)
+
+
+def _shared(some: list[Equals]) -> bool:
+    """Whether any two flows are on one slot."""
+    seen: set[int] = set()
+    for one in some:
+        if one.slot_list and (one.n > 1 or not seen.isdisjoint(one.slot_list)):
+            return True
+        seen.update(one.slot_list)
+    return False
