@@ -152,6 +152,11 @@ class Verdict:
         """Whether it fits, but so tightly that real steps slow down."""
         return self.ok and self.share > PRESSURE
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether it fits, but not with what the allocator and libraries mostly take besides."""
+        return self.ok and self.use.shown > self.spare + self.use.total
+
     def __str__(self) -> str:
         """One sentence: fits or not, by how much, and the three largest holders."""
         held = ", ".join(
@@ -161,5 +166,7 @@ class Verdict:
         if not self.ok:
             return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
+        if self.doubtful:
+            tight = f"; with the allocator's and NCCL's own about {format_bytes(self.use.shown)}: it may run out"
         spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
         return f"fits on {self.device}{where} with {spare}; {held}"

@@ -138,6 +138,10 @@ def test_a_nearly_full_card_is_flagged() -> None:
     sizes = {b: memory(model, micro_batch_size=b, dtype="fp16").fits(card) for b in range(1, 20)}
     assert not sizes[1].pressed
     assert any(verdict.pressed and "above 70 % full" in str(verdict) for verdict in sizes.values())
+    fullest = max(b for b, verdict in sizes.items() if verdict.ok)
+    assert sizes[fullest].doubtful
+    assert "it may run out" in str(sizes[fullest])
+    assert not sizes[fullest // 2].doubtful
 
 
 @pytest.mark.parametrize(

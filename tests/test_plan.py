@@ -6,6 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -271,6 +272,15 @@ def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting(monkeypatc
     said = verdict(plan(), found)
     assert said.startswith("Take 8 GPUs (hgx-a100) with fsdp")
     assert "zero looks 4.0% faster, but is predicted to +-36% only: measure it" in said
+
+
+def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
+    one = option(0, "fsdp", 100.0)
+    for shown, said in ((79, False), (83, True)):
+        memory = {"device_bytes": 80 * 2**30, "shown_bytes": shown * 2**30}
+        tight = msgspec.structs.replace(one, result={**one.result, "peak_memory_bytes": 72 * 2**30, "memory": memory})
+        sentence = "needs 72 GiB, and with the allocator's and NCCL's own about 83 GiB of 80 GiB: it may run out"
+        assert (sentence in verdict(plan(), judged(monkeypatch, tight))) == said
 
 
 row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))

@@ -104,6 +104,8 @@ def _print(
     if not values["fits"]:
         text = f"{values['memory']['message']}; timed as if the memory were there"
         console.print(escape(text), style="bold red", soft_wrap=True)
+    elif result.verdict.doubtful:
+        console.print(escape(values["memory"]["message"]), style="yellow", soft_wrap=True)
     console.print(f"trust: {trust_words(values['trust'])}", soft_wrap=True)
     print_where(console, result.where)
     if result.where:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import PlanFile
 from clustersim.ranges import alike, of_step
+from clustersim.units import format_bytes
 
 VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
@@ -21,13 +22,26 @@ def verdict(plan: PlanFile, found: Searched) -> str:
         return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
     unit, fastest = "token" if found.tokens else "sample", found.front[0]
     said = f"Take {_place(fastest, plan, found)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}."
-    return said + _tempting(plan, found) + _common(found)
+    return said + _tempting(plan, found) + _tight(fastest) + _common(found)
 
 
 def _common(found: Searched) -> str:
     """Knobs that all options worth having share, which are not named with each."""
     said = ", ".join(one for one in found.front[0].candidate.knobs if one in found.common)
     return f" Where nothing else is said: {said}." if said else ""
+
+
+def _tight(option: Option) -> str:
+    """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
+    memory = option.result.get("memory") or {}
+    room, shown = memory.get("device_bytes", 0.0), memory.get("shown_bytes", 0.0)
+    if shown <= room:
+        return ""
+    needed = format_bytes(option.result["peak_memory_bytes"])
+    return (
+        f" Its fullest GPU needs {needed}, and with the allocator's and NCCL's "
+        f"own about {format_bytes(shown)} of {format_bytes(room)}: it may run out; more memory_margin is safer."
+    )
 
 
 def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:

@@ -205,6 +205,7 @@ class Result:
         return {
             "device_bytes": self.prepared.device.memory_bytes,
             "missing_bytes": max(0.0, -self.verdict.spare),
+            "shown_bytes": self.memory.shown,
             "by": self.memory.at_peak(),
             "peak": self.memory.peak,
             "where": self.memory.where,
