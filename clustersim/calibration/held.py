@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.calibration.score import Row, grouped, predicted
 
-Floats = npt.NDArray[np.float64]
 Groups = Mapping[str, Floats]
 SHARES = (0.5, 0.9)
 """Shares of measurements that ``p50`` and ``p90`` are to hold."""

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.calibration.score import grouped, predicted
-
-Floats = npt.NDArray[np.float64]
 
 SAME = (
     "model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis import pipeline
+from clustersim.arrays import Ints
 from clustersim.calibration.replay_peers import Peers, Span, peers_of
 from clustersim.calibration.replay_scale import Scale, groups_of
 from clustersim.label import Label
@@ -29,8 +28,6 @@ from clustersim.program import (
 )  # fmt: skip
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.pipeline_csv import STEPS_APART
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 JUST = 1e-6
 """Seconds by which clocks of one device may disagree on what ended before what began."""

@@ -18,15 +18,12 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.device import Device
 from clustersim.errors import TraceError
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.units import format_bytes
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _DATA = {"dp", "data", "ddp", "fsdp", "hsdp", "zero", "replicate"}
 _MODEL = {"tp", "tensor", "pp", "pipeline", "cp", "context", "sp", "sequence", "ep", "expert", "mp", "model", "embd"}

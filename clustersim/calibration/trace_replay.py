@@ -28,11 +28,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis import pipeline
 from clustersim.analysis.occupancy import occupancy
@@ -47,9 +46,6 @@ from clustersim.program import Compute, Program
 from clustersim.scenario.varied import PASSES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NodeType, Topology
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-
 
 RANK = 200.0
 """[bytes] of a rank of a replay, whatever it does."""

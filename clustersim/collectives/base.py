@@ -15,12 +15,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives.waves import Waves
 from clustersim.topology import NodeType, Topology
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 

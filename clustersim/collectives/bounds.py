@@ -8,17 +8,14 @@ must send and receive S across each cut. Where nothing on the way reduces, m par
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.islands import member_islands
 from clustersim.memo import kept_with_first, kept_with_topology
 from clustersim.topology import Topology, route_latency
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _ROOT_SENDS = frozenset({"broadcast", "scatter"})
 _DIRECT = frozenset({"NVL", "NVB", "LOC"})

@@ -13,16 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Channel, Group
 from clustersim.collectives.islands import Shape, owned_nics, rail_of, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
 from clustersim.errors import ProgramError, nearest
 from clustersim.memo import kept_with_topology
-
-Ints = npt.NDArray[np.int64]
 
 LAYOUTS = ("ring", "tree")
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 KINDS = _ALL_PAIRS | {"broadcast", "reduce", "scatter", "gather", "send", "sendrecv", "barrier"}

@@ -9,11 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.rounds import Round, Steps, rounds_algorithm, trade
-
-Ints = npt.NDArray[np.int64]
 
 
 def _members(n: int, *, odd: bool) -> tuple[Ints, int]:

@@ -17,14 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.collectives.base import EdgeCosts, Group, Traffic
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 MOST_FRONTS = 150_000
 """Edges times steps of a traffic that :func:`pipeline_fill` still follows within a fraction of a second."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives import gloo_law
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import everyone, traffic_of
@@ -26,9 +26,6 @@ from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
 from clustersim.costs import GlooCosts
 from clustersim.errors import ProgramError
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts | None = None) -> Plan:

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.errors import ProgramError
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 

@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Floats
 from clustersim.collectives import host_law
 from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
@@ -18,9 +18,6 @@ from clustersim.costs import GlooCosts, MpiCosts
 from clustersim.errors import ProgramError
 from clustersim.memo import kept_with_topology
 from clustersim.topology import CPU, PATH_CLASSES
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,15 +13,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
 from clustersim.collectives.loads import edge_costs, link_loads
 from clustersim.collectives.registry import algorithm
 from clustersim.collectives.ring import RING
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:

@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Group
 from clustersim.memo import kept_with_topology
 from clustersim.topology import Topology
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import EdgeCosts, Group, Traffic
 from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.topology import route_latency
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MOST_ROUTES = 2048
 """Routes between islands looked up one by one for :func:`edge_costs`."""

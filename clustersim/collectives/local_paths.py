@@ -10,14 +10,11 @@ backtracking (src/graph/search.cc).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.topology import NVSWITCH, PATH_CLASSES, Topology
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 EXACT = 10
 """Largest number of GPUs for which the order is searched exactly; larger PCIe boxes are taken in slot order."""

@@ -27,9 +27,6 @@ from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import MpiCosts
 from clustersim.errors import ProgramError, nearest
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 TRANSPORTS = ("vader", "vader/none", "tcp", "ucx")
 """What a protocol pin may say; ``vader/none`` is shared memory with btl_vader_single_copy_mechanism = none."""
 

@@ -14,9 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import ideal, nccl
-from clustersim.collectives.base import Channel, Floats, Group, Ints, Plan, Request, bus_factor
+from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_terms import (

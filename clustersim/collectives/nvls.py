@@ -9,16 +9,14 @@ once and the switch copies it to all: S/p leaves, S arrives. An all_reduce is bo
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
 from clustersim.collectives.build import everyone, refuse, traffic_of
 from clustersim.collectives.hierarchical import grid
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.tree import double_tree, levels
 from clustersim.errors import ProgramError
-
-Ints = npt.NDArray[np.int64]
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 TREE_KINDS = frozenset({"all_reduce"})

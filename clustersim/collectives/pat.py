@@ -8,12 +8,10 @@ carries half the tensor (Jeaugey 2025, arXiv:2506.20252). A reduce_scatter is th
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
-
-Ints = npt.NDArray[np.int64]
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import nccl
-from clustersim.collectives.base import Channel, Floats, Group, Ints, Request, Traffic
+from clustersim.collectives.base import Channel, Group, Request, Traffic
 from clustersim.collectives.channels import channels
 from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads

@@ -11,8 +11,8 @@ each (path class NVB; NCCL_NVB_DISABLE turns it off), rather than over PCIe and 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import member_islands, owned_nics, shapes
 from clustersim.memo import kept_with_topology
@@ -20,8 +20,6 @@ from clustersim.routing import router
 from clustersim.routing.local import class_rank
 from clustersim.routing.router import Router
 from clustersim.topology import GPU
-
-Ints = npt.NDArray[np.int64]
 
 SINCE = (2, 12)
 """NCCL's first version with PXN."""

@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}

@@ -9,15 +9,12 @@ leave a member over NVLink on average; S per island leave by the NICs where two 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 KINDS = frozenset({"all_reduce", "broadcast", "reduce"})
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.exchanges import bruck, recursive_doubling
 from clustersim.collectives.rounds import Maker, Round, Steps, rounds_algorithm
 
-Ints = npt.NDArray[np.int64]
 Levels = list[tuple[Ints, Ints]]
 """(parents, children) of each round from the root outwards."""
 

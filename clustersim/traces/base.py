@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.errors import TraceError
 from clustersim.outputs import fresh, named
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.timeline import LinkUse, OpInfo, Timeline, step_ends
 
-Ints = npt.NDArray[np.int64]
 Place = tuple[int, int]
 """A span: its rank and its op."""
 

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import TraceError
 from clustersim.texts import csv_rows
 from clustersim.traces import files
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MOST = 1e15
 """No number of a table is larger."""

@@ -25,8 +25,6 @@ from clustersim.traces.needs import longest, needs
 from clustersim.traces.profiled import BACKEND, RankTrace, Seen
 from clustersim.traces.stages import PHASES
 
-Floats = npt.NDArray[np.float64]
-
 SAME_CLOCK = 50e-6
 """Ends of one collective lie this close [s] on ranks that share a clock; what is beyond is a clock's offset."""
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim import fabrics
+from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration
-from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.solve import Fit
 
 MARK = "# Written by `clustersim calibrate`."

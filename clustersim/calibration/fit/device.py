@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.calibration.fit.knobs import Floats, Ints, Knob
+from clustersim.arrays import Floats, Ints
+from clustersim.calibration.fit.knobs import Knob
 from clustersim.compute.base import CONSTANTS
 from clustersim.compute.gemm import gemm_time
 from clustersim.compute.optimizer import launches_of, passes_of

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from clustersim import fabrics
+from clustersim.arrays import Floats, Ints
 from clustersim.calibration.captured import asked, fastest, least
-from clustersim.calibration.fit.knobs import Floats, Ints, Knob
+from clustersim.calibration.fit.knobs import Knob
 from clustersim.collectives import gloo, mpi
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_law import Work, seconds

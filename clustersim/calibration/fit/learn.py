@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats
 from clustersim.calibration.fit.nccl import Measured
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.costs import COSTS, Costs, flat, overlaid
-from clustersim.fitting.bayes import STEP, Floats, solved
+from clustersim.fitting.bayes import STEP, solved
 from clustersim.fitting.machine import moved_costs
 from clustersim.fitting.priors import FACTORS, PRIORS
-
-Bools = npt.NDArray[np.bool_]
 
 SURE = 0.3
 """A documented value is this much surer for a kind than for one machine of it."""

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from clustersim.calibration.fit.knobs import Floats, Ints, Knob
+from clustersim.arrays import Floats, Ints
+from clustersim.calibration.fit.knobs import Knob
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import Choice, seconds_of
 from clustersim.collectives.paths import placement

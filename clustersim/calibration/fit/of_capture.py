@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics
+from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration, Constant, Provenance
 from clustersim.calibration.captured import Capture, noise, read_capture
 from clustersim.calibration.fit.calibrated import Calibrated
 from clustersim.calibration.fit.device import DeviceTimes, device_times
 from clustersim.calibration.fit.host import LIBRARIES, HostTimes, halves, host_times
-from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.nccl import NcclTimes
 from clustersim.calibration.fit.of_logs import nccl_times
 from clustersim.calibration.fit.solve import fit

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics, traces
+from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration, Constant, Provenance
 from clustersim.calibration.fit.calibrated import Calibrated
-from clustersim.calibration.fit.knobs import Floats
 from clustersim.calibration.fit.nccl import Measured, NcclTimes
 from clustersim.calibration.fit.solve import UNUSED, fit
 from clustersim.calibration.validate_nccl import nccl_version, pin, usual_version

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.calibration.fit.knobs import Floats, Ints, Knob, TimeModel
+from clustersim.arrays import Floats, Ints
+from clustersim.calibration.fit.knobs import Knob, TimeModel
 
 NOISE = 0.05
 """Usual |ln(predicted / measured)| that no constant can mend: measurements repeat to 1-4 %, the law is no better."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.collectives.base import Group, Ints
+from clustersim.arrays import Ints
+from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.system import System
 from clustersim.collectives.nccl.view import Nic, NodeView, Slot, nvlink_line_rate
 from clustersim.device import device
