@@ -50,3 +50,20 @@ def better(found: Layout, best: Layout, n_gpus: int) -> bool:
         return mine > theirs
     same_kind = found.pattern == best.pattern and found.cross_nic == best.cross_nic
     return same_kind and found.hops < best.hops
+
+
+_INTRA = (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)
+_INTER = (48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2, 0.24, 0.12)
+_INTRA_SM90 = (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)
+_INTER_SM90 = (48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
+_INTRA_SM100 = (90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18)
+_INTER_SM100 = (96, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
+
+
+def speeds(sm: int, inter: bool) -> tuple[float, ...]:
+    """GB/s per channel NCCL tries, fastest first (nccl src/graph/search.cc)."""
+    if sm >= 100:
+        return _INTER_SM100 if inter else _INTRA_SM100
+    if sm >= 90:
+        return _INTER_SM90 if inter else _INTRA_SM90
+    return _INTER if inter else _INTRA

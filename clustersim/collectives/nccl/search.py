@@ -14,7 +14,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from clustersim.collectives.nccl import bounds
-from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Layout
+from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Layout, speeds
 from clustersim.collectives.nccl.system import System
 from clustersim.collectives.nccl.view import DIS, LOC, LOCAL_BANDWIDTH, NVL, PIX, PXN, SYS, NodeView
 from clustersim.collectives.nccl.walk import Walk
@@ -52,23 +52,6 @@ class Graph:
     cross_nic: int = 0
     orders: tuple[tuple[int, ...], ...] = ()
     nets: tuple[tuple[int, int], ...] = ()
-
-
-_INTRA = (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)
-_INTER = (48, 30, 28, 24, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3, 2.4, 1.2, 0.24, 0.12)
-_INTRA_SM90 = (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)
-_INTER_SM90 = (48, 45, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
-_INTRA_SM100 = (90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18)
-_INTER_SM100 = (96, 48, 45.1, 42, 40, 30, 24, 22, 20, 17.5, 15, 12, 6, 3, 2.4, 1.2, 0.24, 0.12)
-
-
-def speeds(sm: int, inter: bool) -> tuple[float, ...]:
-    """GB/s per channel NCCL tries, fastest first (nccl src/graph/search.cc)."""
-    if sm >= 100:
-        return _INTER_SM100 if inter else _INTRA_SM100
-    if sm >= 90:
-        return _INTER_SM90 if inter else _INTRA_SM90
-    return _INTER if inter else _INTRA
 
 
 @lru_cache(maxsize=1024)
@@ -123,11 +106,6 @@ def _merged(nodes: list[dict[str, Layout]]) -> dict[str, Graph]:
         )
     graphs["nvls_tree"] = graphs["nvls"]
     return graphs
-
-
-def _blank(layout: Layout) -> Layout:
-    """What a layout asked for, without what it found."""
-    return replace(layout, n_channels=0, hops=0, orders=(), nets=())
 
 
 class _Search:
@@ -211,9 +189,6 @@ class _Search:
         """The farthest class that exists within a limit."""
         return max((kind for kind in kinds if kind <= limit), default=LOC)
 
-    def _done(self, left: int) -> bool:
-        return left == -1 or self.best.n_channels * self.best.bw_inter >= self.total_bw
-
     def result(self) -> Layout:
         """The layout NCCL would settle on."""
         view = self.wires.view
@@ -231,18 +206,16 @@ class _Search:
 
     def _fastest_feasible(self) -> None:
         """First pass: down the list of speeds, relaxing one demand after the other."""
-        ask = self.best
-        total = self.total_bw
+        ask, total = self.best, self.total_bw
         if self.n > 1 and ask.pattern != RING:
             total *= self.n / (self.n - 1)
-        last = len(self.speeds) - 1
-        at = 0
+        at, last = 0, len(self.speeds) - 1
         while at < last and (self.speeds[at] > self.max_bw or self.speeds[at] * ask.min_channels > total):
             at += 1
         ask = replace(ask, bw_intra=self.speeds[at], bw_inter=self.speeds[at])
         while True:
             left = self._try(ask)
-            if self._done(left):
+            if left == -1 or self.best.n_channels * self.best.bw_inter >= self.total_bw:
                 return
             relaxed = self._relaxed(ask, left)
             if relaxed is None:
@@ -251,17 +224,14 @@ class _Search:
                 if at == last or (self.best.n_channels and self.speeds[at + 1] / self.best.bw_inter <= 0.49):
                     return
                 at += 1
-                relaxed = replace(
-                    ask,
-                    pattern=self.best.pattern,
-                    same_channels=self.try_same,
-                    type_intra=self.near_intra,
-                    type_inter=self.near_inter,
-                    cross_nic=0,
-                    bw_intra=self.speeds[at],
-                    bw_inter=self.speeds[at],
-                )
+                relaxed = self._strict(ask, self.speeds[at])
             ask = relaxed
+
+    def _strict(self, ask: Layout, speed: float) -> Layout:
+        """All demands again, at another speed."""
+        near = {"type_intra": self.near_intra, "type_inter": self.near_inter, "cross_nic": 0}
+        pattern, same = self.best.pattern, self.try_same
+        return replace(ask, pattern=pattern, same_channels=same, **near, bw_intra=speed, bw_inter=speed)
 
     def _relaxed(self, ask: Layout, left: int) -> Layout | None:
         """The next demand to give up at this speed, or None if there is no more."""
@@ -310,8 +280,8 @@ class _Search:
     def _raise_speed(self) -> None:
         """Second pass: the same channels faster, rings as a whole, trees inside the node, NVLS outside."""
         at = next((i for i, v in enumerate(self.speeds) if v <= self.best.bw_inter), len(self.speeds) - 1)
-        ask = replace(self.best, bw_intra=self.speeds[at], bw_inter=self.speeds[at], min_channels=self.best.n_channels)
-        ask = _blank(ask)
+        asked = {"bw_intra": self.speeds[at], "bw_inter": self.speeds[at], "min_channels": self.best.n_channels}
+        ask = replace(self.best, **asked, n_channels=0, hops=0, orders=(), nets=())
         left = -1
         while left != 0 and at > 0:
             best = self.best

@@ -22,8 +22,10 @@ from clustersim.collectives.nccl.layout import (
     Layout,
     better,
 )
-from clustersim.collectives.nccl.view import DIS, INTEL_P2P_OVERHEAD, PHB, PIX
-from clustersim.collectives.nccl.wiring import Vertex, Wiring
+from clustersim.collectives.nccl.links import Vertex
+from clustersim.collectives.nccl.room import Costs, Room
+from clustersim.collectives.nccl.turns import Turns
+from clustersim.collectives.nccl.wiring import Wiring
 
 _FREE, _AS_LISTED, _REPLAY = 0, 1, 2
 _LISTED_BUDGET = 1 << 10
@@ -41,7 +43,6 @@ class _At:
     order: int
 
 
-Costs = list[tuple[int, int]]
 _Moves = Iterator["_At | None"]
 
 
@@ -60,11 +61,9 @@ class Walk:
         self.budget = budget
         self.most = most
         self.n = wiring.n_gpus
-        self.free = [round(rate * 1000) for rate in wiring.bandwidth]
+        self.room = Room(wiring, both_ways=ask.pattern <= TREE)
         self.net_free = [nic.bandwidth for nic in wiring.view.nics]
-        self.costs: dict[tuple[Vertex, Vertex, float], Costs | None] = {}
-        self.ranks: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
-        self.hops = 0
+        self.turns = Turns(wiring, ask.pattern)
         self.vain: dict[tuple[object, ...], int] = {}
         self.orders: list[list[int]] = []
         self.nets: list[list[int]] = []
@@ -90,55 +89,6 @@ class Walk:
             self.budget -= 1
             stack.append(self._moves(place))  # type: ignore[arg-type]
 
-    # ------------------------------------------------------------------------------------------ links
-
-    def _take(self, start: Vertex, end: Vertex, speed: float, limit: int) -> Costs | None:
-        """Charge a path with a speed [GB/s] if it is near enough and every link still has that much."""
-        key = (start, end, speed)
-        if key not in self.costs:
-            self.costs[key] = self._cost(start, end, speed, limit)
-        costs = self.costs[key]
-        if costs is None:
-            return None
-        free = self.free
-        for done, (link, amount) in enumerate(costs):
-            if free[link] < amount:
-                for back, given in costs[:done]:
-                    free[back] += given
-                return None
-            free[link] -= amount
-        self.hops += len(self.wiring.between(start, end).links)
-        return costs
-
-    def _give(self, start: Vertex, end: Vertex, costs: Costs) -> None:
-        for link, amount in costs:
-            self.free[link] += amount
-        self.hops -= len(self.wiring.between(start, end).links)
-
-    def _cost(self, start: Vertex, end: Vertex, speed: float, limit: int) -> Costs | None:
-        """What a path costs each link [MB/s], None if it is too far.
-
-        GPU to GPU traffic crosses an Intel root complex in small packets, and a GPU before Ampere answers inbound PCIe
-        traffic with an eighth of it.
-        """
-        wiring = self.wiring
-        path = wiring.between(start, end)
-        back = wiring.between(end, start) if self.ask.pattern <= TREE else path
-        if path.kind >= DIS or max(path.kind, back.kind) > limit:
-            return None
-        whole = round(speed * 1000)
-        through_intel = path.kind == PHB and start[0] == "gpu" and wiring.view.cpu_vendor == "intel"
-        over_pcie = round(whole * INTEL_P2P_OVERHEAD) if through_intel else whole
-        costs: Costs = []
-        for link in path.links:
-            amount = over_pcie if wiring.link_kind[link] == PIX else whole
-            costs.append((link, amount))
-            if wiring.view.sm < 80 and start[0] != "gpu" and wiring.ends[link][1][0] == "gpu":
-                costs.append((link ^ 1, amount // 8))
-        return costs
-
-    # ------------------------------------------------------------------------------------------ moves
-
     def _channel(self) -> _Moves:
         """Where the next channel may start. What found nothing finds nothing again, and takes as much of the budget:
         behind NVSwitches channels of other orders leave the same links with the same room."""
@@ -162,7 +112,7 @@ class Walk:
         order = self.orders if self.ask.pattern in (NVLS, COLLNET_DIRECT) else self.orders[-1:]
         told = () if self.wiring.n_nets and not self.ask.same_channels and order is not self.orders else order
         nets = self.nets[-1:] if self._alternating() else ()
-        return len(self.orders), self.hops, *self.free, *self.net_free, *map(tuple, told), *map(tuple, nets)
+        return len(self.orders), self.room.hops, *self.room.free, *self.net_free, *map(tuple, told), *map(tuple, nets)
 
     def _from_gpus(self) -> _Moves:
         home = self.n - 1 if self.ask.pattern == RING else -1
@@ -180,7 +130,7 @@ class Walk:
 
     def _from_nets(self) -> _Moves:
         ask, count = self.ask, len(self.orders) - 1
-        nets = self._candidates(None)
+        nets = self.wiring.ports(ask.type_inter, None)
         speed = int(ask.bw_inter)
         for i in range(len(nets)):
             net = nets[(count + i) % len(nets)]
@@ -201,16 +151,16 @@ class Walk:
         local = self.wiring.local_gpu(net)
         if ask.pattern in (NVLS, COLLNET_DIRECT):
             if local is not None and self._new_head(net):
-                yield from self._enter(net, _At(local, 0, net_at, -1, _FREE))
+                yield from self._go(("net", net), _At(local, 0, net_at, -1, _FREE))
         elif count and ask.same_channels:
-            yield from self._enter(net, _At(self.orders[-2][0], 0, net_at, -1, _REPLAY))
+            yield from self._go(("net", net), _At(self.orders[-2][0], 0, net_at, -1, _REPLAY))
         else:
             if count == 0 and not self.wiring.has_switch:
                 self._listed_first(net, net_at)
             near = self.wiring.nearest(("net", net), "gpu")
             first = [] if local is None else [local]
             for gpu in first + [g for g in near if g != local]:
-                yield from self._enter(net, _At(gpu, 0, net_at, -1, _FREE))
+                yield from self._go(("net", net), _At(gpu, 0, net_at, -1, _FREE))
 
     def _new_head(self, net: int) -> bool:
         """Whether a port's GPU heads no channel yet: a GPU with several NICs is head once."""
@@ -220,17 +170,9 @@ class Walk:
     def _listed_first(self, net: int, net_at: int) -> None:
         """Set a reference with the GPUs in their listed order; it does not count against the budget."""
         budget, self.budget = self.budget, _LISTED_BUDGET
-        self._drive(self._enter(net, _At(0, 0, net_at, -1, _AS_LISTED)))
+        self._drive(self._go(("net", net), _At(0, 0, net_at, -1, _AS_LISTED)))
         if not self.stopped:
             self.budget = budget
-
-    def _enter(self, net: int, place: _At) -> _Moves:
-        start: Vertex = ("net", net)
-        end: Vertex = ("gpu", place.gpu)
-        costs = self._take(start, end, self.ask.bw_inter, self.ask.type_inter)
-        if costs is not None:
-            yield place
-            self._give(start, end, costs)
 
     def _moves(self, at: _At) -> _Moves:
         ask = self.ask
@@ -249,21 +191,22 @@ class Walk:
             yield from self._fan(at)
         elif at.step < self.n - 1:
             for gpu in self._next(at):
-                yield from self._hop(at.gpu, _At(gpu, at.step + 1, at.net_at, at.home_at, at.order))
+                yield from self._go(("gpu", at.gpu), _At(gpu, at.step + 1, at.net_at, at.home_at, at.order))
         elif at.step == at.home_at:
-            yield from self._hop(at.gpu, _At(order[0], self.n, at.net_at, -1, at.order))
+            yield from self._go(("gpu", at.gpu), _At(order[0], self.n, at.net_at, -1, at.order))
         else:
             yield _At(at.gpu, self.n, -1, -1, at.order)
         if fresh:
             order.pop()
 
-    def _hop(self, gpu: int, place: _At) -> _Moves:
-        start: Vertex = ("gpu", gpu)
-        end: Vertex = ("gpu", place.gpu)
-        costs = self._take(start, end, self.ask.bw_intra, self.ask.type_intra)
+    def _go(self, start: Vertex, place: _At) -> _Moves:
+        """On to a GPU, from a NIC or another GPU."""
+        ask, end = self.ask, ("gpu", place.gpu)
+        speed, limit = (ask.bw_inter, ask.type_inter) if start[0] == "net" else (ask.bw_intra, ask.type_intra)
+        costs = self.room.take(start, end, speed, limit)
         if costs is not None:
             yield place
-            self._give(start, end, costs)
+            self.room.give(start, end, costs)
 
     def _finished(self) -> _Moves:
         """A whole channel is laid: keep it if that is better, then try for one more."""
@@ -271,7 +214,7 @@ class Walk:
         found = replace(
             ask,
             n_channels=count,
-            hops=self.hops,
+            hops=self.room.hops,
             orders=tuple(map(tuple, self.orders)),
             nets=tuple((net[0], net[1]) for net in self.nets if net),
         )
@@ -293,18 +236,18 @@ class Walk:
         again = 1 if balanced and at.step == 0 else -1
         speed = ask.bw_inter / 2 if balanced else ask.bw_inter
         here: Vertex = ("gpu", at.gpu)
-        for net in self._candidates(at.gpu):
+        for net in self.wiring.ports(ask.type_inter, at.gpu):
             if not self._may_leave(net, start):
                 continue
             if balanced and at.step > 0 and net != self.nets[-1][1]:
                 continue
-            costs = self._take(here, ("net", net), speed, ask.type_inter)
+            costs = self.room.take(here, ("net", net), speed, ask.type_inter)
             if costs is not None:
                 before = self.nets[-1][1]
                 self.nets[-1][1] = net
                 yield _At(at.gpu, at.step, again, at.home_at, at.order)
                 self.nets[-1][1] = before
-                self._give(here, ("net", net), costs)
+                self.room.give(here, ("net", net), costs)
 
     def _may_leave(self, net: int, start: int) -> bool:
         if self.ask.pattern == TREE and net != start:
@@ -337,57 +280,20 @@ class Walk:
         """On if every leg fits."""
         taken: list[tuple[Vertex, Vertex, Costs]] = []
         for start, end, speed in legs:
-            costs = self._take(start, end, speed, self.ask.type_intra)
+            costs = self.room.take(start, end, speed, self.ask.type_intra)
             if costs is None:
                 break
             taken.append((start, end, costs))
         if len(taken) == len(legs):
             yield _At(at.gpu, self.n, -1, -1, _FREE)
         for start, end, costs in taken:
-            self._give(start, end, costs)
-
-    # ------------------------------------------------------------------------------------------ order of trying
+            self.room.give(start, end, costs)
 
     def _next(self, at: _At) -> list[int]:
+        """GPUs to go on to, in the order NCCL tries them."""
         if at.order == _AS_LISTED:
             return [at.step + 1]
         if at.order == _REPLAY:
             return [self.orders[-2][at.step + 1]]
-        visited = self.orders[-1]
         towards_net = 0 if at.net_at == -1 else 1 if at.net_at == at.step + 1 else -1
-        ranked = self._ranked(at.gpu, visited, towards_net)
-        return self._neighbours(at.gpu, ranked) if self.wiring.has_switch else ranked
-
-    def _ranked(self, gpu: int, visited: list[int], towards_net: int) -> list[int]:
-        """GPUs not yet visited: well connected to the channel's NIC first if it matters, then wide, near, next."""
-        net = self.nets[-1][0] if towards_net else -1
-        if (gpu, net) not in self.ranks:
-            self.ranks[gpu, net] = self._rank_all(gpu, net)
-        left = [(other, intra) for other, intra in self.ranks[gpu, net] if other not in visited]
-        ranked = [other for other, _ in left]
-        alike = all(intra == left[0][1] for _, intra in left)
-        return ranked[::-1] if towards_net == -1 and alike else ranked
-
-    def _rank_all(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:
-        scores = []
-        for i in range(1, self.n):
-            other = (gpu + i) % self.n
-            path = self.wiring.between(("gpu", gpu), ("gpu", other))
-            if not path.links:
-                continue
-            inter = (0, 0, 0)
-            if net >= 0:
-                way = self.wiring.between(("net", net), ("gpu", other))
-                inter = (-int(way.bandwidth), -int(self.wiring.view.gpus[other].bandwidth), len(way.links))
-            scores.append((inter, (-int(path.bandwidth), len(path.links)), i, other))
-        return [(other, intra) for _, intra, _, other in sorted(scores)]
-
-    def _neighbours(self, gpu: int, ranked: list[int]) -> list[int]:
-        """Behind NVSwitches all GPUs look alike; NCCL keeps to the next and the previous one."""
-        after, before = (gpu + 1) % self.n, (gpu - 1) % self.n
-        wanted = {RING: [before, after], TREE: [after]}.get(self.ask.pattern, [after, before])
-        return [g for g in dict.fromkeys(wanted) if g in ranked]
-
-    def _candidates(self, gpu: int | None) -> list[int]:
-        """Ports to try, the GPU's (or GPUs') preferred ones first, then by path class."""
-        return self.wiring.ports(self.ask.type_inter, gpu)
+        return self.turns.after(at.gpu, self.orders[-1], towards_net, self.nets[-1][0] if towards_net else -1)

@@ -1,4 +1,4 @@
-"""Links of a node and the paths NCCL takes over them.
+"""The paths NCCL takes over the links of a node.
 
 What a path may be used for depends on its class, the worst link it crosses (nccl src/graph/paths.cc).
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from clustersim.collectives.nccl.links import Vertex, links_of, socket_of
 from clustersim.collectives.nccl.view import (
     C2C,
     DIS,
@@ -24,9 +25,6 @@ from clustersim.collectives.nccl.view import (
     PXN,
     SYS,
     NodeView,
-    Slot,
-    nvlink_bandwidth,
-    socket_bandwidth,
 )
 
 
@@ -39,7 +37,6 @@ class Path:
     kind: int
 
 
-Vertex = tuple[str, int]
 _NOWHERE = Path((), 0.0, DIS)
 
 
@@ -57,11 +54,8 @@ class Wiring:
         self.n_nets = len(view.nics)
         self.has_switch = view.nvswitch_links > 0
         self.has_nvlink = self.has_switch or any(map(any, view.nvlinks))
-        self.ends: list[tuple[Vertex, Vertex]] = []
-        self.bandwidth: list[float] = []
-        self.link_kind: list[int] = []
-        self.out: dict[Vertex, list[int]] = {}
-        self._connect()
+        links = links_of(view)
+        self.ends, self.bandwidth, self.link_kind, self.out = links.ends, links.bandwidth, links.kind, links.out
         self.path: dict[tuple[Vertex, Vertex], Path] = {}
         for base in self._bases():
             self._paths_to(base)
@@ -69,48 +63,6 @@ class Wiring:
         self._local_gpus: dict[int, int | None] = {}
         self._divert()
         self._local_gpus = {n: self.local_gpu(n) for n in range(self.n_nets)}
-
-    # ------------------------------------------------------------------------------------------ links
-
-    def _join(self, a: Vertex, b: Vertex, kind: int, rate: float) -> None:
-        for src, dst in ((a, b), (b, a)):
-            self.out.setdefault(src, []).append(len(self.ends))
-            self.ends.append((src, dst))
-            self.bandwidth.append(rate)
-            self.link_kind.append(kind)
-
-    def _connect(self) -> None:
-        view = self.view
-        per_link = view.link_rate or nvlink_bandwidth(view.sm)
-        for g in range(self.n_gpus):
-            if self.has_switch:
-                self._join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
-            for other in range(g + 1, self.n_gpus) if view.nvlinks else ():
-                if view.nvlinks[g][other]:
-                    self._join(("gpu", g), ("gpu", other), NVL, view.nvlinks[g][other] * per_link)
-        for g, slot in enumerate(view.gpus):
-            if view.c2c:
-                self._join(("gpu", g), ("cpu", self._socket(slot)), C2C, view.c2c)
-        for kind, slots in (("gpu", view.gpus), ("pci", view.switches), ("nic", tuple(n.slot for n in view.nics))):
-            for i, slot in enumerate(slots):
-                self._join((kind, i), self._up(slot), PIX, slot.bandwidth)
-        for i, nic in enumerate(view.nics):
-            self._join(("nic", i), ("net", i), NET, nic.bandwidth)
-        rate = socket_bandwidth(view.cpu_vendor, view.cpu_model)
-        for s, host in enumerate(view.socket_host):
-            for other in range(s + 1, len(view.socket_host)):
-                if view.socket_host[other] == host:
-                    self._join(("cpu", s), ("cpu", other), SYS, rate)
-        for links in self.out.values():  # NCCL walks wide links first, which settles ties between equal paths
-            links.sort(key=lambda link: -self.bandwidth[link])
-
-    def _up(self, slot: Slot) -> Vertex:
-        return ("pci", slot.parent) if slot.parent >= 0 else ("cpu", -1 - slot.parent)
-
-    def _socket(self, slot: Slot) -> int:
-        while slot.parent >= 0:
-            slot = self.view.switches[slot.parent]
-        return -1 - slot.parent
 
     # ------------------------------------------------------------------------------------------ paths
 
@@ -194,7 +146,7 @@ class Wiring:
         return kind <= far and (self.view.p2p or kind <= NVB)
 
     def _local_cpu(self, gpu: Vertex) -> Vertex:
-        return ("cpu", self._socket(self.view.gpus[gpu[1]]))
+        return ("cpu", socket_of(self.view, self.view.gpus[gpu[1]]))
 
     def _via(self, a: Vertex, middle: Vertex, b: Vertex, kind: int | None = None) -> None:
         one, two = self.between(a, middle), self.between(middle, b)
@@ -233,7 +185,7 @@ class Wiring:
 
     def socket_of(self, gpu: int) -> int:
         """The socket a GPU's PCIe slot belongs to."""
-        return self._socket(self.view.gpus[gpu])
+        return socket_of(self.view, self.view.gpus[gpu])
 
     def _host(self, gpu: Vertex) -> int:
         return self.view.socket_host[self._local_cpu(gpu)[1]]

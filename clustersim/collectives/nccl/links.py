@@ -1,0 +1,66 @@
+"""The links of a node as NCCL sees it, each with its class and bandwidth (nccl src/graph/topo.cc)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clustersim.collectives.nccl.view import C2C, NET, NVL, PIX, SYS, NodeView, Slot, nvlink_bandwidth, socket_bandwidth
+
+Vertex = tuple[str, int]
+"""``("gpu", 0)``, ``("pci", 1)``, ``("cpu", 0)``, ``("nic", 0)`` (the card), ``("net", 0)`` (its port) and
+``("nvs", 0)``, all NVSwitches as one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Directed links, made in pairs: ``ends``, ``bandwidth`` [GB/s] and ``kind`` of each; those ``out`` of a vertex,
+    the widest first."""
+
+    ends: list[tuple[Vertex, Vertex]] = field(default_factory=list)
+    bandwidth: list[float] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    out: dict[Vertex, list[int]] = field(default_factory=dict)
+
+    def join(self, a: Vertex, b: Vertex, kind: int, rate: float) -> None:
+        """Add a link and its way back."""
+        for src, dst in ((a, b), (b, a)):
+            self.out.setdefault(src, []).append(len(self.ends))
+            self.ends.append((src, dst))
+            self.bandwidth.append(rate)
+            self.kind.append(kind)
+
+
+def links_of(view: NodeView) -> Links:
+    """All links of a node: NVLink, PCIe, ports, and between the sockets of a host."""
+    made = Links()
+    per_link = view.link_rate or nvlink_bandwidth(view.sm)
+    for g in range(len(view.gpus)):
+        if view.nvswitch_links > 0:
+            made.join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
+        for other in range(g + 1, len(view.gpus)) if view.nvlinks else ():
+            if view.nvlinks[g][other]:
+                made.join(("gpu", g), ("gpu", other), NVL, view.nvlinks[g][other] * per_link)
+    for g, gpu in enumerate(view.gpus):
+        if view.c2c:
+            made.join(("gpu", g), ("cpu", socket_of(view, gpu)), C2C, view.c2c)
+    for kind, slots in (("gpu", view.gpus), ("pci", view.switches), ("nic", tuple(n.slot for n in view.nics))):
+        for i, slot in enumerate(slots):
+            up = ("pci", slot.parent) if slot.parent >= 0 else ("cpu", -1 - slot.parent)
+            made.join((kind, i), up, PIX, slot.bandwidth)
+    for i, nic in enumerate(view.nics):
+        made.join(("nic", i), ("net", i), NET, nic.bandwidth)
+    rate = socket_bandwidth(view.cpu_vendor, view.cpu_model)
+    for s, host in enumerate(view.socket_host):
+        for other in range(s + 1, len(view.socket_host)):
+            if view.socket_host[other] == host:
+                made.join(("cpu", s), ("cpu", other), SYS, rate)
+    for links in made.out.values():  # NCCL walks wide links first, which settles ties between equal paths
+        links.sort(key=lambda link: -made.bandwidth[link])
+    return made
+
+
+def socket_of(view: NodeView, slot: Slot) -> int:
+    """The socket a PCIe slot belongs to."""
+    while slot.parent >= 0:
+        slot = view.switches[slot.parent]
+    return -1 - slot.parent
