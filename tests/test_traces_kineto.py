@@ -297,6 +297,14 @@ def test_a_folder_that_is_missing_or_empty_is_said(tmp_path):
         traces.read(tmp_path)
 
 
+def test_the_report_of_a_folder_of_traces_is_written_there_and_read_over(tmp_path):
+    save(tmp_path / "a.json", [kernel(0, 10, 1)], 0)
+    (tmp_path / "report.html").write_text("<!doctype html>")
+    assert len(traces.read(tmp_path).ops) == 1
+    with pytest.raises(TraceError, match="no format that is known"):
+        traces.read(tmp_path / "report.html")
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_command_explains_a_trace(clustersim, options):
     done = clustersim("trace", GLOO, *options)

@@ -17,16 +17,20 @@ HEAD = 64 * 1024
 LARGEST = 3 * 2**30
 """Largest trace read [bytes], decompressed: a few steps of a large run; more does not fit a laptop's memory."""
 
+PICTURES = frozenset({".html", ".png", ".svg", ".pdf", ".gif"})
+"""What is in a folder of traces, but is none: what reports and pictures of them were written to."""
+
 _GZIP = b"\x1f\x8b"
 
 
 def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files named, and those directly inside the folders named. Raises :class:`TraceError` for a missing one."""
+    """The files named, and those directly inside the folders named but pictures and pages. Raises :class:`TraceError` for a missing one."""
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found: list[Path] = []
     for path in map(Path, given):
         if is_folder(path):
-            inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+            files = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+            inside = sorted(p for p in files if p.suffix not in PICTURES)
             if not inside:
                 raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
             found += inside
