@@ -86,7 +86,8 @@ def figures(said: Said) -> list[tuple[str, str]]:
     if said["mfu"] is not None:
         found.append(("MFU over all of it", f"{said['mfu']['p50']:.1%} (of a step: {said['job']['mfu']:.1%})"))
     if cost and cost["usd"]:
-        found.append(("cost", f"{_money(cost['usd']['p50'])} ({cost['usd']['p50'] / cost['ideal_usd'] - 1:+.1%})"))
+        more = cost["usd"]["p50"] / cost["ideal_usd"] - 1
+        found.append(("cost", f"{_money(cost['usd']['p50'])} ({more:+.1%} for failures and spares)"))
     if cost:
         power = cost["usd_of_power"]
         found.append(
