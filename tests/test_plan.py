@@ -295,6 +295,9 @@ def test_every_option_is_on_the_front_or_tempting_or_beaten_by_one_that_is_certa
         for one in found.options:
             assert one.on_front or any(at_least_as_good(best, one) for best in found.front)
             assert not (one.on_front and one.tempting)
+        assert not any("-" in why_on_front(one, found).replace("+-", "") for one in found.front)
+        looks = max(one.rate for one in found.options) / found.front[0].rate - 1
+        assert (f"looks {looks:.1%} faster" in verdict(plan(), found)) == (looks > 0)
 
 
 def test_validations_error_is_carried_into_every_figure(small):

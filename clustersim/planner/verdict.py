@@ -70,10 +70,10 @@ def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
 def _tempting(plan: PlanFile, found: Searched) -> str:
     """That something looks faster than what is taken, and is not known well enough."""
     chosen = found.front[0]
-    faster = [one for one in found.tempting if one.rate > chosen.rate]
+    faster = [one for one in (*found.tempting, *found.front) if one.rate > chosen.rate]
     if not faster:
         return ""
-    one = faster[0]
+    one = max(faster, key=lambda one: one.rate)
     return (
         f" {_place(one, plan, found, chosen)} looks {one.rate / chosen.rate - 1:.1%} faster, but is predicted to "
         f"+-{one.error:.0%} only: measure it before it is taken."

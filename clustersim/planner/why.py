@@ -33,7 +33,10 @@ def why_on_front(option: Option, searched: Searched) -> str:
     said = [f"{less:,} GPUs fewer" if less > 0 else "", f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else ""]
     said += [f"{saved:.1%} less energy per {unit}"] if not any(said) else []
     gains = " and ".join(part for part in said if part)
-    return f"{gains} than the next faster, which is {faster.rate / option.rate - 1:.0%} faster"
+    ahead = faster.rate / option.rate - 1
+    if ahead < 0:  # the order is of what an option reaches at the least
+        return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
+    return f"{gains} than the next faster, which is {ahead:.0%} faster"
 
 
 def why_lost(option: Option, searched: Searched) -> str:
