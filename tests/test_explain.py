@@ -15,8 +15,9 @@ from clustersim.analysis.stalls import CAUSES, stalls
 from clustersim.analysis.verdict import HEADLINES, Facts, came_to
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import ScenarioError
-from clustersim.scenario.idle import idle_knobs
+from clustersim.scenario.idle import each_change
 from clustersim.scenario.rerun import rerun_saving, step_time
+from clustersim.units import format_time
 
 PLANTED = {
     "why_slow_gpu": ("slow rank", "rank 3"),
@@ -190,11 +191,23 @@ def test_half_the_speed_doubles_kernels_and_leaves_the_host_alone():
 def test_a_change_that_changed_nothing_says_why():
     name = "single_gpt2_1x1_a100"
     scenario = package.load(name, {"strategy.gradient_accumulation_steps": 1, "run.nccl_version": "2.20"})
-    said = idle_knobs(scenario, result(name).timeline)
+    _, said = each_change(scenario, result(name).timeline)
     assert said[0].endswith("changed nothing: it is what the scenario says anyway")
     assert said[1].endswith("changed nothing: no step of this run depends on it")
     scenario = package.load(name, {"strategy.micro_batch_size": 2})
-    assert idle_knobs(scenario, scenario.run().timeline) == []
+    run = scenario.run().timeline
+    assert each_change(scenario, run)[1] == []
+
+
+def test_what_a_change_costs_is_measured_by_a_run_without_it():
+    # A cause's cost is a mean over ranks; a slow one holds all of them, so that mending it gives back more.
+    name = "ddp_resnet50_1x8_v100"
+    slow = package.load(name, {"cluster.slow": [{"ranks": [0], "speed": 0.5}], "run.jitter": 0.0})
+    before = step_time(package.load(name, {"run.jitter": 0.0}).run().timeline)
+    now = slow.run().timeline
+    did, _ = each_change(slow, now)
+    assert did[0].startswith("without cluster.slow=")
+    assert did[0].endswith(f"a step takes {format_time(before)}, {1 - before / step_time(now):.1%} less (run again)")
 
 
 def test_memory_near_its_limit_is_a_warning():

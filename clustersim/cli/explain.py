@@ -62,7 +62,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     with working(f"explaining {loaded.title}") as progress:
         found = explained(loaded.timeline, loaded.facts, top=top)
         other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
-    idle = _idle_knobs(loaded)
+    did, idle = _each_change(loaded)
     if as_json:
         print_json(
             {
@@ -70,11 +70,12 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
                 **found.to_dict(),
                 "rerun": other.again,
                 "choices": [one.to_dict() for one in other.choices],
+                "changes": did,
                 "idle_knobs": idle,
             }
         )
     else:
-        _print(loaded.title, found, other.text, idle)
+        _print(loaded.title, found, did + other.text, idle)
 
 
 def load(run: str, changes: tuple[str, ...] = (), *more: str) -> Loaded:
@@ -110,14 +111,14 @@ def _over(path: Path, *more: Path) -> Loaded:
     return Loaded(SavedRun(read, None, {"title": title}), title)
 
 
-def _idle_knobs(loaded: Loaded) -> list[str]:
-    """What was changed and made no difference, and why."""
-    from clustersim.scenario.idle import idle_knobs
+def _each_change(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """What each change did, and what was changed and made no difference, and why."""
+    from clustersim.scenario.idle import each_change
 
     if loaded.prepared is None or not loaded.prepared.scenario.changes:
-        return []
+        return [], []
     with working("running without each change"):
-        return idle_knobs(loaded.prepared.scenario, loaded.timeline)
+        return each_change(loaded.prepared.scenario, loaded.timeline)
 
 
 def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:

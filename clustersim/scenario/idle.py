@@ -1,4 +1,4 @@
-"""Knobs that were turned and changed nothing, and why."""
+"""What each change of a scenario did: how much longer or shorter a step is, or why it is not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from clustersim.analysis.breakdown import breakdown
 from clustersim.timeline import Timeline
 from clustersim.tomls import plainly
+from clustersim.units import format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -19,14 +20,13 @@ HIDDEN = 0.002
 """Below this share of the step, communication is hidden."""
 
 
-def idle_knobs(scenario: Scenario, timeline: Timeline) -> list[str]:
-    """One sentence for each change of a scenario without which the steps take just as long.
-
-    Runs the scenario once more for every change, without it.
-    """
+def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
+    """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
+    the steps take just as long."""
     from clustersim.scenario import load
 
-    now, said = breakdown(timeline), []
+    now, did, said = breakdown(timeline), [], []
+    took = float(now["step_time_s"])
     for key, value in scenario.changes.items():
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)
@@ -34,9 +34,13 @@ def idle_knobs(scenario: Scenario, timeline: Timeline) -> list[str]:
             said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
             continue
         before = breakdown(other.run().timeline)
-        if abs(before["step_time_s"] - now["step_time_s"]) <= SAME * now["step_time_s"]:
+        without = float(before["step_time_s"])
+        if abs(without - took) <= SAME * took:
             said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, now)}")
-    return said
+        else:
+            change = f"{abs(1 - without / took):.1%} {'less' if without < took else 'more'}"
+            did.append(f"without {key}={plainly(value)} a step takes {format_time(without)}, {change} (run again)")
+    return did, said
 
 
 def _says(scenario: Scenario) -> tuple[object, ...]:
