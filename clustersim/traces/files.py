@@ -24,7 +24,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files named, and those directly inside the folders named but pictures and pages. Raises :class:`TraceError` for a missing one."""
+    """The files named, and what is directly inside the folders named but pictures and pages.
+
+    Raises :class:`TraceError` for a missing one.
+    """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found: list[Path] = []
     for path in map(Path, given):
