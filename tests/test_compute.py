@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.compute import CONSTANTS, gemm_time, kernel_time, optimizer_time, setting, step_cost
+from clustersim.compute import CONSTANTS, Execution, gemm_time, kernel_time, optimizer_time, setting, step_cost
 from clustersim.compute.attention import flash_rate
 from clustersim.compute.base import MODES
 from clustersim.compute.conv import window_overlap
@@ -96,7 +96,7 @@ def test_a_for_loop_optimizer_over_many_small_tensors_is_limited_by_launches() -
 
 def test_a_layer_of_tiny_kernels_takes_the_host_time_to_launch_them() -> None:
     tiny = Kernel("tiny", "memory", nbytes=1.0, backward_nbytes=1.0, launches=1, backward_launches=2)
-    cost = step_cost(one_layer(*[tiny] * 50), H100, 1, dtype="fp32", optimizer=None)
+    cost = step_cost(one_layer(*[tiny] * 50), H100, 1, Execution(dtype="fp32", optimizer=None))
     assert cost.forward_bound == cost.backward_bound == ("launch",)
     assert cost.forward[0] == pytest.approx(50 * H100.launch.value)
     assert cost.backward[0] == pytest.approx(100 * H100.launch.value)
@@ -131,7 +131,7 @@ def test_no_kernel_beats_the_peak_or_the_nominal_bandwidth(name: str, dtype: str
 def test_every_device_prices_a_transformer_and_a_convnet_in_every_dtype(name: str) -> None:
     for model in (transformer(2, 256, 4, 128, 1000), convnet("resnet18")):
         for dtype in MODES:
-            cost = step_cost(model, device(name), 2, dtype=dtype)
+            cost = step_cost(model, device(name), 2, Execution(dtype=dtype))
             assert cost.forward.shape == cost.backward.shape == (len(model.layers),)
             assert np.all(cost.forward > 0)
             assert np.all(cost.backward > 0)
@@ -142,8 +142,8 @@ def test_every_device_prices_a_transformer_and_a_convnet_in_every_dtype(name: st
 def test_executed_flops_are_the_models_and_recomputation_adds_a_forward() -> None:
     model = transformer(4, 512, 8, 256, 1000)
     none = step_cost(model, A100, 3)
-    full = step_cost(model, A100, 3, activation_checkpointing="full")
-    selective = step_cost(model, A100, 3, activation_checkpointing="selective")
+    full = step_cost(model, A100, 3, Execution(activation_checkpointing="full"))
+    selective = step_cost(model, A100, 3, Execution(activation_checkpointing="selective"))
     executed = sum(k.flops + k.backward_flops for layer in model.layers for k in layer.kernels)
     assert none.forward_flops.sum() + none.backward_flops.sum() == pytest.approx(3 * executed)
     blocks = np.array([layer.kind == "block" for layer in model.layers])
@@ -161,8 +161,8 @@ def test_layers_with_the_same_kernels_cost_the_same() -> None:
 
 def test_autocast_pays_for_casts_that_a_converted_model_does_not() -> None:
     model = transformer(4, 1024, 16, 512, 1000)
-    autocast = step_cost(model, A100, 4, dtype="bf16", param_dtype="fp32", optimizer=None)
-    converted = step_cost(model, A100, 4, dtype="bf16", param_dtype="bf16", optimizer=None)
+    autocast = step_cost(model, A100, 4, Execution(dtype="bf16", param_dtype="fp32", optimizer=None))
+    converted = step_cost(model, A100, 4, Execution(dtype="bf16", param_dtype="bf16", optimizer=None))
     assert autocast.forward.sum() > converted.forward.sum()
 
 
@@ -170,7 +170,9 @@ def test_lower_precision_is_faster_where_the_hardware_has_it() -> None:
     model = transformer(4, 4096, 32, 2048, 1000)
 
     def seconds(dtype: str) -> float:
-        cost = step_cost(model, H100, 2, dtype=dtype, param_dtype="fp32" if dtype in {"fp32", "tf32"} else "bf16")
+        cost = step_cost(
+            model, H100, 2, Execution(dtype=dtype, param_dtype="fp32" if dtype in {"fp32", "tf32"} else "bf16")
+        )
         return float(cost.forward.sum() + cost.backward.sum())
 
     assert seconds("fp8") < seconds("bf16") < seconds("tf32") < seconds("fp32")
@@ -178,8 +180,8 @@ def test_lower_precision_is_faster_where_the_hardware_has_it() -> None:
 
 def test_compiled_code_is_no_slower() -> None:
     model = transformer(4, 1024, 16, 512, 1000)
-    eager = step_cost(model, A100, 4, implementation="eager")
-    compiled = step_cost(model, A100, 4, implementation="compiled")
+    eager = step_cost(model, A100, 4, Execution(implementation="eager"))
+    compiled = step_cost(model, A100, 4, Execution(implementation="compiled"))
     assert compiled.forward.sum() <= eager.forward.sum()
 
 
@@ -197,9 +199,10 @@ def test_attention_kernels_rank_as_their_charts_do() -> None:
 
 def test_a_dtype_without_units_is_noted() -> None:
     assert any(
-        "has no fp8 units: GEMMs run as fp16" in note for note in step_cost(one_layer(), V100, 1, dtype="fp8").notes
+        "has no fp8 units: GEMMs run as fp16" in note
+        for note in step_cost(one_layer(), V100, 1, Execution(dtype="fp8")).notes
     )
-    assert any("estimated" in note for note in step_cost(one_layer(), device("T4"), 1, dtype="fp16").notes)
+    assert any("estimated" in note for note in step_cost(one_layer(), device("T4"), 1, Execution(dtype="fp16")).notes)
 
 
 def test_a_grouped_convolution_reaches_less_of_the_rate_than_a_dense_one() -> None:
@@ -235,8 +238,8 @@ def test_a_product_is_above_its_roofline(m: int, n: int, k: int, dtype: str, nam
 @given(st.integers(1, 64))
 def test_time_grows_with_the_batch(batch: int) -> None:
     model = transformer(1, 256, 4, 64, 1000)
-    small = step_cost(model, A100, batch, optimizer=None)
-    large = step_cost(model, A100, batch + 1, optimizer=None)
+    small = step_cost(model, A100, batch, Execution(optimizer=None))
+    large = step_cost(model, A100, batch + 1, Execution(optimizer=None))
     assert np.all(large.forward >= small.forward * (1 - 1e-9))
     assert np.all(large.backward >= small.backward * (1 - 1e-9))
 
@@ -258,7 +261,7 @@ def test_time_grows_with_the_batch(batch: int) -> None:
 )
 def test_an_unknown_choice_is_one_error_with_what_would_be_right(choice: dict[str, str], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        step_cost(one_layer(), A100, 1, **choice)  # type: ignore[arg-type]
+        step_cost(one_layer(), A100, 1, Execution(**choice))  # type: ignore[arg-type]
 
 
 def test_a_batch_below_one_and_an_unknown_kernel_are_errors() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim.compute import CONSTANTS, setting, step_cost
+from clustersim.compute import CONSTANTS, Execution, setting, step_cost
 from clustersim.compute.check import Fit, check, read_gemms
 from clustersim.compute.kernels import time_in
 from clustersim.device import device, device_from_text
@@ -147,7 +147,7 @@ def test_fp32_eager_transformers_are_within_seven_percent() -> None:
         if model is None:
             continue
         part = device_from_text(row["gpu"])
-        cost = step_cost(model, part, int(row["micro_batch_per_gpu"]), dtype="fp32", optimizer=None)
+        cost = step_cost(model, part, int(row["micro_batch_per_gpu"]), Execution(dtype="fp32", optimizer=None))
         predicted = [1e3 * float(cost.forward.sum()), 1e3 * float(cost.backward.sum())]
         measured = [float(ms) for ms in re.findall(r"([\d.]+) ms", row["other"])[:2]]
         errors.append(sum(predicted) / float(row["value"]) - 1)
@@ -169,7 +169,9 @@ def bert_error(row: Row) -> float:
     amp = "AMP" in row["precision"]
     # NVIDIA's scripts convert the model (apex O2); TF32 is on by default in their containers.
     dtype = "fp16" if amp else "tf32" if part.sm >= 80 else "fp32"
-    cost = step_cost(model, part, batch, dtype=dtype, param_dtype="fp16" if amp else "fp32", optimizer="adam")
+    cost = step_cost(
+        model, part, batch, Execution(dtype=dtype, param_dtype="fp16" if amp else "fp32", optimizer="adam")
+    )
     seconds = accumulate * float(cost.forward.sum() + cost.backward.sum()) + cost.optimizer + cost.step_overhead
     error = seconds / (batch * accumulate / float(row["value"])) - 1
     print(f"{row['case_id']} {row['model'][:18]:18s} {dtype} s{seq} b{batch} {part.name:16s} {error:+.1%}")
@@ -191,10 +193,11 @@ def test_llm_foundry_steps_on_one_node_are_met_by_compute_alone() -> None:
         layers, width, heads, seq, vocab = (int(row[k]) for k in ("layers", "d_model", "heads", "seq_len", "vocab"))
         model = transformer(layers, width, heads, seq, vocab, implementation="flash")
         part, passes = device_from_text(row["gpu"]), int(row["grad_accum"])
-        cost = step_cost(
-            model, part, int(row["micro_batch_per_gpu"]), dtype="fp8" if "fp8" in row["precision"] else "bf16",
-            param_dtype="bf16", attention_kernel="triton", activation_checkpointing=row["act_ckpt"],
+        how = Execution(
+            dtype="fp8" if "fp8" in row["precision"] else "bf16", param_dtype="bf16", attention_kernel="triton",
+            activation_checkpointing=row["act_ckpt"],
         )  # fmt: skip
+        cost = step_cost(model, part, int(row["micro_batch_per_gpu"]), how)
         copies = 10.0 * model.parameters / part.stream_rate()
         micro = float(cost.forward.sum() + cost.backward.sum()) + copies
         seconds = passes * micro + cost.optimizer / 8 + 0.025
@@ -226,7 +229,9 @@ def convnet_error(row: Row, *, implementation: str = "eager") -> float | None:
         return None
     part, batch = device_from_text(row["gpu"]), int(row["micro_batch_per_gpu"])
     dtype = "fp16" if "AMP" in row["precision"] else "tf32" if "TF32" in row["precision"] and part.sm >= 80 else "fp32"
-    cost = step_cost(convnet(name), part, batch, dtype=dtype, optimizer="sgd_momentum", implementation=implementation)
+    cost = step_cost(
+        convnet(name), part, batch, Execution(dtype=dtype, optimizer="sgd_momentum", implementation=implementation)
+    )
     seconds = float(cost.forward.sum() + cost.backward.sum()) + cost.optimizer + cost.step_overhead
     measured = float(row["value"]) if row["unit"] == "s" else batch / float(row["value"])
     error = seconds / measured - 1

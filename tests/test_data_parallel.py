@@ -13,7 +13,7 @@ import pytest
 from player import play, toy_cost, toy_model
 
 from clustersim import fabrics, models
-from clustersim.compute import step_cost
+from clustersim.compute import Execution, step_cost
 from clustersim.device import device
 from clustersim.engine import simulate
 from clustersim.errors import ProgramError
@@ -143,7 +143,7 @@ def test_data_parallel_is_slower_than_ddp_and_the_more_so_for_small_batches():
     mesh = fabrics.mesh(topology)
     ratio = []
     for batch in (4, 64):
-        cost = step_cost(model, device("V100-SXM2-16GB"), batch, dtype="fp32", optimizer="sgd")
+        cost = step_cost(model, device("V100-SXM2-16GB"), batch, Execution(dtype="fp32", optimizer="sgd"))
         ends = [
             simulate(make(model, cost, mesh, config, 3, 0), topology, mesh).makespan
             for make, config in ((build, DataParallelConfig()), (build_ddp, DDPConfig()))

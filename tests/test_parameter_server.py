@@ -384,11 +384,11 @@ def test_ranks_that_do_not_divide_or_are_not_there_are_errors():
 def test_a_model_cut_into_fewer_pieces_costs_the_same_and_takes_the_same_step():
     from clustersim import models
     from clustersim.calibration.step_play import coarser
-    from clustersim.compute import step_cost
+    from clustersim.compute import Execution, step_cost
     from clustersim.device import device
 
     model, topology = models.model("resnet50"), fabrics.load("dgx-1p", nodes=1)
-    cost = step_cost(model, device("P100"), 32, dtype="fp32", optimizer="sgd")
+    cost = step_cost(model, device("P100"), 32, Execution(dtype="fp32", optimizer="sgd"))
     ranks = place(topology, fabrics.mesh(topology, nproc_per_node=2), ParameterServerConfig())
     times = []
     for name, priced in ((model, cost), coarser(model, cost)):

@@ -22,7 +22,7 @@ import pytest
 from clustersim.calibration.score import read_table
 from clustersim.calibration.sharded_rows import ShardedRun, read_sharded, step_time
 from clustersim.calibration.step_rows import COLUMNS
-from clustersim.compute import CONSTANTS, step_cost
+from clustersim.compute import CONSTANTS, Execution, step_cost
 from clustersim.device import Device
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
@@ -47,12 +47,14 @@ def compute(run: ShardedRun, theta: Theta) -> float:
         run.model,
         with_triton(run.device, triton),
         run.knobs["micro_batch_size"],
-        dtype=run.dtype,
-        param_dtype=run.knobs["param_dtype"],
-        attention_kernel=run.recipe.attention,
-        activation_checkpointing=run.checkpointing,
-        optimizer=run.optimizer,
-        optimizer_impl=run.recipe.optimizer_impl,
+        Execution(
+            dtype=run.dtype,
+            param_dtype=run.knobs["param_dtype"],
+            attention_kernel=run.recipe.attention,
+            activation_checkpointing=run.checkpointing,
+            optimizer=run.optimizer,
+            optimizer_impl=run.recipe.optimizer_impl,
+        ),
         constants=replace(CONSTANTS, sustained=sustained, memory_half=memory_half),
     )
     return run.accumulation * float(cost.forward.sum() + cost.backward.sum())

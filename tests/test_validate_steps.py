@@ -15,7 +15,7 @@ from clustersim.calibration.score import read_table
 from clustersim.calibration.step_play import costs_of, merged, scaled, step_time
 from clustersim.calibration.step_rows import COLUMNS, measured_step, read
 from clustersim.calibration.validate_steps import validate_steps
-from clustersim.compute import step_cost
+from clustersim.compute import Execution, step_cost
 from clustersim.device import device
 from clustersim.engine import simulate
 from clustersim.errors import TraceError
@@ -197,7 +197,7 @@ def test_channels_last_and_fused_norms_make_a_half_precision_resnet_faster() -> 
 def test_a_vocabulary_of_odd_size_misses_the_tensor_cores_loads() -> None:
     def head(vocab: int, dtype: str) -> float:
         made = models.from_row(row(model="gpt2", seq_len="1024", vocab=str(vocab)))
-        return float(step_cost(made, device("A100-SXM4-40GB"), 8, dtype=dtype).forward[-1])
+        return float(step_cost(made, device("A100-SXM4-40GB"), 8, Execution(dtype=dtype)).forward[-1])
 
     assert head(50257, "bf16") > 1.3 * head(50304, "bf16")
     assert head(50257, "fp32") < 1.01 * head(50304, "fp32")

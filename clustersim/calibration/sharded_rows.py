@@ -36,7 +36,7 @@ from clustersim.calibration.score import number
 from clustersim.calibration.step_play import machine as machine_of
 from clustersim.calibration.step_play import merged
 from clustersim.calibration.step_rows import Row, measured_step, topology_of
-from clustersim.compute import step_cost
+from clustersim.compute import Execution, step_cost
 from clustersim.compute.base import FLOAT8_RECIPES
 from clustersim.device import Device, device_from_text
 from clustersim.engine import simulate
@@ -219,10 +219,7 @@ def costs_of(run: ShardedRun) -> StepCost:
     """What a rank's step of this run costs."""
 
     def priced(checkpointing: str) -> StepCost:
-        return step_cost(
-            run.model,
-            run.device,
-            run.knobs["micro_batch_size"],
+        how = Execution(
             dtype=run.dtype,
             param_dtype=run.knobs["param_dtype"],
             state_dtype=run.knobs.get("orig_dtype", "fp32"),
@@ -233,6 +230,7 @@ def costs_of(run: ShardedRun) -> StepCost:
             implementation="compiled" if run.compiled else "eager",
             float8_recipe=run.float8_recipe,
         )
+        return step_cost(run.model, run.device, run.knobs["micro_batch_size"], how)
 
     if run.checkpointing != "alternate":
         return priced(run.checkpointing)

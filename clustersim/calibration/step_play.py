@@ -13,7 +13,7 @@ import numpy as np
 from clustersim import fabrics
 from clustersim.analysis import metrics
 from clustersim.calibration.step_rows import StepRun
-from clustersim.compute import step_cost
+from clustersim.compute import Execution, step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.engine import simulate
 from clustersim.mesh import Mesh
@@ -35,17 +35,14 @@ ANY_MACHINE = "hgx-h100"
 def costs_of(run: StepRun) -> StepCost:
     """What a rank's step of this run costs."""
     channels_last = run.model.sample == "image" and run.framework.channels_last
-    return step_cost(
-        run.model,
-        run.device,
-        run.micro_batch,
+    how = Execution(
         dtype=run.dtype,
         param_dtype=run.param_dtype,
         activation_checkpointing=run.checkpointing,
         optimizer=run.optimizer,
         implementation="compiled" if run.compiled or channels_last else "eager",
-        constants=run.framework.constants(),
     )
+    return step_cost(run.model, run.device, run.micro_batch, how, run.framework.constants())
 
 
 def scaled(cost: StepCost, factor: float) -> StepCost:

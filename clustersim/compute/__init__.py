@@ -9,6 +9,17 @@ from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
 from clustersim.compute.gemm import gemm_time
 from clustersim.compute.kernels import kernel_time
 from clustersim.compute.optimizer import optimizer_time
-from clustersim.compute.step import step_cost
+from clustersim.compute.step import Execution, setting_of, step_cost
 
-__all__ = ["CONSTANTS", "Constants", "Setting", "gemm_time", "kernel_time", "optimizer_time", "setting", "step_cost"]
+__all__ = [
+    "CONSTANTS",
+    "Constants",
+    "Execution",
+    "Setting",
+    "gemm_time",
+    "kernel_time",
+    "optimizer_time",
+    "setting",
+    "setting_of",
+    "step_cost",
+]

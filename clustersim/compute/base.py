@@ -154,7 +154,6 @@ def setting(
     device: Device,
     dtype: str,
     *,
-    autocast: bool = False,
     attention_kernel: str | None = None,
     implementation: str = "eager",
     float8_recipe: str = "tensorwise",
@@ -181,4 +180,6 @@ def setting(
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
     compiled = implementation == "compiled"
-    return Setting(device, dtype, autocast, kernel, compiled, float8_recipe=float8_recipe, constants=constants)
+    return Setting(
+        device, dtype, attention_kernel=kernel, compiled=compiled, float8_recipe=float8_recipe, constants=constants
+    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.compute.base import CONSTANTS, Constants
-from clustersim.compute.gemm import gemm_time
+from clustersim.compute.base import CONSTANTS, Constants, Setting
+from clustersim.compute.gemm import isolated_time
 from clustersim.device import Device, device_from_text
 from clustersim.errors import TopologyError
 
@@ -86,7 +86,7 @@ def check(rows: Iterable[Mapping[str, str]], constants: Constants = CONSTANTS) -
     """
     errors: dict[tuple[str, str, str], list[float]] = {}
     for g in read_gemms(rows):
-        predicted = gemm_time(g.device, g.dtype, g.m, g.n, g.k, g.batch, constants=constants)
+        predicted = isolated_time(Setting(g.device, g.dtype, constants=constants), g.m, g.n, g.k, g.batch)
         errors.setdefault((g.device.name, g.dtype, g.table), []).append(predicted / g.seconds - 1.0)
     return [_fit(key, np.array(values)) for key, values in errors.items()]
 

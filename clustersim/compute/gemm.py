@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from clustersim.compute.base import HALF, Constants, Setting
+from clustersim.compute.base import HALF, Setting
 from clustersim.device import Device
 from clustersim.program import DTYPE_BYTES
 
@@ -19,26 +19,29 @@ _LARGE_K = 4096.0
 _LARGE_H = 256 * 192 / (256 + 192)
 
 
-def gemm_time(
-    device: Device, dtype: str, m: float, n: float, k: float, batch: float = 1, *, constants: Constants | None = None
-) -> float:
+def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: float = 1) -> float:
     """Seconds of ``batch`` isolated products (m x k)(k x n) at the device's best clocks, kernel floor included.
 
     Parameters
     ----------
     m, n, k : rows, columns, inner dimension of each. dtype : of the operands.
     """
-    compute, memory = gemm_parts(device, dtype, device.matmul_rate(dtype), m, n, k, batch, constants or Constants())
-    return max(compute, memory) + device.kernel_floor.value
+    return isolated_time(Setting(device, dtype), m, n, k, batch)
 
 
-def gemm_parts(
-    device: Device, dtype: str, rate: float, m: float, n: float, k: float, batch: float, constants: Constants
-) -> tuple[float, float]:
+def isolated_time(where: Setting, m: float, n: float, k: float, batch: float) -> float:
+    """:func:`gemm_time` with a setting's own constants."""
+    return (
+        max(gemm_parts(where, where.device.matmul_rate(where.dtype), m, n, k, batch)) + where.device.kernel_floor.value
+    )
+
+
+def gemm_parts(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
     """Seconds the arithmetic and the memory traffic of a product take, without the kernel floor.
 
     ``rate`` is what a large GEMM reaches [FLOP/s].
     """
+    device, dtype, constants = where.device, where.dtype, where.constants
     # fp8 products are written in 16 bits.
     nbytes = batch * (DTYPE_BYTES[dtype] * (m * k + k * n) + max(2, DTYPE_BYTES[dtype]) * m * n)
     memory = nbytes / (device.memory_bandwidth * constants.gemm_memory)
@@ -61,4 +64,4 @@ def _waves(full: float, half: bool) -> float:
 
 def linear_parts(setting: Setting, m: float, n: float, k: float, batch: float = 1) -> tuple[float, float]:
     """:func:`gemm_parts` at the rate and dtype of a training step."""
-    return gemm_parts(setting.device, setting.dtype, setting.matmul_rate(), m, n, k, batch, setting.constants)
+    return gemm_parts(setting, setting.matmul_rate(), m, n, k, batch)

@@ -20,7 +20,7 @@ class LocalCost:
     Parameters
     ----------
     where : device, dtypes and constants. micro_batch_size : samples of one pass.
-    optimizer, optimizer_impl : as in :func:`clustersim.compute.step_cost`. state_bytes : of one element of a state.
+    optimizer, optimizer_impl : as in :class:`clustersim.compute.Execution`. state_bytes : of one element of a state.
     """
 
     where: Setting

@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim import fabrics, fitting, models
 from clustersim.calibrated import Calibration
-from clustersim.compute import step_cost
+from clustersim.compute import Execution, step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
 from clustersim.engine.loads import Varying
@@ -161,7 +161,7 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
 
 def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device, speed: Speed) -> StepCost:
     cores = cores_of(topology, mesh)
-    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    run = scenario.file.run
     with scenario.at("$.run.optimizer"):
         cost = _step_cost(
             model,
@@ -169,16 +169,8 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
             topology.calibration,
             cores,
             speed,
-            config.micro_batch_size,
-            dtype=spec.dtype,
-            param_dtype=config.param_dtype,
-            attention_kernel=None if spec.attention == "flash" else spec.attention,
-            activation_checkpointing=spec.activation_checkpointing,
-            optimizer=_optimizer(scenario),
-            optimizer_impl=run.optimizer_impl,
-            state_dtype=config.state_dtype,
-            implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
-            float8_recipe=spec.float8_recipe,
+            scenario.config.micro_batch_size,
+            execution_of(scenario),
         )
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
@@ -187,6 +179,22 @@ def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gp
         cost = replace(cost, overlap_slowdown=_taken(cores), host_bandwidth=gpu.stream_rate())
     jitter = run.jitter if run.variation is None else 0.0
     return cost if jitter is None else replace(cost, jitter=jitter)
+
+
+def execution_of(scenario: Scenario) -> Execution:
+    """How a scenario's step is computed."""
+    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    return Execution(
+        dtype=spec.dtype,
+        param_dtype=config.param_dtype,
+        attention_kernel=None if spec.attention == "flash" else spec.attention,
+        activation_checkpointing=spec.activation_checkpointing,
+        optimizer=_optimizer(scenario),
+        optimizer_impl=run.optimizer_impl,
+        implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
+        state_dtype=config.state_dtype,
+        float8_recipe=spec.float8_recipe,
+    )
 
 
 def cores_of(topology: Topology, mesh: Mesh) -> float:
@@ -240,10 +248,10 @@ def _step_cost(
     cores: float,
     speed: Speed,
     micro_batch_size: int,
-    **choices: Any,
+    how: Execution,
 ) -> StepCost:
     """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
-    return step_cost(model, _gpu(gpu, fitted, cores, speed), micro_batch_size, **choices)
+    return step_cost(model, _gpu(gpu, fitted, cores, speed), micro_batch_size, how)
 
 
 def _optimizer(scenario: Scenario) -> str | None:

@@ -13,7 +13,7 @@ import msgspec
 from clustersim.builder import Recipe, build
 from clustersim.builder.partial import partly_recomputed
 from clustersim.builder.stage_memory import worst
-from clustersim.compute import setting
+from clustersim.compute import setting_of
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
 from clustersim.errors import ScenarioError
@@ -25,8 +25,8 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
-from clustersim.scenario.parts import located
-from clustersim.scenario.replicas import HALF, check_replicas, replicas, summed_bytes
+from clustersim.scenario.parts import execution_of, located
+from clustersim.scenario.replicas import check_replicas, replicas, summed_bytes
 from clustersim.scenario.split_memory import activations, stage_memory
 from clustersim.scenario.split_notes import told
 from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
@@ -196,17 +196,9 @@ def _messages(parallel: ParallelConfig, row: Schedule) -> str:
 
 def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
     """Prices of one rank's kernels."""
-    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    how = execution_of(scenario)
     with scenario.at("$.model.dtype"):
-        where = setting(
-            gpu,
-            spec.dtype,
-            autocast=spec.dtype in {*HALF, "fp8"} and config.param_dtype == "fp32",
-            attention_kernel=None if spec.attention == "flash" else spec.attention,
-            implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
-            float8_recipe=spec.float8_recipe,
-        )
-    optimizer = None if run.optimizer == "none" else run.optimizer
+        where = setting_of(gpu, how)
     if (parallel := scenario.file.parallel) is not None:
         where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
-    return LocalCost(where, config.micro_batch_size, optimizer, run.optimizer_impl, 4)
+    return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4)
