@@ -353,6 +353,15 @@ def test_no_class_of_kernels_has_the_colour_of_a_phase():
     assert not set(kernels.values()) & set(palette.values())
 
 
+def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_has():
+    from clustersim.analysis.dimensions import DIMENSIONS
+    from clustersim.plots.style import HOLDERS, dimensions, kernels, palette, series
+
+    assert tuple(dimensions) == DIMENSIONS
+    assert len(set(dimensions.values())) == len(DIMENSIONS)
+    assert not set(dimensions.values()) & {*palette.values(), *kernels.values(), *HOLDERS.values(), *series}
+
+
 @pytest.mark.parametrize("name", ["waterfall", "breakdown", "lines", "footprints", "tradeoff"])
 def test_a_picture_of_one_axes_is_drawn_on_the_axes_it_is_given(name):
     from matplotlib.figure import Figure

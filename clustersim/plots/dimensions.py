@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.stages import dimension_colour
-from clustersim.plots.style import INK, QUIET, byte_unit, new_figure, plain_axes, series, titled
+from clustersim.plots.style import INK, QUIET, byte_unit, dimensions, new_figure, plain_axes, series, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -69,10 +68,11 @@ def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
     left = 0.0
     for name, nbytes in parts.items():
         width = nbytes / scale
-        axes.barh(0, width, left=left, height=0.7, color=dimension_colour(name), ec="white", lw=0.8, label=name)
+        axes.barh(0, width, left=left, height=0.7, color=dimensions[name], ec="white", lw=0.8, label=name)
         if total and nbytes > 0.08 * total:
             words = f"{name} {nbytes / total:.0%}"
-            axes.text(left + width / 2, 0, words, ha="center", va="center_baseline", fontsize=8.5, color=INK)
+            ink = "white" if name in {"EP", "step end"} else INK
+            axes.text(left + width / 2, 0, words, ha="center", va="center_baseline", fontsize=8.5, color=ink)
         left += width
     plain_axes(axes)
     axes.set_yticks([0], [what], fontsize=9)

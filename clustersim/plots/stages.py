@@ -18,11 +18,11 @@ from clustersim.plots.style import (
     INK,
     QUIET,
     byte_unit,
+    dimensions,
     new_figure,
     palette,
     part_styles,
     plain_axes,
-    series,
     time_unit,
     titled,
 )
@@ -43,14 +43,6 @@ NEAR = 0.4
 """A peak above this share of what the GPU has is drawn below that limit; a lower one would be squeezed by it."""
 _GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2"), strict=True))
 _HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
-_HUES = (1, 6, 3, 5, 2, 4, 7)
-_COLOURS = {name: series[hue] for name, hue in zip(DIMENSIONS, _HUES, strict=True)}
-"""One colour is one dimension in every picture."""
-
-
-def dimension_colour(name: str) -> str:
-    """The colour of a dimension's transfers."""
-    return _COLOURS.get(name, series[7])
 
 
 def stage_bars(rows: Sequence[Where], title: str | None = None) -> Figure:
@@ -93,9 +85,9 @@ def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], dict[str, Any]]
     found: list[tuple[tuple[str, str], dict[str, Any]]] = [
         (("compute", ""), {"color": palette["forward"], "ec": "white"})
     ]
-    found += [(("exposed", d), {"color": dimension_colour(d), "ec": "white"}) for d in DIMENSIONS]
+    found += [(("exposed", d), {"color": dimensions[d], "ec": "white"}) for d in DIMENSIONS]
     found += [
-        (("waiting", d), {"color": "white", "ec": dimension_colour(d), "hatch": "//////", "lw": 0.0})
+        (("waiting", d), {"color": "white", "ec": dimensions[d], "hatch": "//////", "lw": 0.0})
         for d in DIMENSIONS
     ]
     found += [(("bubble", b), {"color": _GREYS[b], "ec": "white", "hatch": _HATCH[b], "lw": 0.4}) for b in BUBBLES]

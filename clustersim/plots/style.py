@@ -53,6 +53,13 @@ HOLDERS: dict[str, str] = {
 """What holds memory: each has its colour in every picture, and none is a phase's. Brown is what a training keeps
 from step to step, slate what comes and goes."""
 
+dimensions: dict[str, str] = {
+    "TP": "#CC6677", "CP": "#DDCC77", "EP": "#882255", "PP": "#999933", "DP": "#44AA99", "step end": "#332288",
+    "point to point": "#AA4499",
+}  # fmt: skip
+"""Which way of splitting the work a transfer belongs to (:data:`clustersim.analysis.dimensions.DIMENSIONS`): Paul Tol's
+muted set, which colour-blind readers can tell apart, and none of it is a phase's."""
+
 INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
 """Text, text that matters less, rules."""
 
