@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nccl_systems import ALGORITHMS, KINDS, VIEWS, example, system, table
 
 from clustersim.collectives.nccl import (
+    Asked,
     Candidate,
     Graph,
     Rating,
@@ -135,7 +136,7 @@ def test_pat_is_for_one_gpu_a_node() -> None:
     table_of = {(r.algorithm, r.protocol): r for r in ratings("all_gather", lone, search(lone))}
     assert table_of["pat", "Simple"].latency == pytest.approx(8 + 4 * 14 / 3.5 + 2.8 * 16)
     assert "one GPU a node" in {r.algorithm: r.why for r in ratings("all_gather", *full(2))}["pat"]
-    assert all(c.algorithm != "pat" for c in candidates("all_gather", 1e3, lone, version=(2, 22)))
+    assert all(c.algorithm != "pat" for c in candidates("all_gather", 1e3, lone, asked=Asked(version=(2, 22))))
 
 
 def full(nodes: int) -> tuple[System, dict[str, Graph]]:
@@ -145,15 +146,15 @@ def full(nodes: int) -> tuple[System, dict[str, Graph]]:
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
 def test_eight_bit_sums_over_many_ranks_avoid_the_ring(dtype: str) -> None:
-    assert choose("all_reduce", 2.0**30, system("dgxa100", 2), dtype=dtype).algorithm == "tree"
-    assert choose("all_gather", 2.0**30, system("dgxa100", 2), dtype=dtype).algorithm == "ring"
+    assert choose("all_reduce", 2.0**30, system("dgxa100", 2), Asked(dtype)).algorithm == "tree"
+    assert choose("all_gather", 2.0**30, system("dgxa100", 2), Asked(dtype)).algorithm == "ring"
 
 
 @pytest.mark.parametrize(("dtype", "redop"), [("fp32", "prod"), ("int8", "sum")])
 def test_switches_reduce_only_what_they_can(dtype: str, redop: str) -> None:
     plain = choose("all_reduce", 2.0**30, system("dgxh100", 1))
     assert plain.algorithm == "nvls"
-    assert choose("all_reduce", 2.0**30, system("dgxh100", 1), dtype=dtype, redop=redop).algorithm == "ring"
+    assert choose("all_reduce", 2.0**30, system("dgxh100", 1), Asked(dtype, redop)).algorithm == "ring"
 
 
 # ------------------------------------------------------------------------------------------------------ pins
@@ -211,19 +212,21 @@ def test_a_pin_that_leaves_nothing_says_what_would_do(kind: str, pins: dict[str,
 def test_every_version_chooses_something(version: tuple[int, int], kind: str) -> None:
     for name in ("dgx1v", "dgxa100", "dgxh100", "dgxb200"):
         for nodes in (1, 2, 16):
-            assert choose(kind, 2.0**26, system(name, nodes), version=version).time_s > 0
+            assert choose(kind, 2.0**26, system(name, nodes), asked=Asked(version=version)).time_s > 0
 
 
 @pytest.mark.parametrize(
     ("version", "latency"), [((2, 12), 3.6 + 14 * 0.47), ((2, 18), 6.6 + 14 * 0.6), ((2, 28), 6.6 + 14 * 0.6)]
 )
 def test_small_rings_follow_the_latencies_of_their_version(version: tuple[int, int], latency: float) -> None:
-    chosen = choose("all_reduce", 8.0, system("dgxa100", 1), algorithm="ring", protocol="LL", version=version)
+    chosen = choose(
+        "all_reduce", 8.0, system("dgxa100", 1), algorithm="ring", protocol="LL", asked=Asked(version=version)
+    )
     assert chosen.latency_s * 1e6 == pytest.approx(latency)
 
 
 def test_old_versions_know_no_nvls() -> None:
-    old = candidates("all_reduce", 2.0**30, system("dgxh100", 1), version=(2, 14))
+    old = candidates("all_reduce", 2.0**30, system("dgxh100", 1), asked=Asked(version=(2, 14)))
     assert {c.algorithm for c in old} == {"ring", "tree"}
 
 

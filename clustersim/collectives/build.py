@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,16 @@ microsecond at 50 GB/s. NCCL's Simple slots hold up to 512 KiB (4 MiB in 8 steps
 
 MAX_PIECES = 256
 """Deepest pipeline of a chunk replay; beyond it the fill hardly matters and the event count only grows."""
+
+
+class Way(NamedTuple):
+    """The NIC index a transfer uses where it leaves the node (-1: the sender's nearest), and the channel it is on."""
+
+    rail: int
+    channel: int
+
+
+ANY_WAY = Way(-1, 0)
 
 
 class ScheduleWriter:
@@ -35,10 +46,10 @@ class ScheduleWriter:
         *,
         after: Sequence[int] = (),
         reduce: bool = False,
-        rail: int = -1,
-        channel: int = 0,
+        way: Way = ANY_WAY,
     ) -> int:
         """Add one transfer and return its id. ``after`` names transfers that must have arrived."""
+        rail, channel = way
         lane = self._lanes.setdefault((src, dst, channel), len(self._lanes))
         self._rows.append((src, dst, chunk, reduce, rail, lane))
         self._after.append(after)

@@ -77,6 +77,7 @@ def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]
         sizes[shape.rows] = shape.size
     starts = np.cumsum(sizes) - sizes
     made: list[Channel] = []
+    sides = list(zip(found, slots, strict=True))
     for c in range(n_channels):
         order = np.empty(group.size, dtype=np.int64)
         for shape, case, path in zip(found, cases, paths, strict=True):
@@ -84,7 +85,7 @@ def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]
                 mine = case == value
                 where = starts[shape.rows[mine]][:, None] + np.arange(shape.size)
                 order[where] = shape.positions[mine][:, path[value][c]]
-        made.extend(_striped(c, n_channels, order, starts + sizes - 1, found, slots, offsets))
+        made.extend(_striped(c, n_channels, order, starts + sizes - 1, sides, offsets))
     return tuple(made)
 
 
@@ -151,22 +152,17 @@ def _ends(shape: Shape, slots: list[Slot], c: int, case: int, layout: str) -> tu
 
 
 def _striped(
-    c: int,
-    n_channels: int,
-    order: Ints,
-    last: Ints,
-    found: tuple[Shape, ...],
-    slots: list[list[Slot]],
-    offsets: Ints,
+    c: int, n_channels: int, order: Ints, last: Ints, sides: list[tuple[Shape, list[Slot]]], offsets: Ints
 ) -> list[Channel]:
-    """Channel c, once per NIC of its slot."""
+    """Channel c, once per NIC of its slot; ``last`` : of each island, where its members end in ``order``."""
+    slots = [own for _, own in sides]
     if not slots[0]:
         return [Channel(c, order, 1.0 / n_channels)]
     width = max(len(slot.rails) for own in slots for slot in own)
     made = []
     for stripe in range(width):
         rails = np.full(len(order), -1, dtype=np.int64)
-        for shape, own in zip(found, slots, strict=True):
+        for shape, own in sides:
             by_offset = [own[(c + off) % len(own)].rails for off in range(3)]
             choice = np.array([r[stripe % len(r)] for r in by_offset], dtype=np.int64)
             rails[last[shape.rows]] = choice[offsets[shape.rows + 1]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, everyone, refuse, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
 
@@ -120,7 +120,7 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
     rails = peer_rails(senders, receivers, group)
     for src, dst, rail in zip(senders.tolist(), receivers.tolist(), rails.tolist(), strict=True):
         adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
-        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, rail=rail)
+        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, way=Way(rail, 0))
     pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
     sizes = np.full(pieces, _fraction(kind, n)) if request.matrix is None else request.matrix.array.ravel()
     return replace(writer.done(sizes), relay=relays(group))

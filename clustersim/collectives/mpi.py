@@ -15,8 +15,8 @@ import dataclasses
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import traffic_of
 from clustersim.collectives.costs import mpi_costs_of
@@ -92,9 +92,10 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
         if overlapping := len(parts) == 1 and _overlaps(part):
             traffic = replace(traffic, round=traffic.round[:0])
         on, rounds = on_links(traffic, members)
+        played = _Played(part, traffic, whole, members, (local, net))
         load += on
         for leg, mine in zip(rounds, _split(traffic), strict=True):
-            found = _leg(leg, traffic, mine, part, whole, members, (local, net), overlapping)
+            found = _leg(leg, mine, played, overlapping=overlapping)
             legs.append(replace(found, moved=0.0) if gpus else found)
     n, kind = members.size, request.kind
     busy = max(1.0, most_per_core(members))
@@ -185,22 +186,31 @@ def _barrier(name: str, n: int) -> Traffic:
     return traffic_of([(src, dst, 0.0, -1) for src, dst in edges], len(edges), 0, rounds=range(len(edges)))
 
 
-def _split(traffic: Traffic) -> list[npt.NDArray[np.bool_]]:
+def _split(traffic: Traffic) -> list[Bools]:
     """Edges of each round, in the order of :func:`on_links`."""
     if not len(traffic.round):
         return [np.ones(len(traffic.src), dtype=np.bool_)]
     return [traffic.round == number for number in np.unique(traffic.round).tolist()]
 
 
-def _leg(
-    leg: Leg, traffic: Traffic, mine: npt.NDArray[np.bool_], part: Part, whole: float, members: Group,
-    ways: tuple[str, str], overlapping: bool,
-) -> Leg:  # fmt: skip
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Played:
+    """A part with its traffic over ``members``: ``whole`` bytes, by the ``ways`` inside a node and between nodes."""
+
+    part: Part
+    traffic: Traffic
+    whole: float
+    members: Group
+    ways: tuple[str, str]
+
+
+def _leg(leg: Leg, mine: Bools, played: _Played, *, overlapping: bool) -> Leg:
     """The round with its messages: one after another on a chain or a core, and further ones of the busiest process."""
+    part, traffic, members, ways = played.part, played.traffic, played.members, played.ways
     src, dst, n = traffic.src[mine], traffic.dst[mine], members.size
     out, into = np.bincount(src, minlength=n), np.bincount(dst, minlength=n)
     degree, shared = int(max(out.max(), into.max())), most_per_core(members)
-    size = float(traffic.fraction[mine].max(initial=0.0)) * whole
+    size = float(traffic.fraction[mine].max(initial=0.0)) * played.whole
     path = _path(ways[bool((members.nodes[src] != members.nodes[dst]).any())], size)
     if part.name == "linear_sync" and part.kind == "gather":  # the root calls for each block, and for its rest
         return replace(leg, messages=3.0 * degree, path=path)

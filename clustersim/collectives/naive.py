@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, everyone, refuse, traffic_of
 
 KINDS = frozenset({"all_reduce"})
 
@@ -59,17 +59,9 @@ def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ..
         order, rail = channel.order.tolist(), channel.edge_rails.tolist()
         arrived: list[tuple[int, ...]] = [()] * n
         for step in range(n - 1):
+            piece = [c * n + order[(i - step - 1) % n] for i in range(n)]
             arrived = [
-                (
-                    writer.send(
-                        order[i - 1],
-                        order[i],
-                        c * n + order[(i - step - 1) % n],
-                        after=arrived[i - 1],
-                        rail=rail[i - 1],
-                        channel=c,
-                    ),
-                )
+                (writer.send(order[i - 1], order[i], piece[i], after=arrived[i - 1], way=Way(rail[i - 1], c)),)
                 for i in range(n)
             ]
         fractions += [channel.share] * n

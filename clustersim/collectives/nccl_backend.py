@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from clustersim.collectives import ideal, nccl
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl_sends import direct_shares, p2p_device, p2p_law
 from clustersim.collectives.nccl_terms import (
     ROOTED,
     busy_steps,
@@ -27,23 +29,27 @@ from clustersim.collectives.nccl_terms import (
     floored,
     hop_time,
     host_floor,
-    inner_hop,
     kernel_ceiling,
-    norm,
     rendezvous,
 )
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
 from clustersim.memo import kept_with_topology
-from clustersim.program import COPY_ENGINE
 from clustersim.transports import transport
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
 
-_TO_ONE = frozenset({"send", "sendrecv"})
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
+
+
+class Picked(NamedTuple):
+    """What NCCL picked, without the request it was for."""
+
+    algorithm: str
+    protocol: str
+    n_channels: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +96,16 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     if _foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
     chosen = choice(request, group, n_channels)
-    picked = chosen.algorithm, chosen.protocol, chosen.n_channels
+    picked = Picked(chosen.algorithm, chosen.protocol, chosen.n_channels)
     if request.kind in TUNED:
-        way = _tuned_way(group, request.kind, request.root, *picked, costs)
+        way = _tuned_way(group, request.kind, request.root, picked, costs)
     else:
         way = _direct_way(group, request.kind, request.root, request.matrix, costs)
     made = _plan(request, group, picked, way, _law(chosen, way.hops, costs))
     if request.kind in TUNED:
         return made
     wire = request.nbytes / way.rate
-    alone = _p2p_device(request, group, costs)(wire)
+    alone = p2p_device(request, group, costs)(wire)
     return replace(made, host=max(made.latency + wire - alone, 0.0))
 
 
@@ -113,11 +119,9 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
         request.kind,
         request.nbytes,
         system,
-        dtype=request.dtype,
-        redop=request.redop,
+        nccl.Asked(request.dtype, request.redop, group.nccl_version),
         algorithm=request.algorithm,
         protocol=request.protocol or (",".join(allowed) if where.islands > 1 else None),
-        version=group.nccl_version,
     )
     count = n_channels or nccl.search_channels(tuned.algorithm, system)
     blocks = nccl.channels_used(tuned, request.nbytes, system, request.kind)
@@ -143,7 +147,7 @@ def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
 def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
     """Seconds per byte of S on the narrowest link, and seconds of the hops."""
     request, group = chosen.request, chosen.group
-    shares, ceiling, hops = _direct_shares(request.kind, group, costs), math.inf, 0.0
+    shares, ceiling, hops = direct_shares(request.kind, group, costs), math.inf, 0.0
     if request.kind in TUNED:
         algorithm, protocol = chosen.algorithm, chosen.protocol
         shares = shares_of(algorithm, protocol, group, costs)
@@ -173,7 +177,8 @@ def _way(group: Group, loads: PathLoads, weights: Floats, ceiling: float, hops: 
 
 
 @kept_with_topology(maxsize=1024)
-def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str, count: int, costs: Costs) -> _Way:
+def _tuned_way(group: Group, kind: str, root: int, picked: Picked, costs: Costs) -> _Way:
+    algorithm, protocol, count = picked
     loads = loads_of(Request(kind, 1.0, root=root), group, algorithm, count)
     shares = shares_of(algorithm, protocol, group, costs)
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
@@ -184,22 +189,15 @@ def _tuned_way(group: Group, kind: str, root: int, algorithm: str, protocol: str
 @kept_with_topology(maxsize=1024)
 def _direct_way(group: Group, kind: str, root: int, matrix: ByteMatrix | None, costs: Costs) -> _Way:
     loads = loads_of(Request(kind, 1.0, root=root, matrix=matrix), group, "direct", 1)
-    shares = _direct_shares(kind, group, costs)
+    shares = direct_shares(kind, group, costs)
     return _way(group, loads, (loads.by_class / shares[:, None]).sum(axis=0), math.inf)
-
-
-def _direct_shares(kind: str, group: Group, costs: Costs) -> Floats:
-    """(4,) of the line rate that sends and receives reach on each edge class."""
-    share = costs.send_share if kind in _TO_ONE else costs.p2p_share
-    net = costs.p2p_net_share * costs.net_share[placement(group).net]
-    return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
 
 
 def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
     """Seconds of the collective, given those its bytes take on the narrowest link."""
     request, group = chosen.request, chosen.group
     if request.kind not in TUNED:
-        return _p2p_law(request, group, costs)
+        return p2p_law(request, group, costs)
     base = costs.rooted_base if request.kind in ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
@@ -219,18 +217,17 @@ def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
 def _plan(
     request: Request,
     group: Group,
-    chosen: tuple[str, str, int],
+    picked: Picked,
     way: _Way,
     seconds: Callable[[float], float],
 ) -> Plan:
     """The Plan that takes ``seconds(wire)`` alone, where ``wire`` [s] is what the bytes take on the narrowest link."""
     wire = request.nbytes / way.rate
-    algorithm, protocol, count = chosen
     return Plan(
         kind=request.kind,
-        algorithm=algorithm,
-        protocol=protocol,
-        n_channels=count,
+        algorithm=picked.algorithm,
+        protocol=picked.protocol,
+        n_channels=picked.n_channels,
         nbytes=request.nbytes,
         latency=seconds(wire) - wire,
         links=way.links,
@@ -264,44 +261,3 @@ def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs:
     return replace(
         textbook, latency=total - wire, links=loads.links, weights=weights, ceiling=ceiling, protocol="Simple"
     )
-
-
-# ---------------------------------------------------------------------------------------------------- p2p
-
-
-def _p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
-    """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
-    device, floor = _p2p_device(request, group, costs), host_floor(request.kind, group, costs)
-    if group.launch != "single_process":
-        floor = costs.host_p2p + costs.host_p2p_peer * _peers(request, group)
-    return lambda wire: floored(device(wire), floor, costs)
-
-
-def _p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
-    """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds."""
-    where, loads = placement(group), loads_of(request, group, "direct", 1)
-    hops = costs.base + loads.steps * inner_hop(loads, "Simple", group, costs)
-    if where.islands > 1:
-        hops += loads.net_steps * (costs.net_extra[where.net] + costs.hop["net/LL"])
-    per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
-    if request.matrix is not None:
-        per_peer = request.nbytes * float(request.matrix.between.max())
-    if request.protocol == COPY_ENGINE:
-        return lambda wire: hops + wire
-    limit = _channel_limit(per_peer, group, costs)
-    return lambda wire: norm(hops, max(wire, limit), costs.p2p_norm)
-
-
-def _peers(request: Request, group: Group) -> int:
-    """Whom a member posts sends and receives for, at most."""
-    if request.matrix is not None:
-        posted = request.matrix.between > 0
-        return int(max(posted.sum(axis=0).max(), posted.sum(axis=1).max()))
-    return 1 if request.kind in _TO_ONE else group.size - 1
-
-
-def _channel_limit(per_peer: float, group: Group, costs: Costs) -> float:
-    """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows."""
-    age = placement(group).age
-    opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)
-    return per_peer / (opened * costs.p2p_channel_rate[age])

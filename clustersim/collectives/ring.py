@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, pieces, refuse, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
@@ -132,17 +132,8 @@ def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int
     for piece in range(k):
         before: list[int] = []
         for i in range(len(order) - 1):
-            before = [
-                writer.send(
-                    order[i],
-                    order[i + 1],
-                    base + piece,
-                    after=before,
-                    reduce=request.kind == "reduce",
-                    rail=rail[i],
-                    channel=c,
-                )
-            ]
+            way, adds = Way(rail[i], c), request.kind == "reduce"
+            before = [writer.send(order[i], order[i + 1], base + piece, after=before, reduce=adds, way=way)]
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, pieces, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, pieces, refuse, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 
@@ -122,30 +122,26 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
             depth = levels(parent)
             order = np.argsort(-depth, kind="stable").tolist()
             for piece in range(k):
-                _one_piece(writer, request.kind, parent.tolist(), order, len(fractions) + piece, channel.nic, lane)
+                _one_piece(writer, request.kind, parent.tolist(), order, len(fractions) + piece, Way(channel.nic, lane))
             fractions += [fraction / k] * k
             lane += 1
     return writer.done(np.array(fractions))
 
 
-def _one_piece(
-    writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, rail: int, lane: int
-) -> None:
+def _one_piece(writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, way: Way) -> None:
     """One piece up and down; ``order`` lists the members deepest first."""
     arrived: list[list[int]] = [[] for _ in parent]
     if kind != "broadcast":
         for member in order:
             if parent[member] >= 0:
-                sent = writer.send(
-                    member, parent[member], piece, after=arrived[member], reduce=True, rail=rail, channel=lane
-                )
+                sent = writer.send(member, parent[member], piece, after=arrived[member], reduce=True, way=way)
                 arrived[parent[member]].append(sent)
     if kind != "reduce":
         had = {member: arrived[member] if parent[member] < 0 else [] for member in order}
         for member in reversed(order):
             if parent[member] >= 0:
                 above = parent[member]
-                had[member] = [writer.send(above, member, piece, after=had[above], rail=rail, channel=lane)]
+                had[member] = [writer.send(above, member, piece, after=had[above], way=way)]
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:

@@ -123,10 +123,10 @@ def jasper(frames: int = UTTERANCE) -> Model:
     before = [x]
     for number, (channels, window) in enumerate(_JASPER, start=1):
         for i in range(5):
-            layer, x = _unit(x, channels, window, f"encoder.{number}.{i}", activated=i < 4)
+            layer, x = _unit(x, channels, window, f"encoder.{number}.{i}", ending="relu" if i < 4 else "")
             layers.append(layer)
         for i, earlier in enumerate(before):
-            layer, _ = _unit(earlier, channels, 1, f"encoder.{number}.res.{i}", activated=False, added=True)
+            layer, _ = _unit(earlier, channels, 1, f"encoder.{number}.res.{i}", ending="add")
             layers.append(layer)
         ending = (K.memory("relu", float(x.size), RELU), K.memory("dropout", float(x.size), K.DROPOUT))
         layers.append(Layer(f"encoder.{number}.out", "residual", (), ending, activation_bytes=1.25 * x.size))
@@ -144,16 +144,16 @@ def jasper(frames: int = UTTERANCE) -> Model:
 
 
 def _unit(
-    x: Feature, channels: int, window: int, name: str, *, length: int = 0, activated: bool = True, added: bool = False
+    x: Feature, channels: int, window: int, name: str, *, length: int = 0, ending: str = "relu"
 ) -> tuple[Layer, Feature]:
-    """A convolution with BatchNorm, and ReLU and dropout or the sum with what it is added to."""
+    """A convolution with BatchNorm, and ReLU and dropout (``"relu"``) or the sum with what it joins (``"add"``)."""
     y, conv = _conv(x, channels, window, length)
     kernels = [conv, K.memory("batch_norm", float(y.size), BATCH_NORM)]
-    if activated:
+    if ending == "relu":
         kernels += [K.memory("relu", float(y.size), RELU), K.memory("dropout", float(y.size), K.DROPOUT)]
-    if added:
+    if ending == "add":
         kernels.append(K.memory("add", float(y.size), K.Passes(3, 0, 1, 0)))
     weight = Tensor(f"{name}.conv.weight", x.channels * channels * window)
     tensors = (weight, Tensor(f"{name}.bn.weight", channels), Tensor(f"{name}.bn.bias", channels))
-    kept = y.size * (2.25 if activated else 1.0)
+    kept = y.size * (2.25 if ending == "relu" else 1.0)
     return Layer(name, "conv", tensors, tuple(kernels), 2 * channels, kept, float(x.size)), y

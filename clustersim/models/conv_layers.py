@@ -26,6 +26,17 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Window:
+    """What a convolution looks at: (height, width) or one number of ``kernel`` and ``padding``; ``stride``, and in how
+    many ``groups`` channels are."""
+
+    kernel: int | Pair
+    stride: int = 1
+    padding: int | Pair = 0
+    groups: int = 1
+
+
+@dataclass(frozen=True)
 class Feature:
     """A feature map of one sample: channels, height, width; ``image`` marks the input, which needs no gradient."""
 
@@ -55,25 +66,22 @@ def _window(x: Feature, name: str, channels: int, kernel: Pair, stride: int, pad
 def conv_unit(
     x: Feature,
     channels: int,
-    kernel: int | Pair,
+    window: Window,
     *,
     name: str,
     norm: str = "",
-    stride: int = 1,
-    padding: int | Pair = 0,
-    groups: int = 1,
-    relu: bool = True,
-    fused: bool = False,
+    relu: Passes | None = RELU,
 ) -> tuple[Layer, Feature]:
-    """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU.
+    """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU, if it has one:
+    :data:`RELU` by itself, or :data:`FUSED_RELU` in the kernels of the BatchNorm.
 
     Raises
     ------
     ModelError
         When the feature map is smaller than the window.
     """
-    size = _pair(kernel)
-    y = _window(x, name, channels, size, stride, _pair(padding))
+    size, groups = _pair(window.kernel), window.groups
+    y = _window(x, name, channels, size, window.stride, _pair(window.padding))
     tensors = [Tensor(f"{name}.weight", channels * (x.channels // groups) * size[0] * size[1])]
     kernels = [convolution(x, y, size, groups)]
     if norm:
@@ -83,9 +91,9 @@ def conv_unit(
         tensors.append(Tensor(f"{name}.bias", channels))
         kernels.append(memory("bias", float(y.size), BIAS))
     if relu:
-        kernels.append(memory("relu", float(y.size), FUSED_RELU if fused and norm else RELU))
+        kernels.append(memory("relu", float(y.size), relu))
     # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
-    kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
+    kept = float(y.size) * (bool(norm) + bool(relu)) + (x.size if x.image else 0)
     layer = Layer(
         name.removesuffix(".conv"), "conv", tuple(tensors), tuple(kernels), buffers=2 * channels if norm else 0,
         activation_bytes=kept, boundary_bytes=float(x.size),

@@ -15,7 +15,10 @@ from functools import lru_cache
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Layer, Model
 from clustersim.models.conv_layers import (
+    FUSED_RELU,
+    RELU,
     Feature,
+    Window,
     conv_unit,
     dense,
     global_pool,
@@ -75,7 +78,7 @@ def _residual(x: Feature, net: Residual, fused: bool) -> list[Layer]:
 def _residual_body(x: Feature, net: Residual, fused: bool, strides: tuple[int, ...]) -> tuple[list[Layer], Feature]:
     """The stem and as many stages as there are strides, and the map they leave."""
     layers: list[Layer] = []
-    layer, x = conv_unit(x, 64, 7, stride=2, padding=3, name="conv1", norm="bn1", fused=fused)
+    layer, x = conv_unit(x, 64, Window(7, 2, 3), name="conv1", norm="bn1", relu=FUSED_RELU if fused else RELU)
     layers.append(layer)
     layer, x = pool(x, 3, 2, padding=1, name="maxpool")
     layers.append(layer)
@@ -98,16 +101,15 @@ def _block(
         plan = [(planes, 3, first, 1), (planes, 3, second, 1)]
     layers, y = [], x
     for j, (channels, kernel, step, groups) in enumerate(plan, start=1):
-        layer, y = conv_unit(
-            y, channels, kernel, stride=step, padding=kernel // 2, groups=groups, relu=j < len(plan), fused=fused,
-            name=f"{prefix}.conv{j}", norm=f"{prefix}.bn{j}",
-        )  # fmt: skip
+        relu = None if j == len(plan) else FUSED_RELU if fused else RELU
+        window = Window(kernel, step, kernel // 2, groups)
+        layer, y = conv_unit(y, channels, window, name=f"{prefix}.conv{j}", norm=f"{prefix}.bn{j}", relu=relu)
         layers.append(layer)
     if net.squeeze:
         layers.append(squeeze_excitation(y, f"{prefix}.se", y.channels // net.squeeze))
     if (x.channels, x.height) != (y.channels, y.height):
         name = f"{prefix}.downsample"
-        layer, _ = conv_unit(x, y.channels, 1, stride=stride, relu=False, name=f"{name}.0", norm=f"{name}.1")
+        layer, _ = conv_unit(x, y.channels, Window(1, stride), name=f"{name}.0", norm=f"{name}.1", relu=None)
         layers.append(layer)
     return [*layers, residual_sum(y, f"{prefix}.add", fused)], y
 
@@ -116,7 +118,7 @@ def _plain(x: Feature, net: Plain) -> list[Layer]:
     layers, index = [], 0
     for channels in net.channels:
         if channels:
-            layer, x = conv_unit(x, channels, 3, padding=1, name=f"features.{index}")
+            layer, x = conv_unit(x, channels, Window(3, padding=1), name=f"features.{index}")
             index += 2  # a ReLU follows each convolution in the Sequential
         else:
             layer, x = pool(x, 2, 2, name=f"features.{index}")
@@ -139,7 +141,7 @@ def _alexnet(x: Feature, fused: bool) -> list[Layer]:
     plan += [(8, 256, 3, 1, 1, False), (10, 256, 3, 1, 1, True)]
     layers = []
     for index, channels, kernel, stride, padding, pooled in plan:
-        layer, x = conv_unit(x, channels, kernel, stride=stride, padding=padding, name=f"features.{index}")
+        layer, x = conv_unit(x, channels, Window(kernel, stride, padding), name=f"features.{index}")
         layers.append(layer)
         if pooled:
             layer, x = pool(x, 3, 2, name=f"features.{index + 2}")
@@ -163,18 +165,17 @@ _COCO = 81
 def _ssd(x: Feature, fused: bool) -> list[Layer]:
     """SSD300: ResNet-50 up to its third stage, which keeps its size; five smaller maps; boxes and classes of each."""
     layers, x = _residual_body(x, _RESNET50, fused, (1, 2, 1))
-    maps = [x]
+    maps, relu = [x], FUSED_RELU if fused else RELU
     for i, (channels, narrow, stride) in enumerate(_SSD_MAPS):
         p = f"additional_blocks.{i}"
-        layer, x = conv_unit(x, narrow, 1, name=f"{p}.0", norm=f"{p}.1", fused=fused)
-        wide, x = conv_unit(
-            x, channels, 3, stride=stride, padding=stride - 1, name=f"{p}.3", norm=f"{p}.4", fused=fused
-        )
+        layer, x = conv_unit(x, narrow, Window(1), name=f"{p}.0", norm=f"{p}.1", relu=relu)
+        window = Window(3, stride, stride - 1)
+        wide, x = conv_unit(x, channels, window, name=f"{p}.3", norm=f"{p}.4", relu=relu)
         layers += [layer, wide]
         maps.append(x)
     for what, outputs in (("loc", 4), ("conf", _COCO)):
         for i, (one, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
-            layer, _ = conv_unit(one, boxes * outputs, 3, padding=1, name=f"{what}.{i}", relu=False)
+            layer, _ = conv_unit(one, boxes * outputs, Window(3, padding=1), name=f"{what}.{i}", relu=None)
             layers.append(layer)
     return [*layers, _multibox(sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True)))]
 

@@ -38,7 +38,7 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
     h, f = s.d_model, e.width
     activation = K.mlp_activation(s, "expert_activation", routed * f)
     times = launches_of(s, e.count)
-    up = grouped(s, "expert_up", e.count, routed, h, f, "expert_column")
+    up = grouped(s, "expert_up", e.count, routed, (h, f))
     activation = replace(
         activation, cut="expert", launches=activation.launches * times,
         backward_launches=activation.backward_launches * times,
@@ -49,10 +49,10 @@ def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
     if s.fuses:
         biases = K.memory("expert_bias", routed * h, _weighted_bias(e.count), cut="expert")
     return (
-        *((grouped(s, "expert_gate", e.count, routed, h, f, "expert_column"),) if s.gated else ()),
+        *((grouped(s, "expert_gate", e.count, routed, (h, f)),) if s.gated else ()),
         K.sharing_input(up) if s.gated else up,
         activation,
-        grouped(s, "expert_down", e.count, routed, f, h, "expert_row"),
+        grouped(s, "expert_down", e.count, routed, (f, h), "expert_row"),
         *((biases,) if e.bias else ()),
     )
 
@@ -67,9 +67,11 @@ def _weighted_bias(count: int) -> K.Passes:
     return K.Passes(14, 20, 2 * count + 2, 6 * count + 3)
 
 
-def grouped(s: Shape, name: str, count: int, routed: float, n_in: int, n_out: int, cut: str) -> Kernel:
-    """``count`` products of equal weights' shape on ``routed`` rows per sample together."""
-    share = routed / count
+def grouped(
+    s: Shape, name: str, count: int, routed: float, sizes: tuple[int, int], cut: str = "expert_column"
+) -> Kernel:
+    """``count`` products with weights of equal ``sizes`` (in, out) on ``routed`` rows per sample together."""
+    share, (n_in, n_out) = routed / count, sizes
     flops, moved = 2.0 * routed * n_in * n_out, routed * (n_in + n_out)
     times = launches_of(s, count)
     return Kernel(

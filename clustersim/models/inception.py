@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from clustersim.model import Layer
-from clustersim.models.conv_layers import Feature, Pair, concatenation, conv_unit, dense, global_pool, pool
+from clustersim.models.conv_layers import (
+    FUSED_RELU,
+    RELU,
+    Feature,
+    Pair,
+    Window,
+    concatenation,
+    conv_unit,
+    dense,
+    global_pool,
+    pool,
+)
 
 # A convolution of a branch: torchvision's attribute, channels, window, stride; a window of 1 is not padded, others
 # are padded to keep their size unless they stride.
@@ -54,20 +65,17 @@ def _branch(x: Feature, prefix: str, branch: Branch, fused: bool) -> tuple[list[
     if branch[0][0] == "branch_pool":
         layer, x = pool(x, 3, 1, padding=1, maximum=False, name=f"{prefix}.pool")
         layers.append(layer)
-    for name, channels, window, stride in branch:
-        high, wide = window if isinstance(window, tuple) else (window, window)
-        padding = (0, 0) if stride > 1 else (high // 2, wide // 2)
-        layer, x = _unit(x, f"{prefix}.{name}", channels, (high, wide), stride, padding, fused)
+    for name, channels, kernel, stride in branch:
+        high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        window = Window((high, wide), stride, (0, 0) if stride > 1 else (high // 2, wide // 2))
+        layer, x = _unit(x, f"{prefix}.{name}", channels, window, fused)
         layers.append(layer)
     return layers, x
 
 
-def _unit(
-    x: Feature, name: str, channels: int, window: Pair, stride: int = 1, padding: Pair = (0, 0), fused: bool = False
-) -> tuple[Layer, Feature]:
-    return conv_unit(
-        x, channels, window, stride=stride, padding=padding, name=f"{name}.conv", norm=f"{name}.bn", fused=fused
-    )
+def _unit(x: Feature, name: str, channels: int, window: Window, fused: bool) -> tuple[Layer, Feature]:
+    relu = FUSED_RELU if fused else RELU
+    return conv_unit(x, channels, window, name=f"{name}.conv", norm=f"{name}.bn", relu=relu)
 
 
 def _mixed(
@@ -101,8 +109,9 @@ def _grid_e(x: Feature, prefix: str, fused: bool) -> tuple[list[Layer], Feature]
     for trunk, forks in plan:
         made, y = _branch(x, prefix, trunk, fused)
         layers += made
-        for name, window in zip(forks, ((1, 3), (3, 1)), strict=False):
-            layer, _ = _unit(y, f"{prefix}.{name}", 384, window, 1, (window[0] // 2, window[1] // 2), fused)
+        for name, kernel in zip(forks, ((1, 3), (3, 1)), strict=False):
+            window = Window(kernel, padding=(kernel[0] // 2, kernel[1] // 2))
+            layer, _ = _unit(y, f"{prefix}.{name}", 384, window, fused)
             layers.append(layer)
         channels += y.channels * max(1, len(forks))
     merged = Feature(channels, x.height, x.width)
@@ -111,8 +120,8 @@ def _grid_e(x: Feature, prefix: str, fused: bool) -> tuple[list[Layer], Feature]
 
 def _auxiliary(x: Feature, classes: int, fused: bool) -> list[Layer]:
     first, y = pool(x, 5, 3, maximum=False, name="AuxLogits.pool")
-    second, y = _unit(y, "AuxLogits.conv0", 128, (1, 1), fused=fused)
-    third, y = _unit(y, "AuxLogits.conv1", 768, (5, 5), fused=fused)
+    second, y = _unit(y, "AuxLogits.conv0", 128, Window(1), fused)
+    third, y = _unit(y, "AuxLogits.conv1", 768, Window(5), fused)
     fourth, y = global_pool(y, "AuxLogits.avgpool")
     return [first, second, third, fourth, dense(y.channels, classes, "AuxLogits.fc")]
 
@@ -124,7 +133,7 @@ def inception_v3(x: Feature, classes: int, *, auxiliary: bool, fused: bool) -> l
     stem += [("3b_1x1", 80, 1, 1, 0), ("4a_3x3", 192, 3, 1, 0), ("pool2", 0, 3, 2, 0)]
     for name, channels, window, stride, padding in stem:
         if channels:
-            layer, x = _unit(x, f"Conv2d_{name}", channels, (window, window), stride, (padding, padding), fused)
+            layer, x = _unit(x, f"Conv2d_{name}", channels, Window(window, stride, padding), fused)
         else:
             layer, x = pool(x, window, stride, name=f"max{name}")
         layers.append(layer)

@@ -34,6 +34,23 @@ _NARROW = (*_FP8, "int8", "uint8")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What NCCL's choice depends on besides kind, size and machine.
+
+    Parameters
+    ----------
+    dtype, redop : of elements, and how they are reduced.
+    version : (major, minor) of NCCL; the newest known constants not newer than it.
+    force_ll128 : use LL128 even where NCCL holds it unsafe, as NCCL_PROTO does.
+    """
+
+    dtype: str = "fp32"
+    redop: str = "sum"
+    version: tuple[int, int] = (2, 28)
+    force_ll128: bool = False
+
+
+@dataclass(frozen=True)
 class Rating:
     """Latency [us] and algorithm bandwidth [GB/s] of a pair, before the size is known; ``why`` says why it is out."""
 
@@ -48,11 +65,7 @@ def ratings(
     kind: str,
     system: System,
     graphs: Mapping[str, Graph],
-    version: tuple[int, int] = (2, 28),
-    *,
-    dtype: str = "fp32",
-    redop: str = "sum",
-    force_ll128: bool = False,
+    asked: Asked | None = None,
 ) -> tuple[Rating, ...]:
     """Every pair for a kind, in NCCL's order; those NCCL would not use carry the reason.
 
@@ -62,7 +75,8 @@ def ratings(
     """
     if kind not in KINDS:
         raise ProgramError(f"NCCL has no algorithms to choose from for {kind!r}; {nearest(kind, KINDS)}")
-    model = _Model(kind, system, graphs, constants(version))
+    asked = asked or Asked()
+    model = _Model(kind, system, graphs, constants(asked.version))
     table = []
     for algorithm in ALGORITHMS:
         if algorithm not in KINDS[kind]:
@@ -70,12 +84,12 @@ def ratings(
         for protocol in PROTOCOLS:
             if protocol != "Simple" and algorithm in _SIMPLE_ONLY:
                 continue
-            why = model.forbidden(algorithm, protocol, dtype, redop, force_ll128)
+            why = model.forbidden(algorithm, protocol, asked)
             latency, bandwidth = (0.0, 0.0) if why else (model.latency(algorithm, protocol), 0.0)
             if not why:
                 bandwidth = model.bandwidth(algorithm, protocol)
                 why = "" if bandwidth > 0 else "no bandwidth"
-            if not why and algorithm == "ring" and dtype in _FP8 and kind in _REDUCING and system.n_ranks > 8:
+            if not why and algorithm == "ring" and asked.dtype in _FP8 and kind in _REDUCING and system.n_ranks > 8:
                 latency, bandwidth = latency * 1024, bandwidth / 1024  # too many roundings: anything else first
             table.append(Rating(algorithm, protocol, latency, bandwidth, why))
     return tuple(table)
@@ -102,7 +116,7 @@ class _Model:
 
     # ---- who may
 
-    def forbidden(self, algorithm: str, protocol: str, dtype: str, redop: str, force_ll128: bool) -> str:
+    def forbidden(self, algorithm: str, protocol: str, asked: Asked) -> str:
         """Why NCCL would not use a pair, or nothing."""
         system, several = self.system, self.nodes > 1
         if algorithm in self.table.lacking:
@@ -112,10 +126,10 @@ class _Model:
         if algorithm.startswith("collnet") and not (system.sharp and several):
             return f"{algorithm} needs a network that reduces (SHARP)"
         if algorithm in ("nvls", "nvls_tree"):
-            return self._no_nvls(algorithm, dtype, redop)
+            return self._no_nvls(algorithm, asked.dtype, asked.redop)
         if algorithm == "pat" and self.per_node != 1:
             return "pat needs one GPU a node"
-        if protocol == "LL128" and not force_ll128:
+        if protocol == "LL128" and not asked.force_ll128:
             return self._no_ll128(algorithm)
         return ""
 

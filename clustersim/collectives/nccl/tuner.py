@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from clustersim.collectives.nccl.constants import TREE_CORRECTION
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
-from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
+from clustersim.collectives.nccl.ratings import KINDS, Asked, Rating, ratings
 from clustersim.collectives.nccl.search import Graph, exec_channels, search
 from clustersim.collectives.nccl.system import System
 from clustersim.errors import ProgramError
@@ -43,12 +43,10 @@ def choose(
     kind: str,
     nbytes: float,
     system: System,
+    asked: Asked | None = None,
     *,
-    dtype: str = "fp32",
-    redop: str = "sum",
     algorithm: str | None = None,
     protocol: str | None = None,
-    version: tuple[int, int] = (2, 28),
 ) -> Candidate:
     """What NCCL runs for a collective.
 
@@ -58,7 +56,6 @@ def choose(
     algorithm, protocol : pins, as in NCCL_ALGO and NCCL_PROTO (``"Ring"``, ``"NVLSTree"``, ``"LL128"``; lists with
         commas, per collective ``allreduce:tree;broadcast:ring``). A pinned LL128 is used even where NCCL holds it
         unsafe, as there.
-    version : (major, minor) of NCCL; the newest known constants not newer than it.
 
     Raises
     ------
@@ -67,7 +64,7 @@ def choose(
     algorithms = pinned_algorithms(algorithm, kind)
     protocols = pinned_protocols(protocol, kind)
     forced = protocols is not None and "LL128" in protocols
-    table = rate_all(kind, system, dtype, redop, version, forced)
+    table = rate_all(kind, system, replace(asked or Asked(), force_ll128=forced))
     best: Candidate | None = None
     for rating in table:
         if rating.why or (algorithms and rating.algorithm not in algorithms):
@@ -87,25 +84,17 @@ def candidates(
     nbytes: float,
     system: System,
     graphs: Mapping[str, Graph] | None = None,
-    version: tuple[int, int] = (2, 28),
-    *,
-    dtype: str = "fp32",
-    redop: str = "sum",
+    asked: Asked | None = None,
 ) -> tuple[Candidate, ...]:
     """All pairs NCCL would compare, in its order. ``graphs`` replaces the search's result."""
-    if graphs is None:
-        table = rate_all(kind, system, dtype, redop, version, False)
-    else:
-        table = ratings(kind, system, graphs, version, dtype=dtype, redop=redop)
+    table = rate_all(kind, system, asked or Asked()) if graphs is None else ratings(kind, system, graphs, asked)
     return tuple(timed(rating, kind, nbytes, system, graphs) for rating in table if not rating.why)
 
 
 @lru_cache(maxsize=4096)
-def rate_all(
-    kind: str, system: System, dtype: str, redop: str, version: tuple[int, int], force_ll128: bool
-) -> tuple[Rating, ...]:
+def rate_all(kind: str, system: System, asked: Asked) -> tuple[Rating, ...]:
     """:func:`ratings` of the search's own result, remembered."""
-    return ratings(kind, system, search(system), version, dtype=dtype, redop=redop, force_ll128=force_ll128)
+    return ratings(kind, system, search(system), asked)
 
 
 def _nothing_left(
