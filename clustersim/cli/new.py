@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import click
@@ -66,9 +67,15 @@ def scenario(
     """A scenario for clustersim run."""
     from clustersim import scenario as scenarios
 
-    machine = machine_of(gpu, topology)
-    kind = strategy or ("ddp" if fits(machine, model_name) else "fsdp")
-    text = f'''# {model_name} on {nodes} node(s) of {machine}: `clustersim run {file.name}`.
+    written = partial(_scenario, file, machine_of(gpu, topology), nodes, model_name, tokens)
+    text = written(strategy or "ddp")
+    if strategy is None and not fits(text, file):
+        text = written("fsdp")
+    write_new(file, text, scenarios.load)
+
+
+def _scenario(file: Path, machine: str, nodes: int, model_name: str, tokens: float | None, kind: str) -> str:
+    return f'''# {model_name} on {nodes} node(s) of {machine}: `clustersim run {file.name}`.
 
 [cluster]
 topology = "{as_written(machine, file)}"        # `clustersim list topologies`, or a file of your own
@@ -96,7 +103,6 @@ gradient_accumulation_steps = 1
 steps = 3
 seed = 0
 {"" if tokens is None else CAMPAIGN.format(tokens=tokens)}'''
-    write_new(file, text, scenarios.load)
 
 
 @new.command()

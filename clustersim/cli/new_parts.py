@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,13 +69,13 @@ def has_tokens(name: str) -> bool:
     return file(name) is not None
 
 
-def fits(machine: str, name: str) -> bool:
-    """Whether parameters, gradients and Adam's states (16 bytes a parameter) leave 40 % of a GPU for the rest."""
-    from clustersim.device import device
-    from clustersim.models.catalog import model
+def fits(text: str, file: Path) -> bool:
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.held import held
 
-    smallest = min(device(kind).memory_bytes for kind in devices(machine))
-    return 16 * model(name).parameters < 0.6 * smallest
+    found = held(from_table(tomllib.loads(text), file))
+    return found.use.fits(found.card).ok
 
 
 def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
