@@ -87,6 +87,12 @@ def test_steps_between_failures_are_the_simulators_own(loaded):
     assert bill.busy_w > bill.idle_w > 0
 
 
+def test_an_answer_about_a_step_that_does_not_fit_begins_with_that(loaded):
+    said = answer(loaded.changed({"strategy.micro_batch_size": 4096}), Asked(replicas=5))
+    assert said["job"]["lacking"] > 0
+    assert said["verdict"].startswith("It does not fit: a GPU lacks ")
+
+
 def test_an_answer_says_days_goodput_and_a_ledger_that_adds_up(said):
     assert said["finishes"]
     assert said["days"]["p5"] <= said["days"]["p50"] <= said["days"]["p95"]

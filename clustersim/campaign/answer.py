@@ -23,7 +23,7 @@ from clustersim.outputs import Folder, Picture, draw_all, json_text
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.sweeps.row import Fingerprints
-from clustersim.units import DAY, HOUR, format_long
+from clustersim.units import DAY, HOUR, format_bytes, format_long
 
 FILE = "campaign.json"
 FILES = (FILE, "month.png", "ledger.png", "interval.png", "nodes.png")
@@ -150,8 +150,10 @@ def _verdict(said: Mapping[str, Any], made: Campaign) -> str:
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
     productive = said["ledger"][ledger.PARTS[ledger.PRODUCTIVE]]["share"]
+    lacking = made.job.lacking
+    wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
     return (
-        f"{days['p50']:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days['p95']:,.1f}): "
+        f"{wanted}{days['p50']:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days['p95']:,.1f}): "
         f"{said['failures']['p50']:,.0f} failures, {productive:.1%} of the time is new steps at full pace"
         + (f"; most of the rest is {lost}." if lost else ".")
     )

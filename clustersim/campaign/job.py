@@ -34,7 +34,8 @@ class Job:
     nodes, gpus : of the job. replicas : of the model (data parallelism). copies : whole ones of the optimizer states,
         of which a failure takes one; fewer than replicas, often one, where states are sharded over them.
     step_s : [s]. parameters : of the model. bytes_per_parameter : that strategy and optimizer keep [bytes].
-    tokens_per_step, mfu : None where the model has no tokens, or no peak is known.
+    tokens_per_step, mfu : None where the model has no tokens, or no peak is known. lacking : bytes that the step needs
+        and a GPU does not have.
     slower : name of a ``[[campaign.degraded]]`` -> how many times longer a step is, simulated.
     machines : the mean step on machines that could be had, over ``step_s``; each replica has one of them. swapped : the
         same machines with others in place of the slowest hosts. step_cv : of steps on one and the same machine.
@@ -49,6 +50,7 @@ class Job:
     bytes_per_parameter: float = 14.0
     tokens_per_step: float | None = None
     mfu: float | None = None
+    lacking: float = 0.0
     slower: Mapping[str, float] = field(default_factory=dict)
     machines: tuple[float, ...] = (1.0,)
     swapped: tuple[float, ...] = ()

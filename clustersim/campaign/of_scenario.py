@@ -76,6 +76,7 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
         bytes_per_parameter=kept_per_parameter(scenario, prepared.memory),
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
+        lacking=max(0.0, -result.verdict.spare),
         slower={one.name: _slower(scenario, prepared, one, step, tell) for one in table.degraded if one.factor is None},
         machines=(1.0,) if found is None else tuple((found.of_machines / found.still).tolist()),
         swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
