@@ -99,6 +99,14 @@ def test_the_slow_nic_is_what_an_explanation_names():
     assert "node0/nic0" in said.causes[0]
 
 
+def test_a_transfer_that_met_a_slow_link_alone_shared_it_with_nobody():
+    flap = {"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "1 s"}
+    said = clustersim.load("ddp_gpt2_xl_2x8_a100", {"cluster.changes": [flap], "run.steps": 20}).run().explain()
+    slow = [text for text in said.causes if "node0/nic0" in text]
+    assert any("is slower for a while" in text for text in slow)
+    assert not any("shared" in text for text in slow)
+
+
 def test_a_change_that_no_counted_step_sees_is_told():
     late = [note for note in step({"factor": 0.5, "from": "60 s"}).notes if "changes outside of the steps" in note]
     assert len(late) == 1

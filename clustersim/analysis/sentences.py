@@ -75,11 +75,15 @@ def _shared(found: Causes, charge: Charge) -> str:
     op = charge.holder_op if charge.holder_op in found.facts else charge.op
     fact = found.facts[op]
     others = sharers(found, op, charge.link)
-    whom = " with " + ", ".join(f"'{name}'" for name in others[:3]) if others else " with other groups of the same op"
+    said, free = "is shared with " + ", ".join(f"'{name}'" for name in others[:3]), "alone"
+    if not others and len(found.timeline.ops[op].detail.get("groups", ())) > 1:
+        said = "is shared with other groups of the same op"
+    elif not others:  # nobody else is there: the link itself changed (cluster.changes)
+        said, free = "is slower for a while", "at the link's own rate"
     got, alone = format_bandwidth(fact.rate), format_bandwidth(min(fact.alone, fact.ceiling))
     return (
-        f"The link {_link(found, charge.link)} is shared{whom}: {_op(found, op)} gets {got} of payload where alone it "
-        f"would get {alone}; {_exposed(found, charge)}."
+        f"The link {_link(found, charge.link)} {said}: {_op(found, op)} gets {got} of payload where {free} it would "
+        f"get {alone}; {_exposed(found, charge)}."
     )
 
 
