@@ -81,3 +81,10 @@ def test_json_has_the_mesh_the_stages_and_every_op(clustersim):
     mesh = json.loads(clustersim("describe", PIPELINE, "--mesh", "--json").stdout)
     assert "ops" not in mesh
     assert mesh["groups"] == facts["groups"]
+
+
+def test_models_are_listed_with_parameters_as_people_write_them(clustersim):
+    rows = [line.split("│") for line in clustersim("list", "models").stdout.splitlines()]
+    said = {row[1].strip(): [cell.strip() for cell in row[2:]] for row in rows if len(row) > 2}
+    assert "671 B" in said["deepseek-v3"]
+    assert "25.56 M" in said["resnet50"]

@@ -14,7 +14,9 @@ from clustersim.cli.common import json_option, needs_out, rich_table, say_study,
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
 @click.argument("scenario")
 @set_option
-@click.option("--replicas", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Played.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="How often it is played."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the failures.")
 @click.option("--what-if", "what_if", is_flag=True, help="Ask also what other choices would give.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")

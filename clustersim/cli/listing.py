@@ -99,7 +99,8 @@ def list_(what: str, markdown: bool, as_json: bool) -> None:
 
 def _words(key: str, value: Any) -> str:
     if key == "parameters":
-        return f"{value / 1e6:,.1f} million"
+        units = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+        return next((f"{value / scale:.4g} {unit}" for scale, unit in units if value >= scale), str(value))
     if key == "memory_bytes":
         return f"{value / 2**30:.4g} GiB"
     if key == "memory_bandwidth_bytes_per_s":
