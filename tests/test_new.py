@@ -54,7 +54,8 @@ def test_a_new_plan_names_every_machine_asked_for_and_the_tokens(clustersim, tmp
 
 def test_a_new_scenario_begins_with_ddp_only_where_activations_fit_too(clustersim, tmp_path):
     long = {"model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
-            "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}  # fmt: skip
+            "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 128256,
+            "tie_word_embeddings": True}  # fmt: skip
     for length, kind in ((2048, "ddp"), (8192, "fsdp")):
         config = tmp_path / f"{kind}.json"
         config.write_text(json.dumps(long | {"max_position_embeddings": length}))

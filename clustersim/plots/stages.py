@@ -87,8 +87,7 @@ def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], dict[str, Any]]
     ]
     found += [(("exposed", d), {"color": dimensions[d], "ec": "white"}) for d in DIMENSIONS]
     found += [
-        (("waiting", d), {"color": "white", "ec": dimensions[d], "hatch": "//////", "lw": 0.0})
-        for d in DIMENSIONS
+        (("waiting", d), {"color": "white", "ec": dimensions[d], "hatch": "//////", "lw": 0.0}) for d in DIMENSIONS
     ]
     found += [(("bubble", b), {"color": _GREYS[b], "ec": "white", "hatch": _HATCH[b], "lw": 0.4}) for b in BUBBLES]
     found.append((("other", ""), {"color": palette["other"], "ec": "white"}))
