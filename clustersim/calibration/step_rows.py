@@ -115,9 +115,7 @@ def read(row: Row) -> StepRun:
         param_dtype=_param_dtype(precision.lower(), software),
         optimizer=_optimizer(row, words, model),
         checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
-        bucket_cap_mb=ONE_TENSOR_MB
-        if "replicated" in row["strategy"]
-        else _bucket(row.get("other", ""), software, model),
+        bucket_cap_mb=_bucket(row, software, model),
         compiled=software.compiled or _compiled(words),
         framework=software,
     )
@@ -216,7 +214,10 @@ def _optimizer(row: Row, words: str, model: Model) -> str | None:
     return "sgd_momentum" if model.sample == "image" else "adam"
 
 
-def _bucket(other: str, software: Framework, model: Model) -> float | None:
+def _bucket(row: Row, software: Framework, model: Model) -> float | None:
+    other = row.get("other", "")
+    if "replicated" in row["strategy"]:
+        return ONE_TENSOR_MB
     found = re.search(r"bucket_cap_mb[ =](\d+)\b(?! *\(?default)", other)
     if found is not None and "default" not in other:
         return float(found.group(1))

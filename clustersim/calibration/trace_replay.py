@@ -128,17 +128,12 @@ def replay(
     if measured.source == "simulated":
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
     times, original = times * scale.times, measured
-    ranks = measured.world_size * times
-    check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)
     free = topology is None or mesh is None
     if topology is None or mesh is None:
-        topology = _unknown_machine(ranks)
+        _check_ranks(measured, times)
+        topology = _unknown_machine(measured.world_size * times)
         mesh, options = Mesh(topology.gpus, len(topology.gpus)), {"planner": _free}
-    if mesh.world_size != ranks:
-        raise TraceError(
-            f"the run has {measured.world_size} ranks, {times} time(s) as many are {ranks}, but {topology.name} offers "
-            f"{mesh.world_size}"
-        )
+    _check_ranks(measured, times, topology, mesh)
     if scale.bucket:
         measured = rebucketed(measured, scale.bucket)
     writer = Writer(measured, replace(scale, times=times))
@@ -160,6 +155,17 @@ def replay(
         measured, simulated, program, times, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
         slowdown,
     )  # fmt: skip
+
+
+def _check_ranks(measured: Timeline, times: int, topology: Topology | None = None, mesh: Mesh | None = None) -> None:
+    """Raise :class:`TraceError` where memory or the machine does not do for so many times the ranks."""
+    ranks = measured.world_size * times
+    check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)
+    if topology is not None and mesh is not None and mesh.world_size != ranks:
+        raise TraceError(
+            f"the run has {measured.world_size} ranks, {times} time(s) as many are {ranks}, but {topology.name} offers "
+            f"{mesh.world_size}"
+        )
 
 
 def evened(program: Program) -> Program:

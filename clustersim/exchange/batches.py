@@ -29,8 +29,7 @@ def said(fields: Any, world: int, split: bool) -> dict[str, Any]:
     replicas, beyond = divmod(world, degrees[0] * degrees[1] * degrees[2])
     if beyond:  # which whoever checks degrees says better than a batch
         return {}
-    whole = fields.get("batch.global")
-    whole = whole if whole is not None and whole > 0 else None
+    whole = given if (given := fields.get("batch.global")) is not None and given > 0 else None
     local, count = fields.get("batch.local"), fields.get("batch.count")
     micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
     if micro is None:

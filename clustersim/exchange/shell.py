@@ -27,6 +27,8 @@ _SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, a
 _TESTS = {"==": operator.eq, "=": operator.eq, "!=": operator.ne, "-eq": operator.eq, "-ne": operator.ne,
           "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le}  # fmt: skip
 
+_NO_COMMAND = "holds no command with options; write it like torchrun ... pretrain_gpt.py --num-layers 32"
+
 
 @dataclass
 class Script:
@@ -53,9 +55,8 @@ def script(text: str, where: str) -> Script:
     for number, line in _lines(text, where):
         first = re.split(r"[\s;]", line, maxsplit=1)[0]
         if first in _OPENERS or re.match(r"\w+\s*\(\)", line):
-            found.notes += (
-                [f"{where}: line {number} begins a loop or function, which is not followed"] if not deep else []
-            )
+            if not deep:
+                found.notes.append(f"{where}: line {number} begins a loop or function, which is not followed")
             deep += not line.rstrip("; ").endswith(("done", "esac"))
         elif first in _CLOSERS or (first == "}" and deep):
             deep = max(0, deep - 1)
@@ -64,9 +65,8 @@ def script(text: str, where: str) -> Script:
         elif first == "if":
             answer = _test(line, found.variables)
             if answer is None:
-                found.notes.append(
-                    f"{where}: line {number} tests what the script does not say; what it does is left out"
-                )
+                untold = "tests what the script does not say; what it does is left out"
+                found.notes.append(f"{where}: line {number} {untold}")
             if not re.search(r"\bfi$", line):
                 taken.append(answer)
         elif first in {"elif", "else"} and taken:
@@ -76,9 +76,7 @@ def script(text: str, where: str) -> Script:
         elif all(taken):
             _statement(line, found, where)
     if not found.command:
-        raise ScenarioError(
-            f"{where}: holds no command with options; write it like torchrun ... pretrain_gpt.py --num-layers 32"
-        )
+        raise ScenarioError(f"{where}: {_NO_COMMAND}")
     return found
 
 

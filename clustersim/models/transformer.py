@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypedDict, Unpack
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model
@@ -18,62 +19,68 @@ from clustersim.models.naming import FAMILIES, Family
 from clustersim.models.vision import class_kernels, patch_kernels
 
 
-def transformer(
-    layers: int,
-    d_model: int,
-    heads: int,
-    seq_len: int,
-    vocab: int,
-    *,
-    kv_heads: int | None = None,
-    d_ff: int | None = None,
-    activation: str = "gelu",
-    norm: str = "layernorm",
-    positions: str = "learned",
-    tied: bool = True,
-    bias: bool = True,
-    causal: bool = True,
-    attention: str | None = None,
-    implementation: str | None = None,
-    style: str = "",
-    name: str = "",
-) -> Model:
-    """A transformer by its dimensions.
+class Options(TypedDict, total=False):
+    """What else may be said of a transformer.
 
     Parameters
     ----------
-    layers, d_model, heads, seq_len, vocab : int.
     kv_heads : key-value heads, ``heads`` by default. d_ff : MLP width, ``4 d_model`` by default.
     activation, norm : such as ``"gelu"`` or ``"swiglu"``, and ``"layernorm"`` or ``"rmsnorm"``.
     positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
     tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
     attention, implementation : see :class:`~clustersim.models.base.Shape`; flash, op by op, by default.
     style : whose tensor names, a key of ``naming.FAMILIES``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
+    """
+
+    kv_heads: int
+    d_ff: int
+    activation: str
+    norm: str
+    positions: str
+    tied: bool
+    bias: bool
+    causal: bool
+    attention: str | None
+    implementation: str | None
+    style: str
+    name: str
+
+
+def transformer(
+    layers: int,
+    d_model: int,
+    heads: int,
+    seq_len: int,
+    vocab: int,
+    **options: Unpack[Options],
+) -> Model:
+    """A transformer by its dimensions; ``options`` as :class:`Options` has them.
 
     >>> transformer(12, 768, 12, 1024, 50257).parameters
     124439808
     """
-    family = style or ("llama" if activation in {"swiglu", "geglu"} else "gpt2")
+    activation, norm = options.get("activation", "gelu"), options.get("norm", "layernorm")
+    positions, bias = options.get("positions", "learned"), options.get("bias", True)
     if heads < 1 or d_model % max(heads, 1):
         raise ModelError(f"{heads} heads do not divide d_model {d_model} evenly")
-    attention, implementation = execution(attention, implementation)
+    attention, implementation = execution(options.get("attention"), options.get("implementation"))
     shape = Shape(
-        name=name or f"transformer-{layers}x{d_model}",
-        family=family,
+        name=options.get("name") or f"transformer-{layers}x{d_model}",
+        family=options.get("style") or ("llama" if activation in {"swiglu", "geglu"} else "gpt2"),
         layers=layers,
         d_model=d_model,
         heads=heads,
-        kv_heads=heads if kv_heads is None else kv_heads,
+        kv_heads=options.get("kv_heads", heads),
         head_dim=d_model // heads,
-        d_ff=4 * d_model if d_ff is None else d_ff,
+        d_ff=options.get("d_ff", 4 * d_model),
         vocab=vocab,
         seq_len=seq_len,
         n_positions=seq_len if positions == "learned" else 0,
         activation=activation,
         norm=norm,
         positions=positions,
-        tied=tied,
-        causal=causal,
+        tied=options.get("tied", True),
+        causal=options.get("causal", True),
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,

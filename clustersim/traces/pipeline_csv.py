@@ -146,10 +146,8 @@ def _stages(table: Table, rank: Iterable[int]) -> dict[int, int]:
 def _lengths(table: Table) -> dict[tuple[int, int], float]:
     seconds = table.seconds("schedule" if table.timed("schedule") else "step")
     ranks = table.whole("rank").tolist() if table.has("rank") else [-1] * len(seconds)
-    return {
-        (s, r): float(length)
-        for s, r, length in zip(table.whole("step").tolist(), ranks, seconds.tolist(), strict=True)
-    }
+    keys = zip(table.whole("step").tolist(), ranks, strict=True)
+    return dict(zip(keys, map(float, seconds.tolist()), strict=True))
 
 
 # ---- what must hold --------------------------------------------------------------------------------------------------

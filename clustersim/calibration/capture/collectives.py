@@ -17,6 +17,7 @@ from clustersim.calibration.capture.mpi import MpiWorld
 from clustersim.calibration.capture.parts import Budget, Part
 from clustersim.calibration.capture.world import World, loops_for, middle
 from clustersim.collectives.base import bus_factor
+from clustersim.texts import Table
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
          "sendrecv", "barrier")  # fmt: skip
@@ -74,7 +75,7 @@ def capture_collectives(world: World, part: Part, seconds: float, largest: float
             handles[layout.name] = [[world.group(list(group)) for _ in range(layout.copies)] for group in layout.groups]
         world.say(f"collectives {i + 1}/{ROUNDS * len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
         share = Budget(world.told(budget.share(ROUNDS * len(todo) - i)))
-        skipped = _sweep(world, part, layout, handles[layout.name], kind, share, (largest, factor))
+        skipped = _sweep(_Case(world, layout, handles[layout.name], kind), part, share, (largest, factor))
         if skipped and skipped not in said:
             part.write({"skipped": f"{kind} over {layout.name}, {skipped}"})
             said.add(skipped)
@@ -86,27 +87,43 @@ def _todo(world: World) -> list[tuple[Layout, str]]:
     return [(layout, kind) for layout in found for kind in world.kinds() or layout.kinds]
 
 
-def _sweep(
-    world: World, part: Part, layout: Layout, handles: Any, kind: str, budget: Budget, sizes: tuple[float, int]
-) -> str:
+@dataclass(frozen=True)
+class _Case:
+    """One kind over one layout, whose communicators are ``handles``: those of each group."""
+
+    world: World
+    layout: Layout
+    handles: list[list[Any]]
+    kind: str
+
+    @property
+    def mine(self) -> int | None:
+        """The group this rank is in, if any."""
+        return next((i for i, group in enumerate(self.layout.groups) if self.world.rank in group), None)
+
+    @property
+    def n(self) -> int:
+        """Ranks of a group."""
+        return len(self.layout.groups[0])
+
+
+def _sweep(case: _Case, part: Part, budget: Budget, sizes: tuple[float, int]) -> str:
     """One kind over all sizes, smallest first, as far as the time goes; why it did not come to the largest."""
-    mine = next((i for i, group in enumerate(layout.groups) if world.rank in group), None)
-    n = len(layout.groups[0])
-    size, last = 8.0, 0.0
+    world, size, last = case.world, 8.0, 0.0
     largest, factor = sizes
     while size <= largest:
         quick = 3 * last * factor  # a warm-up and two calls of the next size
         if world.told(bool(last and quick > budget.left)):
             return f"from {size:.0f} B: the time budget is spent"
-        call = _prepare(world, layout, handles, mine, kind, size, n)
+        call = _prepare(case, size)
         if call is None:
             return f"from {size:.0f} B: does not fit the memory"
         if problem := _first(world, call):
             return f"from {size:.0f} B: {problem}"
-        row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=mine is not None)
+        row = _measure(world, call, budget.left / 8 if budget.left else 0.0, member=case.mine is not None)
         last = row["time_min"] * 1e-6
-        _write(part, world, layout, kind, size, n, row)
-        if kind == "barrier":
+        _write(part, case, size, row)
+        if case.kind == "barrier":
             return ""
         size *= factor
     return ""
@@ -115,16 +132,18 @@ def _sweep(
 Call = tuple[Callable[[], Any], Callable[[], int | None]]
 
 
-def _prepare(
-    world: World, layout: Layout, handles: Any, mine: int | None, kind: str, size: float, n: int
-) -> Call | None:
+def _prepare(case: _Case, size: float) -> Call | None:
     """The call of this rank, or None where some rank cannot hold the tensors."""
+    world, layout, mine = case.world, case.layout, case.mine
     room = 3.0 * size * layout.copies + 2**20 < world.free_memory()
     calls: list[Call] = []
     if room and mine is not None:
         try:
-            make = world.call if isinstance(world, MpiWorld) else partial(_call, world.torch, world.device, world.rank)
-            calls = [make(kind, int(size), handle, layout.groups[mine], layout.copies > 1) for handle in handles[mine]]
+            make = world.call if isinstance(world, MpiWorld) else partial(_call, world)
+            calls = [
+                make(case.kind, int(size), handle, layout.groups[mine], layout.copies > 1)
+                for handle in case.handles[mine]
+            ]
         except (RuntimeError, MemoryError):  # out of memory, on host or card
             room = False
     if not all(world.gather(room)):
@@ -139,11 +158,10 @@ def _prepare(
     return together, calls[0][1] if calls else lambda: None
 
 
-def _call(
-    torch: Any, device: Any, rank: int, kind: str, size: int, group: Any, ranks: tuple[int, ...], asynchronous: bool
-) -> Call:
+def _call(world: World, kind: str, size: int, group: Any, ranks: tuple[int, ...], asynchronous: bool) -> Call:
     """(the collective, how many elements came out wrong in its first call)."""
-    dist, n, at = torch.distributed, len(ranks), ranks.index(rank)
+    torch, device = world.torch, world.device
+    dist, n, at = torch.distributed, len(ranks), ranks.index(world.rank)
     count = max(n, size // 4 // n * n) if kind in SPLIT else max(1, size // 4)
     whole = torch.full((count,), float(at + 1), device=device)
     part = torch.full((count // n,), float(at + 1), device=device)
@@ -199,7 +217,7 @@ def _first(world: World, call: Call) -> str:
     return next(filter(None, world.gather(failed)), "")
 
 
-def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str, Any]:
+def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:
     """Loops of calls; times in microseconds, as nccl-tests prints them."""
     run, wrong = call
     bad = [w for w in world.gather(wrong()) if w is not None]
@@ -223,7 +241,8 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> dict[str
     }
 
 
-def _write(part: Part, world: World, layout: Layout, kind: str, size: float, n: int, row: dict[str, Any]) -> None:
+def _write(part: Part, case: _Case, size: float, row: Table) -> None:
+    world, layout, kind, n = case.world, case.layout, case.kind, case.n
     count = max(n, int(size) // 4 // n * n) if kind in SPLIT else max(1, int(size) // 4)
     nbytes = 0 if kind == "barrier" else count * 4
     algbw = nbytes / row["time"] / 1e3

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from clustersim.collectives.nccl.derive import system_of
-from clustersim.collectives.nccl.ratings import KINDS, Asked, Rating, ratings
+from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import Graph, exec_channels, search, search_channels
-from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.system import Asked, System
 from clustersim.collectives.nccl.tuner import Candidate, candidates, channels_used, choose
 from clustersim.collectives.nccl.view import Nic, NodeView, Slot
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
 from clustersim.collectives.nccl.layout import TREE
 from clustersim.collectives.nccl.search import Graph
-from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.system import Asked, System
 from clustersim.collectives.nccl.view import NVB, PXB, PXN
 from clustersim.errors import ProgramError, nearest
 from clustersim.topology import PATH_CLASSES
@@ -31,23 +31,6 @@ _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _SIMPLE_ONLY = ("collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 _FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3", "float8_e5m2", "f8e4m3", "f8e5m2")
 _NARROW = (*_FP8, "int8", "uint8")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What NCCL's choice depends on besides kind, size and machine.
-
-    Parameters
-    ----------
-    dtype, redop : of elements, and how they are reduced.
-    version : (major, minor) of NCCL; the newest known constants not newer than it.
-    force_ll128 : use LL128 even where NCCL holds it unsafe, as NCCL_PROTO does.
-    """
-
-    dtype: str = "fp32"
-    redop: str = "sum"
-    version: tuple[int, int] = (2, 28)
-    force_ll128: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,3 +37,20 @@ class System:
     def ranks_per_node(self) -> float:
         """Members per node, on average where nodes differ."""
         return self.n_ranks / self.n_nodes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What NCCL's choice depends on besides kind, size and machine.
+
+    Parameters
+    ----------
+    dtype, redop : of elements, and how they are reduced.
+    version : (major, minor) of NCCL; the newest known constants not newer than it.
+    force_ll128 : use LL128 even where NCCL holds it unsafe, as NCCL_PROTO does.
+    """
+
+    dtype: str = "fp32"
+    redop: str = "sum"
+    version: tuple[int, int] = (2, 28)
+    force_ll128: bool = False

@@ -15,9 +15,9 @@ from functools import lru_cache
 
 from clustersim.collectives.nccl.constants import TREE_CORRECTION
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
-from clustersim.collectives.nccl.ratings import KINDS, Asked, Rating, ratings
+from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import Graph, exec_channels, search
-from clustersim.collectives.nccl.system import System
+from clustersim.collectives.nccl.system import Asked, System
 from clustersim.errors import ProgramError
 
 
