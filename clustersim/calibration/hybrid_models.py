@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from clustersim.calibration.hybrid_stacks import Stack
 from clustersim.calibration.score import number
@@ -14,11 +13,12 @@ from clustersim.models.generic import read_columns
 from clustersim.models.sized import HEAD, named_shape, of_size
 from clustersim.parallel import padded_vocab
 from clustersim.paths import shipped
+from clustersim.texts import Table
 
-Options = dict[str, Any]
+Options = Table
 
 
-def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> dict[str, Any]:
+def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     """``[model]``; a GPU that the stack's attention kernel does not run on takes PyTorch's choice.
 
     Raises ValueError where the row does not say the sizes.

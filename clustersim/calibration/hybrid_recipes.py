@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clustersim.calibration.step_rows import Row
+from clustersim.texts import Table
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Recipe:
     layers: int = 0
     mtp: int = 0
 
-    def of(self, chunks: int, layers: int) -> dict[str, Any]:
+    def of(self, chunks: int, layers: int) -> Table:
         """The fields of ``[parallel]`` it sets in a pipeline of so many chunks, for a model of so many layers."""
         laid = layers == self.layers and chunks in self.layouts
         return {**self.parallel, **({"layout": self.layouts[chunks]} if laid else {})}

@@ -8,7 +8,6 @@ with the reason.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from clustersim import scenario
 from clustersim.calibration.hybrid_models import completed, model_table
@@ -18,6 +17,7 @@ from clustersim.calibration.score import number
 from clustersim.calibration.step_rows import Row
 from clustersim.device import device, device_from_text
 from clustersim.scenario.parts import model_of
+from clustersim.texts import Table
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
 """What a table of hybrid-parallel steps has besides the columns of plain ones."""
@@ -44,7 +44,7 @@ def is_hybrid(row: Row) -> bool:
     return row.keys() >= set(COLUMNS)
 
 
-def scenario_table(row: Row) -> dict[str, Any]:
+def scenario_table(row: Row) -> Table:
     """The tables of the scenario that a row describes.
 
     Raises ValueError or a clustersim error that says what keeps it from being played.
@@ -81,7 +81,7 @@ def scenario_table(row: Row) -> dict[str, Any]:
     }
 
 
-def measured(row: Row, table: dict[str, Any]) -> float:
+def measured(row: Row, table: Table) -> float:
     """Seconds of the row's step, whose scenario is ``table``: as stated, or from its model FLOPs per second and GPU.
 
     Model FLOPs are counted as :meth:`clustersim.model.Model.flops_per_sample` does. Raises ValueError where neither is
@@ -99,7 +99,7 @@ def measured(row: Row, table: dict[str, Any]) -> float:
     return float(samples * flops / (number(row, "value") * 1e12 * gpus))
 
 
-def _cluster(row: Row) -> dict[str, Any]:
+def _cluster(row: Row) -> Table:
     topology, named = row.get("topology", ""), row.get("gpu", "")
     if not topology:
         source = row["case_id"].split("-")[0]
@@ -142,13 +142,13 @@ def _microbatches(row: Row, micro_batch: int) -> int:
     return samples // (micro_batch * dp)
 
 
-def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> dict[str, Any]:
+def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> Table:
     if stages == 1:
         return {}
     said = row["schedule"]
     if not said and chunks > 1:
         said = "interleaved_1f1b"
-    named: dict[str, Any] = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
+    named: Table = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
     if said.startswith("zb"):
         named["optimizer_post_validation"] = True
     layers = _whole(row, "layers")
@@ -159,7 +159,7 @@ def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> dict[str, Any
     return named
 
 
-def _uneven(layers: int, stages: int) -> dict[str, Any]:
+def _uneven(layers: int, stages: int) -> Table:
     """Layers that do not divide: embedding and loss count as a layer each, if they divide so (Megatron's
     ``account_for_*_in_pipeline_split``, the zero-bubble fork's ``--num-layers`` less two); else as even as they go."""
     each, more = divmod(layers + 2, stages)
@@ -169,8 +169,8 @@ def _uneven(layers: int, stages: int) -> dict[str, Any]:
     return {"layout": [each + (0 < i <= more) if more < stages - 1 else each + (i < more) for i in range(stages)]}
 
 
-def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any]:
-    found: dict[str, Any] = {} if degrees["tp"] == 1 or row["experts"] else dict(stack.tensor)
+def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> Table:
+    found: Table = {} if degrees["tp"] == 1 or row["experts"] else dict(stack.tensor)
     if row["tp_overlap"] == "0" or row["seq_parallel"] == "0":
         found.pop("tp_overlap", None)
     if degrees["tp"] > 1 and (row["seq_parallel"] or row["experts"]):
@@ -189,7 +189,7 @@ def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> dict[str, Any
     return found
 
 
-def _recompute(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+def _recompute(row: Row) -> tuple[Table, Table]:
     """What backward recomputes, in ``[model]`` where that has a word for it, else in ``[parallel]``."""
     said, detail = row["recompute"], row["recompute_detail"]
     if said == "full":
@@ -204,7 +204,7 @@ def _recompute(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {}
 
 
-def _strategy(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+def _strategy(row: Row) -> tuple[Table, Table]:
     """``[strategy]``, and what belongs to it in ``[parallel]``."""
     reduced = row["grad_reduce_dtype"]
     if row["fsdp"] == "1":
@@ -213,7 +213,7 @@ def _strategy(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     stage = _whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
         return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
-    more: dict[str, Any] = {"use_distributed_optimizer": True} if stage else {}
+    more: Table = {"use_distributed_optimizer": True} if stage else {}
     if reduced:
         more["grad_reduce_in_fp32"] = reduced == "fp32"
     if row["dp_overlap"] == "0":

@@ -44,6 +44,7 @@ from clustersim.memory import Training, memory
 from clustersim.memory_use import MemoryUse
 from clustersim.model import Model, StepCost
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Table
 
 STEPS = 3
 """Steps played: the last two are averaged."""
@@ -165,17 +166,17 @@ def _checkpointing(words: str, recipe: Recipe) -> str:
     return "none"
 
 
-def _knobs(row: Row, text: str, recipe: Recipe, dtype: str) -> dict[str, Any]:
+def _knobs(row: Row, text: str, recipe: Recipe, dtype: str) -> Table:
     """The ``[strategy]`` table: the recipe's, and what the row itself says."""
     half = "fp16" if dtype == "fp16" else "fp32" if dtype == "fp32" else "bf16"
-    knobs: dict[str, Any] = {"param_dtype": half, **recipe.knobs}
+    knobs: Table = {"param_dtype": half, **recipe.knobs}
     knobs["micro_batch_size"] = int(number(row, "micro_batch_per_gpu"))
     if "fsdp2" in row["strategy"].lower() or knobs.get("kind", "fsdp") == "fsdp":
         return _fsdp(row, text, {"kind": "fsdp", **knobs})
     return {**knobs, "zero_optimization": _zero(row, text)}
 
 
-def _fsdp(row: Row, text: str, knobs: dict[str, Any]) -> dict[str, Any]:
+def _fsdp(row: Row, text: str, knobs: Table) -> Table:
     knobs["kind"], strategy = "fsdp", row["strategy"].lower()
     if "reduce_dtype=fp32" in text or "fp32 reduce-scatter" in text:
         knobs["reduce_dtype"] = "fp32"
@@ -193,12 +194,12 @@ def _fsdp(row: Row, text: str, knobs: dict[str, Any]) -> dict[str, Any]:
     return knobs
 
 
-def _zero(row: Row, text: str) -> dict[str, Any]:
+def _zero(row: Row, text: str) -> Table:
     """DeepSpeed's block as far as the row gives it, and its defaults."""
     stage = re.match(r"zero([123])", row["strategy"])
     if stage is None:
         raise ValueError(f"strategy {row['strategy']!r} names no ZeRO stage")
-    block: dict[str, Any] = {"stage": int(stage.group(1))}
+    block: Table = {"stage": int(stage.group(1))}
     if found := re.search(r"reduce_bucket(?:_size)? (\S+?)[,;\s]", text + " "):
         block["reduce_bucket_size"] = float(found.group(1))
     if "overlap_comm" in text:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Compute, Op, Program
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Table
 from clustersim.topology import Topology
 
 STEPS = 5
@@ -69,7 +69,7 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     alone waits for nobody, so its ops are added too.
     """
     played = min(run.accumulation, 2)
-    config: dict[str, Any] = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
+    config: Table = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
     config["param_dtype"] = run.param_dtype
     if run.strategy == "ddp":
         config["bucket_cap_mb"] = run.bucket_cap_mb
@@ -110,7 +110,7 @@ def coarser(model: Model, cost: StepCost, parts: int = SEGMENTS) -> tuple[Model,
     sums = {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward", "backward")}
     sums |= {name: np.add.reduceat(getattr(cost, name), first) for name in ("forward_flops", "backward_flops")}
     bounds = {name: tuple(getattr(cost, name)[i] for i in first) for name in ("forward_bound", "backward_bound")}
-    unknown: dict[str, Any] = {"forward_launch": None, "backward_launch": None, "forward_mix": (), "backward_mix": ()}
+    unknown: Table = {"forward_launch": None, "backward_launch": None, "forward_mix": (), "backward_mix": ()}
     joined = replace(cost, **sums, **bounds, **unknown)  # type: ignore[arg-type]
     return replace(model, layers=layers), joined
 

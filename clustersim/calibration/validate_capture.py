@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.errors import ScenarioError
 from clustersim.ranges import size_class
 from clustersim.scenario import Scenario, from_table
+from clustersim.texts import Table
 from clustersim.topology import Topology
 
 DIMENSIONS: dict[str, Callable[[Row], str]] = {
@@ -35,7 +35,7 @@ DIMENSIONS: dict[str, Callable[[Row], str]] = {
 }
 """What the error is split by."""
 
-STRATEGIES: dict[str, dict[str, Any]] = {
+STRATEGIES: dict[str, Table] = {
     "ddp": {"kind": "ddp", "bucket_cap_mb": 25},
     "ddp_bucket_1MiB": {"kind": "ddp", "bucket_cap_mb": 1},
     "ddp_bucket_100MiB": {"kind": "ddp", "bucket_cap_mb": 100},
@@ -52,7 +52,7 @@ STEPS = 4
 """Played of each mode; the first is special."""
 
 
-def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> dict[str, Any]:
+def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> Table:
     """Predict every row. See :func:`clustersim.calibration.score.score` for the result; ``notes`` are sentences.
 
     Parameters
@@ -87,7 +87,7 @@ def _shared_cores(capture: Capture) -> Iterator[str]:
     )
 
 
-def _collective_rows(capture: Capture) -> Iterator[dict[str, Any]]:
+def _collective_rows(capture: Capture) -> Iterator[Table]:
     for (setting, kind, nodes, ranks, nbytes), sample in fastest(capture.samples).items():
         seconds, pinned = sample.seconds if capture.on_gpu else least(sample), asked(sample)
         case = ", ".join((kind, f"{ranks} ranks", *setting.split()[1:]))
@@ -96,7 +96,7 @@ def _collective_rows(capture: Capture) -> Iterator[dict[str, Any]]:
                "version": sample.version}  # fmt: skip
 
 
-def _step_rows(capture: Capture) -> Iterator[dict[str, Any]]:
+def _step_rows(capture: Capture) -> Iterator[Table]:
     for row in capture.steps:
         if "step_time" in row:
             seconds = row["step_time" if capture.on_gpu else "time_min"] * 1e-6
@@ -148,7 +148,7 @@ class _Played:
             raise ScenarioError(f"{self.capture.path}: --anchor single: no step of the mode 'single' was captured")
         return float(row["seconds"]) / self.alone(row)
 
-    def scenario(self, row: Row, strategy: dict[str, Any]) -> Scenario:
+    def scenario(self, row: Row, strategy: Table) -> Scenario:
         """A mode as a scenario, on as many ranks of the machine."""
         c = self.capture
         each = c.ranks // c.nodes
@@ -170,7 +170,7 @@ class _Played:
         return from_table(table, f"{c.path}/{row['mode']}")
 
 
-def shape_of(row: Row) -> dict[str, Any]:
+def shape_of(row: Row) -> Table:
     """The captured GPT as changes to GPT-2's shape: its own sizes, an output projection of its own, no dropout."""
     width, heads = row["width"], row["heads"]
     return {

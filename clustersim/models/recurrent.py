@@ -168,24 +168,14 @@ def _convolutions(name: str, x: Feature, channels: tuple[int, ...]) -> list[Laye
     return layers
 
 
+_FILTERS = (32, 31)
+"""Of the attention's locations: how many, and their window."""
+
+
 def _decoder(steps: int) -> list[Layer]:
     """The pre-net over all frames at once, and then the loop: two LSTM cells and location-sensitive attention."""
-    p, memory, h, a, filters, window = "decoder", 512, 1024, 128, 32, 31
+    p, memory, h, a, filters = "decoder", 512, 1024, 128, _FILTERS[0]
     square = float(steps * CHARACTERS)
-    tensors = (
-        *(Tensor(f"{p}.prenet.layers.{i}.linear_layer.weight", n * 256) for i, n in enumerate((80, 256))),
-        *_lstm_tensors(f"{p}.attention_rnn", 256 + memory, h),
-        Tensor(f"{p}.attention_layer.query_layer.linear_layer.weight", h * a),
-        Tensor(f"{p}.attention_layer.memory_layer.linear_layer.weight", memory * a),
-        Tensor(f"{p}.attention_layer.v.linear_layer.weight", a),
-        Tensor(f"{p}.attention_layer.location_layer.location_conv.conv.weight", 2 * filters * window),
-        Tensor(f"{p}.attention_layer.location_layer.location_dense.linear_layer.weight", filters * a),
-        *_lstm_tensors(f"{p}.decoder_rnn", h + memory, h),
-        Tensor(f"{p}.linear_projection.linear_layer.weight", 80 * (h + memory)),
-        Tensor(f"{p}.linear_projection.linear_layer.bias", 80),
-        Tensor(f"{p}.gate_layer.linear_layer.weight", h + memory),
-        Tensor(f"{p}.gate_layer.linear_layer.bias", 1),
-    )
     kernels = (
         K.linear("prenet_0", steps, 80, 256),
         K.linear("prenet_1", steps, 256, 256),
@@ -202,7 +192,27 @@ def _decoder(steps: int) -> list[Layer]:
         K.memory("steps", float(steps) * 8 * h, K.Passes(3, 6, STEP_LAUNCHES * steps, STEP_BACKWARD_LAUNCHES * steps)),
     )  # fmt: skip
     kept = square * 3 * a + float(steps) * 16 * h
+    tensors = _decoder_tensors(p, memory, h, a)
     return [Layer(p, "recurrent", tensors, kernels, activation_bytes=kept, boundary_bytes=float(steps * 80))]
+
+
+def _decoder_tensors(p: str, memory: int, h: int, a: int) -> tuple[Tensor, ...]:
+    """Of the pre-net, the two LSTM cells of width ``h``, attention of width ``a`` over the memory, and both outputs."""
+    filters, window = _FILTERS
+    return (
+        *(Tensor(f"{p}.prenet.layers.{i}.linear_layer.weight", n * 256) for i, n in enumerate((80, 256))),
+        *_lstm_tensors(f"{p}.attention_rnn", 256 + memory, h),
+        Tensor(f"{p}.attention_layer.query_layer.linear_layer.weight", h * a),
+        Tensor(f"{p}.attention_layer.memory_layer.linear_layer.weight", memory * a),
+        Tensor(f"{p}.attention_layer.v.linear_layer.weight", a),
+        Tensor(f"{p}.attention_layer.location_layer.location_conv.conv.weight", 2 * filters * window),
+        Tensor(f"{p}.attention_layer.location_layer.location_dense.linear_layer.weight", filters * a),
+        *_lstm_tensors(f"{p}.decoder_rnn", h + memory, h),
+        Tensor(f"{p}.linear_projection.linear_layer.weight", 80 * (h + memory)),
+        Tensor(f"{p}.linear_projection.linear_layer.bias", 80),
+        Tensor(f"{p}.gate_layer.linear_layer.weight", h + memory),
+        Tensor(f"{p}.gate_layer.linear_layer.bias", 1),
+    )
 
 
 def _stepwise(name: str, steps: int, n_in: int, n_out: int) -> Kernel:

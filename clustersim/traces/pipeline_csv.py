@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -82,7 +81,7 @@ class Line:
     where: str
 
 
-Lengths: TypeAlias = Mapping[tuple[int, int], float]
+Lengths = Mapping[tuple[int, int], float]
 """(step, rank) -> seconds; rank -1 for all ranks."""
 
 
