@@ -333,7 +333,7 @@ def test_in_a_browser_a_changed_field_changes_the_verdict_and_undo_brings_it_bac
         page.until("document.querySelectorAll('#history li').length === 2")
         slow = page.until(told)
         assert slow != first
-        assert "slow rank" in slow
+        assert "rank 3 is slow" in slow
         assert page.run("document.querySelector('.verdict.quiet').textContent") == first
         assert page.run("document.documentElement.scrollWidth") == 390
         set_field(page, "cluster.slow", "[{ranks = [3]}]")

@@ -13,7 +13,7 @@ from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.campaigns import goodput
 from clustersim.planner.candidates import base
-from clustersim.planner.options import Option, Searched
+from clustersim.planner.options import Option, Searched, title
 from clustersim.planner.robust import robustness
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.planner.verdict import left_over, too_close, verdict
@@ -80,11 +80,13 @@ def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> di
 
 
 def row(option: Option, found: Searched) -> dict[str, Any]:
-    """One option's figures: ``rate`` [tokens/s or samples/s], ``error`` (relative, of its kind of strategy),
-    ``usd_per_1e9`` and ``kwh_per_1e9`` (None where not known), ``days`` and ``usd`` for the plan's tokens."""
+    """One option's figures: ``option``, its name without what all worth having share, and ``in_full``; ``rate``
+    [tokens/s or samples/s], ``error`` (relative, of its kind of strategy), ``usd_per_1e9`` and ``kwh_per_1e9`` (None
+    where not known), ``days`` and ``usd`` for the plan's tokens."""
     usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
     return {
         "option": found.title(option),
+        "in_full": title(option.candidate),
         "family": option.candidate.form.family,
         "machine": option.candidate.machine.label,
         "nodes": option.candidate.nodes,
