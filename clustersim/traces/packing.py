@@ -127,13 +127,13 @@ def _mixes(columns: list[Array]) -> list[Array]:
     single = np.array(tables.pop(1, []), dtype=np.int32)  # one time for all ranks may be any rank's
     values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
     for some in tables.values():
-        stacked = np.stack([columns[k] for k in some]).view(np.int64)
+        stacked, numbers = np.stack([columns[k] for k in some]).view(np.int64), np.array(some, dtype=np.int32)
         for row, k in enumerate(some):
             if len(values):
                 at = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
                 names = single[first[at]]
                 found[k] = np.where((values[at] == stacked[row]) & (names < k), names, np.int32(-1))
-            _mix(stacked[row], stacked[:row], np.array(some, dtype=np.int32), found[k])
+            _mix(stacked[row], stacked[:row], numbers, found[k])
     return found
 
 
