@@ -128,23 +128,25 @@ def _mixes(columns: list[Array]) -> list[Array]:
     values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
     for some in tables.values():
         stacked, numbers = np.stack([columns[k] for k in some]).view(np.int64), np.array(some, dtype=np.int32)
+        places = np.ascontiguousarray(stacked.T)  # all columns' times at one place lie beside each other
         for row, k in enumerate(some):
             if len(values):
                 at = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
                 names = single[first[at]]
                 found[k] = np.where((values[at] == stacked[row]) & (names < k), names, np.int32(-1))
-            _mix(stacked[row], stacked[:row], numbers, found[k])
+            _mix(stacked[: row + 1], places[:, :row], numbers, found[k])
     return found
 
 
-def _mix(bits: Array, earlier: Array, names: Array, mix: Array) -> None:
-    """Fill in what is left of one of the mixes; ``names`` are those of the rows of ``earlier``."""
-    left, misses = np.flatnonzero(mix < 0), 0
+def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:
+    """Fill in what is left of the mix of the last of ``rows``; ``names`` are theirs, ``earlier`` those before it by
+    place."""
+    left, misses, bits = np.flatnonzero(mix < 0), 0, rows[-1]
     while len(left) and misses < MISSES:
-        hits = np.flatnonzero(earlier[:, left[0]] == bits[left[0]])
+        hits = np.flatnonzero(earlier[left[0]] == bits[left[0]])
         if len(hits):
             row = int(hits[-1])
-            mix[left[earlier[row, left] == bits[left]]] = names[row]
+            mix[left[rows[row, left] == bits[left]]] = names[row]
             left = left[mix[left] < 0]
         else:
             left, misses = left[1:], misses + 1
