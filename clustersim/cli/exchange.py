@@ -11,7 +11,7 @@ import click
 from clustersim.cli.common import json_option, print_json, set_option
 from clustersim.cli.new_parts import write_new
 from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.outputs import together
+from clustersim.outputs import together, writing
 
 if TYPE_CHECKING:
     from clustersim.exchange import Exported, Imported
@@ -148,10 +148,7 @@ def _write(found: Exported, out: Path) -> list[str]:
     for name in names:
         if (out.parent / name).exists():
             raise ClusterSimError(f"{out.parent / name}: is there already; choose another name")
-    try:
-        with together(out.parent) as path_of:
-            for name, text in found.texts.items():
-                path_of(name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ClusterSimError(f"{out}: cannot be written: {error.strerror or error}") from None
+    with writing(out), together(out.parent) as path_of:
+        for name, text in found.texts.items():
+            path_of(name).write_text(text, encoding="utf-8")
     return [str(out.parent / name) for name in names]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import rank_list, rank_words, ranks_option, stdout, working
-from clustersim.errors import ClusterSimError
-from clustersim.outputs import Folder, fresh
+from clustersim.outputs import Folder, fresh, writing
 
 if TYPE_CHECKING:
     from clustersim.scenario.running import Prepared
@@ -70,11 +69,8 @@ def _simgrid(name: Path, file: Path) -> None:
     with working(f"writing {file}"):
         topology = _prepared(name).topology
         text = simgrid(topology)
-        try:
-            with fresh(file) as path:
-                path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ClusterSimError(f"{file}: cannot be written: {error.strerror or error}") from None
+        with writing(file), fresh(file) as path:
+            path.write_text(text, encoding="utf-8")
     stdout().print(f"wrote {file}: {topology.n_links:,} links of {topology.name}", markup=False, soft_wrap=True)
 
 

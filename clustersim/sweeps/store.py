@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.errors import ClusterSimError
-from clustersim.outputs import MANIFEST, Folder, output_folder, regular
+from clustersim.outputs import MANIFEST, Folder, output_folder, regular, writing
 from clustersim.texts import decoded
 
 RESULTS = "results.jsonl"
@@ -170,12 +170,10 @@ class Writer:
     def append(self, lines: Sequence[bytes]) -> None:
         """Write lines, each ending in a newline, and wait until the disk has them."""
         text = memoryview(b"".join(lines))
-        try:
+        with writing(self.path):
             while text:
                 text = text[self.file.write(text) :]
             os.fsync(self.file.fileno())
-        except OSError as error:
-            raise ClusterSimError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
 
 def _remove(made: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ClusterSimError, nearest, needs
-from clustersim.outputs import fresh
+from clustersim.outputs import fresh, writing
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
 from clustersim.sweeps.store import RESULTS, Store, row_of
@@ -126,11 +126,8 @@ def write(columns: Columns, path: str | Path) -> None:
     path = Path(path)
     if path.suffix not in WRITERS:
         raise ClusterSimError(f"{path}: a table is a .csv or a .parquet; {nearest(path.suffix, WRITERS)}")
-    try:
-        with fresh(path) as temporary:
-            WRITERS[path.suffix](columns, temporary)
-    except OSError as error:
-        raise ClusterSimError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing(path), fresh(path) as temporary:
+        WRITERS[path.suffix](columns, temporary)
 
 
 def _write_csv(columns: Columns, path: Path) -> None:
