@@ -15,7 +15,7 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.chase import Chase
 from clustersim.analysis.compare import compare
 from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.occupancy import is_compute, occupancy, seconds_of_ops
+from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
 from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
 from clustersim.analysis.pieces import KERNEL, pieces
 from clustersim.analysis.replay import graph, replayed
@@ -108,7 +108,7 @@ def test_time_in_states_and_ops_in_a_window_is_what_spans_cut_off_there_add_up_t
     took = np.bincount(spans["op"], weights=(stop - start) * (spans["rank"] < 5), minlength=len(run.ops))
     np.testing.assert_allclose(seconds_of_ops(run, 5, begin, end), took, rtol=1e-9, atol=1e-9)
     found = occupancy(run, np.arange(N), begin, end)
-    computes = is_compute(run)[spans["op"]]
+    computes = is_kernel(run)[spans["op"]]
     talks = np.array([op.kind != "compute" for op in run.ops])[spans["op"]]
     for rank in range(N):
         mine = spans["rank"] == rank
@@ -118,7 +118,8 @@ def test_time_in_states_and_ops_in_a_window_is_what_spans_cut_off_there_add_up_t
             opened(begun[mine & kind], stop[mine & kind], middles)
             for begun, kind in ((start, computes), (start, talks), (ready, talks))
         )
-        states = (compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute)
+        host = opened(start[mine], stop[mine], middles) & ~active & ~compute
+        states = (compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute, host)
         for name, state in zip(found, states, strict=True):
             assert found[name][rank] == pytest.approx(np.diff(edges)[state].sum(), rel=1e-9, abs=1e-9)
 

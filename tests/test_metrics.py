@@ -97,23 +97,32 @@ def test_an_empty_timeline_is_an_error():
 INTERVAL = st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 10))
 
 
-@given(spans=st.lists(st.tuples(st.booleans(), st.integers(0, 2), INTERVAL), min_size=1, max_size=12))
+KINDS = (
+    ("all_gather", "communication", "comm"),
+    ("compute", "other", "compute"),
+    ("compute", "other", "hook"),
+    ("compute", "memcpy", "copies"),
+)
+"""A transfer, a kernel, a kernel of another stream, and what the host does."""
+
+
+@given(spans=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), INTERVAL), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_occupancy_equals_counting_every_instant(spans):
     rows = []
-    for talks, rank, (ready, wait, length) in spans:
-        kind, phase, stream = ("all_gather", "communication", "comm") if talks else ("compute", "other", "compute")
-        rows.append((kind, phase, stream, 0, [rank], ready, ready + wait, ready + wait + length))
+    for how, rank, (ready, wait, length) in spans:
+        rows.append((*how, 0, [rank], ready, ready + wait, ready + wait + length))
     got = occupancy(timeline_of(3, rows), np.arange(3))
     for rank in range(3):
-        compute, transfer, active = np.zeros(60, bool), np.zeros(60, bool), np.zeros(60, bool)
-        for kind, *_, (mine,), ready, start, end in rows:
+        compute, transfer, active, host = (np.zeros(60, bool) for _ in range(4))
+        for kind, phase, *_, (mine,), ready, start, end in rows:
             if mine == rank and kind == "compute":
-                compute[start:end] = True
+                (host if phase == "memcpy" else compute)[start:end] = True
             elif mine == rank:
                 transfer[start:end] = True
                 active[ready:end] = True
         counted = [compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute]
+        counted.append(host & ~active & ~compute)
         assert [column[rank] for column in got.values()] == [state.sum() for state in counted]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.occupancy import is_compute, occupancy, seconds_of_ops
+from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
+from clustersim.analysis.pieces import staged
 from clustersim.analysis.volume import bytes_of_rank
 from clustersim.errors import ProgramError
 from clustersim.model import Model
@@ -55,9 +56,10 @@ def summary(
     * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
     * ``compute_s``: the compute stream is busy. ``communication_s``: some transfer is running.
-      ``peer_wait_s``: no transfer runs, but a collective waits for a peer. ``exposed_communication_s``: the compute
-      stream is idle while a collective runs (``exposed_transfer_s``: some transfer is moving) or waits for a peer
-      (``waiting_for_peer_s``: none is). ``idle_s``: idle for any other reason.
+      ``peer_wait_s``: no transfer runs, but a collective waits for a peer, beside a kernel or not.
+      ``exposed_communication_s``: no kernel runs, and some transfer is moving (``exposed_transfer_s``) or others are
+      waited for (``waiting_for_peer_s``): as in :mod:`clustersim.analysis.breakdown`. ``idle_s``: what is left, the
+      host and its copies.
     * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
@@ -65,7 +67,7 @@ def summary(
     * ``hottest_links``: ``(name, utilisation, bytes)``, in the steady window; bytes are link capacity used, protocol
       overhead included, and utilisation is their share of the line rate.
     * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
-      exposed_transfer_s``.
+      exposed_transfer_s, waiting_for_peer_s``.
     """
     window = steady_window(timeline, warmup_steps)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
@@ -109,7 +111,6 @@ def _means(per_rank: dict[str, npt.NDArray[Any]], phases: dict[str, float], step
     shares = {phase: seconds / step for phase, seconds in phases.items()}
     return {
         **mean,
-        "waiting_for_peer_s": max(0.0, exposed - mean["exposed_transfer_s"]),
         "idle_s": idle,
         "phase_shares": shares | {"exposed_communication": exposed / step, "idle": idle / step},
     }
@@ -186,10 +187,14 @@ def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[dict[str,
     busy = occupancy(timeline, ranks, window.begin, window.end)
     seconds = seconds_of_ops(timeline, world, window.begin, window.end)
     steps = len(window.steps)
+    host, moving = busy.pop("host_s"), busy["exposed_transfer_s"]
+    if timeline.source == "simulated" and not staged(timeline):  # what nobody does anything in, others are waited for
+        busy["exposed_communication_s"] = np.maximum(steps * window.step_time - busy["compute_s"] - host, moving)
+    busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
     per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
     number = {phase: i for i, phase in enumerate(PHASES)}
     phase = np.array([number.get(op.phase, number["other"]) for op in timeline.ops], dtype=np.int64)
-    total = np.bincount(phase, weights=seconds * is_compute(timeline), minlength=len(PHASES)) / (world * steps)
+    total = np.bincount(phase, weights=seconds * is_kernel(timeline), minlength=len(PHASES)) / (world * steps)
     phases = {name: float(total[i]) for name, i in number.items() if total[i] > 0}
     return {"rank": np.arange(world), **per_rank}, phases
 

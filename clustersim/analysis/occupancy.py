@@ -19,14 +19,15 @@ import numpy.typing as npt
 from clustersim.blocks import Block, Column
 from clustersim.program import COMPUTE_STREAM
 from clustersim.sheets import Sheet, stacked, stretch
-from clustersim.timeline import Timeline
+from clustersim.timeline import OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s")
-"""What is told of a rank; as in :func:`clustersim.analysis.metrics.summary`."""
+STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
+"""What is told of a rank: some kernel runs; some transfer does; none does, but a collective waits for a peer; no kernel
+runs while a collective does either; while one is moving; and while the host works and nothing else is open."""
 
 Span: TypeAlias = tuple[Column, Column]
 """When the same ops begin and end on some ranks."""
@@ -37,42 +38,58 @@ AT_ONCE = 2**22
 SWEPT = 256
 """Ranks from which spans are looked at one by one on all of them, sooner than in a table; a part has no fewer."""
 
-UNIONS = (("compute", "start"), ("talk", "start"), ("talk", "ready"), ("both", "start"), ("both", "ready"))
+UNIONS = (
+    ("compute", "start"),
+    ("talk", "start"),
+    ("talk", "ready"),
+    ("both", "start"),
+    ("both", "ready"),
+    ("all", "ready"),
+)
 """Whose spans, and where those that communicate begin: their length is all that is asked for."""
 
 
-def is_compute(run: Timeline) -> Bools:
-    """(n_ops,) whether an op keeps the compute stream busy. A measured run may name its streams otherwise: then any
-    compute op does."""
-    compute = np.array([op.kind == "compute" for op in run.ops], dtype=bool)
-    usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops], dtype=bool)
-    return compute & usual if usual.any() else compute
+def on_host(op: OpInfo) -> bool:
+    """Whether an op that computes is the host's own work, or a copy from or to it."""
+    return op.bound == "host" or op.phase in {"memcpy", "input"}
+
+
+def is_kernel(run: Timeline) -> Bools:
+    """(n_ops,) whether an op computes on the device: on the compute stream whatever does, on any other all but the
+    host's work."""
+    return np.array(
+        [op.kind == "compute" and (op.stream == COMPUTE_STREAM or not on_host(op)) for op in run.ops], dtype=bool
+    )
 
 
 def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = np.inf) -> dict[str, Floats]:
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
-    computing, talking = is_compute(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
+    computing, talking = is_kernel(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
     of = {"compute": computing, "talk": talking, "both": computing | talking}
+    if not of["both"].all():
+        of["all"] = np.ones(len(run.ops), dtype=bool)
+    unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in of]
     chosen = {whose: mask.tolist() for whose, mask in of.items()}
     waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], list[Span]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
         at = np.searchsorted(ranks, part.ranks)
-        for u, (whose, since) in enumerate(UNIONS):
+        for u, whose, since in unions:
             for _, blocks in part.held:
                 if (id(blocks), u) not in chains:
                     chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since], begin, end)
             rows = None if part.rows is None else _rows(part.rows, of[whose], talking, since)
             spans = [(places, chains[id(blocks), u]) for places, blocks in part.held]
             length[u, at] = _union(len(at), rows, spans, begin, end)
-    compute, transfer, active, beside, around = length
+    compute, transfer, active, beside, around, everything = length
     return {
         "compute_s": compute,
         "communication_s": transfer,
         "peer_wait_s": np.maximum(active - transfer, 0.0),
         "exposed_communication_s": np.maximum(around - compute, 0.0),
         "exposed_transfer_s": np.maximum(beside - compute, 0.0),
+        "host_s": np.maximum(everything - around, 0.0),
     }
 
 

@@ -9,7 +9,7 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 5. the host: copies to and from it, its own work, loading input;
 6. work that is ready and queues for a server;
 7. nothing. In a simulated run a rank without any open op has done its whole list while others have not (a stall, or
-   between stages a bubble; the summary counts it as idle); on a real machine its queue is empty because the host has
+   between stages a bubble); on a real machine its queue is empty because the host has
    not launched anything.
 """
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import OpColumns, did
+from clustersim.analysis.occupancy import on_host
 from clustersim.analysis.once import once
 from clustersim.analysis.sample import Classes, classes
 from clustersim.program import COMPUTE_STREAM
@@ -49,7 +50,6 @@ KERNELS = STATES[:5]
 
 COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
 _OF_BOUND = {"memory": MEMORY, "launch": LAUNCH, "host": HOST}
-_HOST_PHASES = frozenset({"memcpy", "input"})
 
 KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
 """Why an instant has its state: the rules above, in order."""
@@ -251,9 +251,8 @@ def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
         if op.kind != "compute":
             running[i], waiting[i] = TRANSFER, PEER
             continue
-        on_host = op.bound == "host" or op.phase in _HOST_PHASES
-        main = op.stream == COMPUTE_STREAM or not (usual or on_host)
-        running[i] = KERNEL if main else HOST_WORK if on_host else SIDE_KERNEL
+        main = op.stream == COMPUTE_STREAM or not (usual or on_host(op))
+        running[i] = KERNEL if main else HOST_WORK if on_host(op) else SIDE_KERNEL
         waiting[i] = QUEUED
     return running, waiting
 
@@ -262,7 +261,7 @@ def kernel_state(op: OpInfo) -> int:
     """State of a rank that runs a compute op."""
     if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
         return MEMORY
-    if op.bound == "host" or op.phase in _HOST_PHASES:
+    if on_host(op):
         return HOST
     return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)
 
