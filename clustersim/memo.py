@@ -1,17 +1,18 @@
 """Answers of pure functions, remembered beside the frozen object they are about.
 
-A cluster's routes, a group's link loads or a model's cost depend on nothing but their arguments, and a sweep asks for
-them again and again. They are kept with the topology or model itself, so that they are never about another one and
-are gone when it is; each function keeps a bounded number, the last ones used.
+A cluster's routes, a group's link loads, a model's cost or what an analysis finds in a run depend on nothing but their
+arguments, and are asked for again and again. They are kept with the topology, model or timeline itself, so that they
+are never about another one and are gone when it is; nobody who asks may change them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from threading import Lock
 from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import ref
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,22 +25,23 @@ class Keeper:
         return {name: value for name, value in vars(self).items() if name != "_answers"}
 
 
-def kept_with_first(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def kept_with_first(maxsize: int | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember a function's answers with its first argument, a :class:`Keeper`; the others are hashed.
 
     Parameters
     ----------
-    maxsize : answers kept for each first argument.
+    maxsize : answers kept for each first argument, None for all.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        def ask(owner: Any, *rest: Any, **named: Any) -> Any:
-            answers = vars(owner).setdefault("_answers", {})
-            known = answers.get(function)
-            if known is None:
-                # The owner itself is no part of the key: hashing a whole model would cost more than the answer.
-                known = answers[function] = lru_cache(maxsize)(partial(function, owner))
-            return known(*rest, **named)
+        def make(owner: Any) -> Callable[..., R]:
+            # The owner is no part of the key: hashing a whole model would cost more than the answer. And what it keeps
+            # does not hold it: without a circle it is gone as soon as nobody uses it.
+            weak = ref(owner)
+            return lru_cache(maxsize)(lambda *rest, **named: function(weak(), *rest, **named))  # type: ignore[arg-type]
+
+        def ask(owner: Any, *rest: Any, **named: Any) -> R:
+            return _known(owner, function, make)(*rest, **named)
 
         return wraps(function)(ask)  # type: ignore[return-value]
 
@@ -55,16 +57,21 @@ def kept_with_topology(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        def ask(first: Any, *rest: Any, **named: Any) -> Any:
-            answers = vars(first.topology).setdefault("_answers", {})
-            known = answers.get(function)
-            if known is None:
-                known = answers[function] = lru_cache(maxsize)(function)
-            return known(first, *rest, **named)
+        def ask(first: Any, *rest: Any, **named: Any) -> R:
+            return _known(first.topology, function, lambda _: lru_cache(maxsize)(function))(first, *rest, **named)
 
         return wraps(function)(ask)  # type: ignore[return-value]
 
     return decorate
+
+
+def _known(owner: Any, function: Callable[P, R], make: Callable[[Any], Callable[..., R]]) -> Callable[..., R]:
+    """What an owner keeps of a function's answers, made where it has none."""
+    answers: dict[Callable[P, R], Callable[..., R]] = vars(owner).setdefault("_answers", {})
+    known = answers.get(function)
+    if known is None:
+        known = answers[function] = make(owner)
+    return known
 
 
 class ByWeight(Generic[R]):

@@ -21,6 +21,7 @@ from clustersim.arrays import Floats, Ints
 from clustersim.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows, totals
 from clustersim.cards import card
 from clustersim.label import Label
+from clustersim.memo import Keeper
 from clustersim.mix import Mix
 from clustersim.sheets import Rows, Sheet, Shelf, expanded
 from clustersim.units import format_time
@@ -122,7 +123,7 @@ class LinkUse:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class Timeline(Keeper):
     """Spans of a run.
 
     Parameters

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import dataclass, replace
+from weakref import ref
 
 import numpy as np
 
 from clustersim import collectives, fabrics, models, scenario
+from clustersim.analysis.where import where
 from clustersim.collectives.base import Group, Request
 from clustersim.memo import ByWeight, Keeper, kept_with_first
 from clustersim.routing import router
@@ -39,6 +42,30 @@ def test_answers_are_kept_with_the_object_and_are_no_part_of_its_copies():
     for factor in (5, 6, 2):  # two answers at most
         times(three, factor)
     assert asked == [2, 4, 2, 2, 5, 6, 2]
+
+
+def test_what_keeps_answers_goes_as_soon_as_nobody_uses_it():
+    @kept_with_first(maxsize=None)
+    def twice(thing: Thing) -> int:
+        return thing.value * 2
+
+    thing = Thing(3)
+    assert twice(thing) == 6
+    there = ref(thing)
+    gc.disable()
+    try:
+        del thing
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_what_an_analysis_found_in_a_timeline_does_not_travel_with_it():
+    timeline = scenario.load("ddp_resnet50_1x8_v100").run().timeline
+    found = where(timeline)
+    there = pickle.loads(pickle.dumps(timeline))
+    assert where(timeline) is found
+    assert where(there) is not found
 
 
 def test_a_cache_by_weight_forgets_what_was_used_longest_ago_and_keeps_the_last_however_heavy():

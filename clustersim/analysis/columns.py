@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.once import once
+from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class RankSpans:
     end: Floats
 
 
-@once
+@kept_with_first(maxsize=None)
 def columns_of(timeline: Timeline) -> OpColumns:
     """Every op's spans, for all who ask."""
     return OpColumns(timeline)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import did
-from clustersim.analysis.once import once
+from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -21,7 +21,7 @@ FEW = 4
 """Of fewer ranks than this the spread says nothing."""
 
 
-@once
+@kept_with_first(maxsize=None)
 def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
     """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
     compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
@@ -42,7 +42,7 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
     return seconds
 
 
-@once
+@kept_with_first(maxsize=None)
 def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
     """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
     names = list(dict.fromkeys(op.role for op in timeline.ops))

@@ -24,8 +24,10 @@ import numpy.typing as npt
 
 from clustersim.analysis.columns import OpColumns, did
 from clustersim.analysis.occupancy import on_host
-from clustersim.analysis.once import once
 from clustersim.analysis.sample import Classes, classes
+from clustersim.memo import kept_with_first
+from clustersim.analysis.sample import Classes, classes
+from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 
@@ -275,7 +277,7 @@ def by_class(op: OpInfo) -> dict[int, float]:
     return {state: seconds / mix.seconds for state, seconds in parts.items() if seconds}
 
 
-@once
+@kept_with_first(maxsize=None)
 def staged(timeline: Timeline) -> bool:
     """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
     stages = {op.stage for op in timeline.ops} - {-1}

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import SomeRanks
-from clustersim.analysis.once import once
 from clustersim.analysis.sample import MOST_SPANS, classes
 from clustersim.errors import TraceError
+from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import Timeline
 
@@ -212,7 +212,7 @@ def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
     return found
 
 
-@once
+@kept_with_first(maxsize=None)
 def queues(timeline: Timeline) -> set[tuple[str, str]]:
     """Streams whose work is done in order of arrival: compute that was ready before it could start."""
     _, op, _, ready, start, _ = timeline._rows()

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.columns import columns_of
-from clustersim.analysis.once import once
 from clustersim.analysis.pace import kernel_seconds, roles
+from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline, alike
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Classes:
     sampled: bool
 
 
-@once
+@kept_with_first(maxsize=None)
 def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> Classes:
     """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
     ranks, class_of = alike(timeline)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis import pipeline
-from clustersim.analysis.once import once
 from clustersim.analysis.plays import paths
 from clustersim.analysis.where import WORDS, Where
+from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -148,7 +148,7 @@ def _of_schedule(timeline: Timeline, rows: Sequence[Where]) -> str:
     return f"{said}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
 
 
-@once
+@kept_with_first(maxsize=None)
 def ideal_bubble(timeline: Timeline) -> tuple[int, int, int] | None:
     """(p, v, m): stages, chunks of each and micro-batches, of a schedule whose bubble is (p-1)/(vm) of the work.
 

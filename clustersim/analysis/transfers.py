@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.analysis.once import once
+from clustersim.memo import kept_with_first
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Facts:
     limit: str
 
 
-@once
+@kept_with_first(maxsize=None)
 def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
     """Facts of every op that transfers something, by index in :attr:`Timeline.ops`."""
     use, seconds = timeline.links, _seconds(timeline)

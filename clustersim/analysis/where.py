@@ -25,7 +25,6 @@ from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
 from clustersim.analysis.metrics import Floats, Ints, Window, steady_window
-from clustersim.analysis.once import once
 from clustersim.analysis.pieces import (
     BUBBLE,
     EXPOSED,
@@ -38,6 +37,7 @@ from clustersim.analysis.pieces import (
 )
 from clustersim.analysis.plays import Action, edges, expected
 from clustersim.analysis.sample import MOST_SPANS, Classes
+from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline, alike
 
 BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail")
@@ -94,7 +94,7 @@ class Where:
         return {"stage": self.stage, "step_s": self.step, "compute_s": self.compute, "other_s": self.other, **split}
 
 
-@once
+@kept_with_first(maxsize=None)
 def where(timeline: Timeline, *, warmup_steps: int = 2) -> list[Where]:
     """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state.
 
