@@ -8,18 +8,16 @@ streams does one after another. A result that beats a bound is a bug, and is sai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pace import pace_ratios
 from clustersim.analysis.pieces import workers
+from clustersim.arrays import Floats
 from clustersim.timeline import Timeline
 from clustersim.units import format_bytes, format_time
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 EXACT = 1e-6
 """Relative slack for rounding."""

@@ -11,7 +11,7 @@ from clustersim.analysis.chase import Chase, Held
 from clustersim.analysis.columns import columns_of
 from clustersim.analysis.dimensions import dimension
 from clustersim.analysis.late_start import LateStart, reduces
-from clustersim.analysis.pace import Floats, slow_ranks
+from clustersim.analysis.pace import slow_ranks
 from clustersim.analysis.pieces import (
     EXPOSED,
     HOST,
@@ -30,6 +30,7 @@ from clustersim.analysis.pieces import (
     workers,
 )  # fmt: skip
 from clustersim.analysis.transfers import Facts, sort_of
+from clustersim.arrays import Floats
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 

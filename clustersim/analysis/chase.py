@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import columns_of
 from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Partition, Pieces
+from clustersim.arrays import Bools, Ints
 from clustersim.timeline import Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 MAX_HOPS = 12
 """A wait for a rank that waits for a rank ...: further than this nobody follows."""
@@ -73,7 +69,7 @@ class Meetings:
                 best = (float(ready[at]), int(spans.ranks[at]), other)
         return best[1], best[2]
 
-    def _partners(self, op: int, rank: int) -> npt.NDArray[np.bool_]:
+    def _partners(self, op: int, rank: int) -> Bools:
         """(world_size,) bool: who may meet a rank at an op."""
         info = self.timeline.ops[op]
         groups = info.detail.get("groups")
@@ -85,7 +81,7 @@ class Meetings:
             found[pairs[(pairs == rank).any(axis=1)]] = True
             return found
         column = self.group_of(op)
-        same: npt.NDArray[np.bool_] = column == column[rank]
+        same: Bools = column == column[rank]
         return same
 
 

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
-
 
 MOST_KEPT = 2048
 """Ranks of an op whose spans are kept once they were looked up: of more ranks there are few ops, and much to keep."""

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import workers
 from clustersim.analysis.transfers import sort_of
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

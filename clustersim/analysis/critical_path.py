@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.chase import Meetings
 from clustersim.analysis.columns import RankSpans
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import KERNELS, STATES, by_class, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
+from clustersim.arrays import Ints
 from clustersim.timeline import Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
 """What a piece of the path can be: a kernel's bound, optimizer, a transfer's limit, the host, an empty queue of the

@@ -7,17 +7,14 @@ once for each distinct *part* and shared: a thousand GPUs have a hundred thousan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.transfers import sort_of
+from clustersim.arrays import Floats, Ints
 from clustersim.timeline import LinkUse, Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 USERS = 3
 """How many users of a link are told."""

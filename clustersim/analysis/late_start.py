@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import did
 from clustersim.analysis.dimensions import dimension
 from clustersim.analysis.pieces import Pieces
+from clustersim.arrays import Floats
 from clustersim.timeline import OpInfo, Timeline
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 _REDUCES = frozenset({"all_reduce", "reduce_scatter", "reduce", "send"})
 

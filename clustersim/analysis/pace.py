@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import did
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 SLOW = 0.03
 """A rank is slow where its kernels take this much longer than its role's median."""
@@ -43,7 +39,7 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
 
 
 @kept_with_first(maxsize=None)
-def roles(timeline: Timeline) -> npt.NDArray[np.int64]:
+def roles(timeline: Timeline) -> Ints:
     """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
     names = list(dict.fromkeys(op.role for op in timeline.ops))
     number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
@@ -78,7 +74,7 @@ def pace_ratios(timeline: Timeline) -> Floats:
     return ratio
 
 
-def slow_ranks(timeline: Timeline, ratio: Floats) -> npt.NDArray[np.bool_]:
+def slow_ranks(timeline: Timeline, ratio: Floats) -> Bools:
     """(world_size,) bool: ranks :data:`SLOW` behind the median and further from it than the spread of the others
     explains (:data:`OUTLIER` robust standard deviations, 1.4826 times the median deviation)."""
     role, slow = roles(timeline), np.zeros(timeline.world_size, dtype=np.bool_)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,10 @@ from clustersim.analysis.occupancy import on_host
 from clustersim.analysis.sample import Classes, classes
 from clustersim.memo import kept_with_first
 from clustersim.analysis.sample import Classes, classes
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 STATES = (
     "compute-bound",

@@ -26,16 +26,14 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import did
 from clustersim.analysis.metrics import warm_up
 from clustersim.analysis.plays import BACK, Action, expected, idle_times, medians
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
 from clustersim.timeline import Timeline, alike
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 _Name: TypeAlias = tuple[int, int, str, int, int]
 """Step, stage, action, micro-batch, chunk."""
 

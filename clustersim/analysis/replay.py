@@ -14,18 +14,15 @@ from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import SomeRanks
 from clustersim.analysis.sample import MOST_SPANS, classes
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.errors import TraceError
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import Timeline
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
 Seconds: TypeAlias = Callable[[int], Floats]
 """Of an op, by its index."""
 

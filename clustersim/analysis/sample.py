@@ -9,17 +9,14 @@ others waited for most often.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import columns_of
 from clustersim.analysis.pace import kernel_seconds, roles
+from clustersim.arrays import Ints
 from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline, alike
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 MOST_SPANS = 1_500_000
 """Spans that are worked through one by one; what a gigabyte of memory and a few seconds of a core are enough for."""

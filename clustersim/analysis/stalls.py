@@ -27,11 +27,12 @@ import numpy as np
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.charges import Book, Charge
 from clustersim.analysis.late_start import LateStart, late_starts
-from clustersim.analysis.pace import Floats, pace_ratios
+from clustersim.analysis.pace import pace_ratios
 from clustersim.analysis.pieces import Pieces, workers
 from clustersim.analysis.pipeline import has_pipeline
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.analysis.where import Where, where
+from clustersim.arrays import Floats
 from clustersim.timeline import Timeline
 
 CAUSES = (

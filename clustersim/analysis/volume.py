@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.dimensions import dimension
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.volume import per_member
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import LINK_KINDS
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def volume(
@@ -99,7 +98,7 @@ def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
     return op.nbytes * out, op.nbytes * into
 
 
-def _by_link_kind(use: LinkUse, row_of: npt.NDArray[np.int64], n_rows: int) -> dict[str, Floats]:
+def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
     """Per kind of link that carried anything, (rows,) bytes on all links of that kind."""
     number, (links, weights, load) = {kind: k for k, kind in enumerate(LINK_KINDS)}, use.per_byte
     kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)[links]

@@ -21,19 +21,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.late_start import reduces
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.replay import Graph, Node, graph, queues, replayed
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.timeline import LinkUse, OpInfo, Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
 """What can be asked."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from clustersim.arrays import Floats
 from clustersim.builder.stage_memory import StateBytes
 from clustersim.compute.local import LocalCost
 from clustersim.errors import ClusterSimError
@@ -17,7 +18,7 @@ from clustersim.model import Model
 from clustersim.parallel import ModelShape, ParallelConfig
 from clustersim.partition.base import Exchange, LocalLayer, Partition
 from clustersim.planner.candidates import Candidate
-from clustersim.planner.known import Floats, Known, Place
+from clustersim.planner.known import Known, Place
 from clustersim.planner.limits import SLACK, Bound
 from clustersim.planner.stages import Least, Times, activations, least_of, times_of
 from clustersim.planner.traffic import Traffic, first_group

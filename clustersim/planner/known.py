@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.device import AS_IS, Device, device
 from clustersim.mesh import Mesh
 from clustersim.model import Model
@@ -23,7 +23,7 @@ from clustersim.scenario.parts import cost_of
 from clustersim.schedules import Orders, Schedule
 from clustersim.topology import Topology
 
-Floats = npt.NDArray[np.float64]
+Floats = Floats
 Place = tuple[int, int]
 """Index of a machine, and nodes."""
 MOST_PARTS = 64

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim import sweeps
+from clustersim.arrays import Floats
 from clustersim.economics import costs, rates
 from clustersim.errors import ClusterSimError
 from clustersim.planner.options import at_worst
@@ -59,7 +60,7 @@ class Swept:
         return "samples" if np.isnan(self.table["tokens_per_s"]).any() else "tokens"
 
     @cached_property
-    def rate(self) -> npt.NDArray[np.float64]:
+    def rate(self) -> Floats:
         """(rows,) tokens/s or samples/s of the whole machine."""
         return np.asarray(self.table[f"{self.unit}_per_s"], dtype=np.float64)
 

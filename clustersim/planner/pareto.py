@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+from clustersim.arrays import Ints
 
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -62,7 +60,7 @@ class Better:
         found = self._beating(objectives, self.plain)
         return self.numbers[int(found[0])] if found.size else None
 
-    def _beating(self, objectives: tuple[float, ...], known: list[tuple[float, ...]]) -> npt.NDArray[np.int64]:
+    def _beating(self, objectives: tuple[float, ...], known: list[tuple[float, ...]]) -> Ints:
         if not known:
             return np.zeros(0, dtype=np.int64)
         rows = np.array(known)

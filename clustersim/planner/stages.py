@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.builder.laying import EXPERTS, PARTS
 from clustersim.builder.stage_memory import Made
 from clustersim.compute.local import LocalCost
@@ -23,7 +23,7 @@ from clustersim.planner.traffic import Traffic
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Order, Orders
 
-Floats = npt.NDArray[np.float64]
+Floats = Floats
 
 
 def counts(parts: Partition) -> tuple[Floats, Floats]:
@@ -141,7 +141,7 @@ class Times:
     backward: Floats
     compute: Floats
     whole: Floats
-    first: npt.NDArray[np.int64]
+    first: Ints
 
 
 def times_of(parts: Partition, kinds: Sequence[str], paired: bool, of: Callable[[LocalLayer, str], Least]) -> Times:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.errors import TraceError
 from clustersim.label import Label
 from clustersim.limits import MOST_RANKS, counted
@@ -163,7 +163,7 @@ class _Build:
     def row(self, op: int, rank: int, ready: float, start: float, end: float) -> None:
         self.rows.append((op, self.ranks.setdefault(rank, len(self.ranks)), ready, start, end))
 
-    def timeline(self, source: str, stats: dict[str, float], node: npt.NDArray[np.int64]) -> Timeline:
+    def timeline(self, source: str, stats: dict[str, float], node: Ints) -> Timeline:
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 5)
         return Timeline(
             world_size=self.world,
