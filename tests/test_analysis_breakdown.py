@@ -14,7 +14,8 @@ from toy import all_reduce
 import clustersim
 from clustersim import engine
 from clustersim.analysis.breakdown import breakdown, steps_between
-from clustersim.analysis.pieces import STATES, pieces, workers
+from clustersim.analysis.per_step import per_step
+from clustersim.analysis.pieces import pieces, workers
 from clustersim.program import Compute, Recv, Send
 from clustersim.timeline import OpInfo, Timeline
 
@@ -143,8 +144,7 @@ def test_a_measured_gap_is_the_hosts_and_time_outside_the_profile_is_nobodys():
 @pytest.mark.parametrize("name", ["ddp_resnet50_1x8_v100", "why_slow_gpu", "why_launch_bound", "ps_async_1x8"])
 def test_it_agrees_with_the_summary(name):
     result = clustersim.load(name).run()
-    table, summary = breakdown(result.timeline), result.summary
-    by_state = dict(zip(STATES, table["seconds"].mean(axis=0).tolist(), strict=True))
+    table, summary, by_state = breakdown(result.timeline), result.summary, per_step(result.timeline)
     rest = sum(by_state[s] for s in ("compute-bound", "memory-bound", "launch-bound", "optimizer", "host"))
     assert table["step_time_s"] == pytest.approx(summary["step_time_s"])
     assert rest == pytest.approx(summary["compute_s"] + summary["idle_s"], rel=1e-6)

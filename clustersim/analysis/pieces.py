@@ -25,8 +25,6 @@ import numpy.typing as npt
 from clustersim.analysis.columns import OpColumns, did
 from clustersim.analysis.occupancy import on_host
 from clustersim.analysis.sample import Classes, classes
-from clustersim.memo import kept_with_first
-from clustersim.analysis.sample import Classes, classes
 from clustersim.arrays import Bools, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
