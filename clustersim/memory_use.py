@@ -127,6 +127,12 @@ class MemoryUse:
         return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
 
 
+def may_run_out(shown: float, room: float) -> bool:
+    """Whether a step that fits may still run out: with what allocator and libraries mostly take besides, a GPU of
+    ``room`` bytes would show ``shown``."""
+    return shown > room
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a step fits on a device.
@@ -155,7 +161,7 @@ class Verdict:
     @property
     def doubtful(self) -> bool:
         """Whether it fits, but not with what the allocator and libraries mostly take besides."""
-        return self.ok and self.use.shown > self.spare + self.use.total
+        return self.ok and may_run_out(self.use.shown, self.spare + self.use.total)
 
     def __str__(self) -> str:
         """One sentence: fits or not, by how much, and the three largest holders."""

@@ -23,7 +23,6 @@ from clustersim.scenario.parts import cost_of
 from clustersim.schedules import Orders, Schedule
 from clustersim.topology import Topology
 
-Floats = Floats
 Place = tuple[int, int]
 """Index of a machine, and nodes."""
 MOST_PARTS = 64

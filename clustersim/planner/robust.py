@@ -35,7 +35,6 @@ FAILURES = 2.0
 """Failures are at most so many times as often or as rare: two clusters of one owner differ by 2.8 (6.50 and 2.34 a
 thousand node-days, Kokolis et al., arXiv:2410.21680), and Llama 3's (3.79, arXiv:2407.21783) lies between them."""
 FAILING = "failures"
-Floats = Floats
 Worth = Mapping[str, Any]
 Goodput = Callable[[int, float], float | None]
 """(number of an option, how often failures come) -> share of the time that makes new steps; None where that never

@@ -23,8 +23,6 @@ from clustersim.planner.traffic import Traffic
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Order, Orders
 
-Floats = Floats
-
 
 def counts(parts: Partition) -> tuple[Floats, Floats]:
     """(ranks,) elements of dense parameters and of experts'."""

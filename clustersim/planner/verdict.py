@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from clustersim.memory_use import may_run_out
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import PlanFile
 from clustersim.ranges import alike, of_step
@@ -35,7 +36,7 @@ def _tight(option: Option) -> str:
     """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
     memory = option.result.get("memory") or {}
     room, shown = memory.get("device_bytes", 0.0), memory.get("shown_bytes", 0.0)
-    if shown <= room:
+    if not may_run_out(shown, room):
         return ""
     needed = format_bytes(option.result["peak_memory_bytes"])
     return (
