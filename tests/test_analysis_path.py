@@ -12,7 +12,8 @@ from toy import all_reduce
 import clustersim
 from clustersim import engine
 from clustersim.analysis.critical_path import PATH_KINDS, critical_path
-from clustersim.analysis.replay import graph, replayed
+from clustersim.analysis.graph import graph
+from clustersim.analysis.replay import replayed
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import TraceError
 from clustersim.program import Compute, Recv, Send

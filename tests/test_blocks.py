@@ -15,10 +15,11 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.chase import Chase
 from clustersim.analysis.compare import compare
 from clustersim.analysis.critical_path import critical_path
+from clustersim.analysis.graph import graph
 from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
 from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
 from clustersim.analysis.pieces import KERNEL, pieces
-from clustersim.analysis.replay import graph, replayed
+from clustersim.analysis.replay import replayed
 from clustersim.analysis.sample import LEAST, Classes, classes
 from clustersim.analysis.stalls import stalls
 from clustersim.analysis.whatif import whatif

@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
+from clustersim.analysis.graph import Graph, Node, graph, queues
 from clustersim.analysis.late_start import reduces
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.replay import Graph, Node, graph, queues, replayed
+from clustersim.analysis.replay import replayed
 from clustersim.arrays import Bools, Floats, Ints
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
