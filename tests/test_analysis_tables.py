@@ -41,7 +41,7 @@ def with_links(segments):
 def test_heat_and_totals_are_the_bytes_that_crossed(drawn):
     segments = [(t, a, a + length, rate) for t, a, length, rate in drawn]
     timeline = with_links(segments)
-    table = hotspots(timeline, begin=0.0, bins=7)
+    table = hotspots(timeline, window=(0.0, timeline.makespan), bins=7)
     use = timeline.links
     assert table["bytes"] == pytest.approx(use.bytes_per_link()[table["link"]])
     width = np.diff(table["times"])
@@ -52,7 +52,8 @@ def test_heat_and_totals_are_the_bytes_that_crossed(drawn):
 
 
 def test_users_of_a_link_and_links_nobody_uses():
-    table = hotspots(with_links([(0, 0, 1, 8), (1, 0, 2, 2)]), begin=0.0)
+    timeline = with_links([(0, 0, 1, 8), (1, 0, 2, 2)])
+    table = hotspots(timeline, window=(0.0, timeline.makespan))
     assert table["name"].tolist() == ["a -> b", "b -> c"]
     assert table["users"][0].tolist() == ["all_reduce #", "", ""]
     assert table["all_utilisation"].tolist() == pytest.approx([0.4, 0.4, 0.0])
@@ -73,7 +74,7 @@ def test_on_shipped_scenarios_it_agrees_with_the_summary(name):
 
 
 def test_a_run_without_links_has_no_hotspot():
-    assert len(hotspots(run(toy.program([Compute("a", 1.0)], ranks=1)), begin=0.0)["link"]) == 0
+    assert len(hotspots(run(toy.program([Compute("a", 1.0)], ranks=1)))["link"]) == 0
 
 
 def bounded(seconds, bound):

@@ -213,7 +213,8 @@ def test_what_a_change_costs_is_measured_by_a_run_without_it():
 def test_memory_near_its_limit_is_a_warning():
     timeline = result("why_slow_gpu").timeline
     kinds = [
-        [w.kind for w in warnings(timeline, memory_bytes=used, device_bytes=100.0)] for used in (90.0, 96.0, 101.0)
+        [w.kind for w in warnings(timeline, Facts(memory_bytes=used, device_bytes=100.0))]
+        for used in (90.0, 96.0, 101.0)
     ]
     assert kinds == [["slow rank"], ["slow rank", "memory"], ["slow rank", "memory"]]
 

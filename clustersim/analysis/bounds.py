@@ -8,14 +8,14 @@ streams does one after another. A result that beats a bound is a bug, and is sai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pace import pace_ratios
 from clustersim.analysis.pieces import workers
-from clustersim.arrays import Floats
+from clustersim.analysis.verdict import Facts
+from clustersim.arrays import Columns, Floats
 from clustersim.timeline import Timeline
 from clustersim.units import format_bytes, format_time
 
@@ -37,7 +37,7 @@ class Warned:
     text: str
 
 
-def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, dict[str, Any]]:
+def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, Columns]:
     """Lower bounds and how near the run comes to them.
 
     Parameters
@@ -77,7 +77,7 @@ def _fastest(timeline: Timeline) -> Floats:
     return shortest
 
 
-def _steps(timeline: Timeline, peak: float | None) -> dict[str, Any]:
+def _steps(timeline: Timeline, peak: float | None) -> Columns:
     ops, ends = timeline.ops, timeline.per_op()["end"]
     step = np.array([op.step for op in ops], dtype=np.int64)
     known = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
@@ -108,20 +108,13 @@ def _everyone(timeline: Timeline, op: int) -> bool:
     return groups is not None and np.asarray(groups).size >= timeline.world_size
 
 
-def warnings(
-    timeline: Timeline,
-    *,
-    peak_flops: float | None = None,
-    memory_bytes: float | None = None,
-    device_bytes: float | None = None,
-    warmup_steps: int = 2,
-) -> list[Warned]:
-    """What deserves attention. ``memory_bytes`` of one GPU's ``device_bytes`` are used."""
+def warnings(timeline: Timeline, facts: Facts, *, warmup_steps: int = 2) -> list[Warned]:
+    """What deserves attention."""
     return [
-        *_beaten(timeline, peak_flops),
+        *_beaten(timeline, facts.peak_flops),
         *_busy_links(timeline, warmup_steps),
         *_slow_ranks(timeline),
-        *_memory(memory_bytes, device_bytes),
+        *_memory(facts.memory_bytes, facts.device_bytes),
     ]
 
 

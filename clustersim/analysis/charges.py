@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,26 @@ from clustersim.timeline import OpInfo, Timeline
 
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What lost time is charged to: a ``cause`` and its ``subject``; who held whom, in which op, and over which link
+    (-1: none)."""
+
+    cause: str
+    subject: str
+    holder: int = -1
+    holder_op: int = -1
+    link: int = -1
+
+
+class Lost(NamedTuple):
+    """Seconds that each rank of a class lost, from its first piece of the partition to its last."""
+
+    seconds: float
+    piece: int
+    last: int
 
 
 @dataclass
@@ -78,7 +99,7 @@ class Book:
         self.timeline, self.cut, self.facts = timeline, cut, facts
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
-        self._of_transfer: dict[int, tuple[str, str, int]] = {}
+        self._of_transfer: dict[int, Blame] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
@@ -103,108 +124,99 @@ class Book:
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
-        waits: list[tuple[float, int, int]] = []
-        for g in range(len(groups)):
-            piece = int(first[g])
-            if cut.why[piece] in (PEER, QUEUED):
-                waits.append((float(seconds[g]), piece, int(last[g])))
+        waits: list[Lost] = []
+        for lost in map(Lost, seconds.tolist(), first.tolist(), last.tolist()):
+            if cut.why[lost.piece] in (PEER, QUEUED):
+                waits.append(lost)
             else:
-                self._plain(piece, int(last[g]), float(seconds[g]))
+                self.add(self._plain(lost.piece), lost)
         self._waits(waits)
 
-    def _plain(self, piece: int, last: int, seconds: float) -> None:
+    def _plain(self, piece: int) -> Blame:
+        """Of a piece in which its rank waits for nobody."""
         why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
         if why == TRANSFER:
-            cause, subject, link = self.of_transfer(op)
-            self.add(cause, subject, piece, last, seconds, link=link)
-            return
-        ops = self.timeline.ops
+            return self.of_transfer(op)
         if why == NOTHING:
-            self.add(*self._of_nothing(), piece, last, seconds, holder=self._last_rank)
-        elif why == HOST_WORK:
-            self.add(
-                "host copies" if ops[op].phase == "memcpy" else "host", sort_of(ops[op].name), piece, last, seconds
-            )
-        elif self.cut.state[piece] == LAUNCH:
-            self.add("launch", "kernels", piece, last, seconds)
-        else:
-            self.add("host", sort_of(ops[op].name), piece, last, seconds)
+            return replace(self._of_nothing(), holder=self._last_rank)
+        info = self.timeline.ops[op]
+        if why != HOST_WORK and self.cut.state[piece] == LAUNCH:
+            return Blame("launch", "kernels")
+        copies = why == HOST_WORK and info.phase == "memcpy"
+        return Blame("host copies" if copies else "host", sort_of(info.name))
 
-    def _of_nothing(self) -> tuple[str, str]:
-        """(cause, subject) of ranks without anything left to do: whoever ends last holds them."""
+    def _of_nothing(self) -> Blame:
+        """Of ranks without anything left to do: whoever ends last holds them."""
         if self.timeline.source != "simulated":
-            return "idle device", "nothing queued"
+            return Blame("idle device", "nothing queued")
         if self._last_rank in self._servers:
-            return "parameter server", "server"
+            return Blame("parameter server", "server")
         if self.slow[self._last_rank]:
-            return "slow rank", f"rank {self._last_rank}"
-        return ("schedule", "stages") if staged(self.timeline) else ("jitter", "ranks")
+            return Blame("slow rank", f"rank {self._last_rank}")
+        return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
 
-    def of_transfer(self, op: int) -> tuple[str, str, int]:
-        """(cause, subject, link) of an exposed transfer."""
+    def of_transfer(self, op: int) -> Blame:
+        """Of an exposed transfer."""
         if op not in self._of_transfer:
             self._of_transfer[op] = self._transfer(op)
         return self._of_transfer[op]
 
-    def _transfer(self, op: int) -> tuple[str, str, int]:
+    def _transfer(self, op: int) -> Blame:
         info, facts = self.timeline.ops[op], self.facts[op]
         if self._serves(op):
-            return "parameter server", "server", facts.link
+            return Blame("parameter server", "server", link=facts.link)
         if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
-            return facts.limit, sort_of(self.timeline.links.link_names[facts.link]), facts.link
-        return facts.limit, messages(info) or sort_of(info.name), -1
+            return Blame(facts.limit, sort_of(self.timeline.links.link_names[facts.link]), link=facts.link)
+        return Blame(facts.limit, messages(info) or sort_of(info.name))
 
     def _serves(self, op: int) -> bool:
         info = self.timeline.ops[op]
         return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
 
-    def _waits(self, waits: list[tuple[float, int, int]]) -> None:
+    def _waits(self, waits: list[Lost]) -> None:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
         chase, cut = Chase(self.timeline, self.cut), self.cut
-        meetings: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
-        for seconds, piece, last in waits:
-            op = int(cut.op[piece])
-            group = int(chase.group_of(op)[cut.ranks[cut.owner[piece]]])
-            meetings.setdefault((op, group), []).append((seconds, piece, last))
-        ranked = sorted(meetings.values(), key=lambda m: -sum(w[0] * self.weight[cut.owner[w[1]]] for w in m))
+        meetings: defaultdict[tuple[int, int], list[Lost]] = defaultdict(list)
+        for lost in waits:
+            op = int(cut.op[lost.piece])
+            group = int(chase.group_of(op)[cut.ranks[cut.owner[lost.piece]]])
+            meetings[op, group].append(lost)
+        ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * self.weight[cut.owner[w.piece]] for w in m))
         for n, members in enumerate(ranked):
-            _, piece, last = max(members, key=lambda w: w[0])
+            _, piece, last = max(members, key=lambda w: w.seconds)
             op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
             held = None
             if n < MAX_CHASES and cut.why[piece] == PEER:
                 held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
-            cause, subject, holder, holder_op, link = self.of_wait(op, held)
-            for seconds, one, end in members:
-                self.add(cause, subject, one, end, seconds, holder, holder_op, link)
+            blame = self._of_wait(op, held)
+            if held is not None:
+                blame = replace(blame, holder=held.rank, holder_op=held.op)
+            for lost in members:
+                self.add(blame, lost)
 
-    def of_wait(self, op: int, held: Held | None) -> tuple[str, str, int, int, int]:
-        """(cause, subject, holding rank, its op, link) of a wait at an op."""
-        name = sort_of(self.timeline.ops[op].name)
+    def _of_wait(self, op: int, held: Held | None) -> Blame:
+        """Of a wait at an op."""
         if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
-            return "parameter server", "server", held.rank if held else -1, held.op if held else -1, -1
+            return Blame("parameter server", "server")
         if held is None:
-            return "jitter", "ranks", -1, -1, -1
+            return Blame("jitter", "ranks")
         slow = held.rank >= 0 and bool(self.slow[held.rank])
         if held.why in (KERNEL, SIDE_KERNEL) and slow:
-            return "slow rank", f"rank {held.rank}", held.rank, held.op, -1
+            return Blame("slow rank", f"rank {held.rank}")
         if by_structure(self.timeline, self.timeline.ops[op]):
-            return "schedule", "stages", held.rank, held.op, -1
+            return Blame("schedule", "stages")
         if held.why == TRANSFER and held.op in self.facts:
-            cause, subject, link = self.of_transfer(held.op)
-            return cause, subject, held.rank, held.op, link
+            return self.of_transfer(held.op)
         if held.why == HOST_WORK:
-            return "host copies", name, held.rank, held.op, -1
+            return Blame("host copies", sort_of(self.timeline.ops[op].name))
         if held.why == NOTHING and self.timeline.source != "simulated":
-            return "late launch", "peers", held.rank, held.op, -1
-        return "jitter", "ranks", held.rank, held.op, -1
+            return Blame("late launch", "peers")
+        return Blame("jitter", "ranks")
 
-    def add(
-        self, cause: str, subject: str, piece: int, last: int, seconds: float,
-        holder: int = -1, holder_op: int = -1, link: int = -1,
-    ) -> None:  # fmt: skip
-        """Charge ``seconds`` of each rank of the piece's class."""
-        cut, key = self.cut, (cause, subject)
-        charge = self.charges.setdefault(key, Charge(cause, subject))
+    def add(self, blame: Blame, lost: Lost) -> None:
+        """Charge what each rank of the piece's class lost."""
+        cut, (seconds, piece, last), key = self.cut, lost, (blame.cause, blame.subject)
+        charge = self.charges.setdefault(key, Charge(*key))
         owner, op = int(cut.owner[piece]), int(cut.op[piece])
         total = seconds * float(self.weight[owner])
         charge.seconds += total
@@ -215,7 +227,7 @@ class Book:
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
             charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
-            charge.holder_rank, charge.holder_op, charge.link = holder, holder_op, link
+            charge.holder_rank, charge.holder_op, charge.link = blame.holder, blame.holder_op, blame.link
             charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
 
     def move_late_starts(self, late: dict[int, LateStart]) -> None:

@@ -17,6 +17,7 @@ from clustersim.analysis.verdict import Facts, verdict
 from clustersim.analysis.waterfall import Waterfall, waterfall
 from clustersim.analysis.whatif import KNOBS, unused, whatif
 from clustersim.analysis.where import Where
+from clustersim.arrays import Columns
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -71,26 +72,18 @@ def explain(
     shares = breakdown(timeline, cut=found.cut)
     table = stalls(timeline, top=top, found=found)
     path = critical_path(timeline, warmup_steps=warmup_steps)
-    bounds: dict[str, Any] = {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
-    idle = unused(timeline)
-    if bounded and timeline.source == "simulated":
-        knobs = tuple(knob for knob in KNOBS if knob not in idle)
-        bounds = whatif(timeline, factor=factor, knobs=knobs, peak_flops=facts.peak_flops, warmup_steps=warmup_steps)
-    warned = warnings(
-        timeline,
-        peak_flops=facts.peak_flops,
-        memory_bytes=facts.memory_bytes,
-        device_bytes=facts.device_bytes,
-        warmup_steps=warmup_steps,
+    bounds = _bounds(timeline, facts.peak_flops, factor, warmup_steps, bounded)
+    warned = warnings(timeline, facts, warmup_steps=warmup_steps)
+    trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / factor - 1e-9)
+    falls = waterfall(
+        timeline, peak_flops=facts.peak_flops, mfu=facts.mfu, hfu=facts.hfu, cut=found.cut, warmup_steps=warmup_steps
     )
-    trivial = [knob == "batch" and saving > 1 - 1 / factor - 1e-9 for knob, saving in _pairs(bounds)]
-    kept = ~np.array(trivial, dtype=bool)
     return Explanation(
         verdict=verdict(facts, found),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, float(shares["step_time_s"])),
-        bounds=bounds["text"][kept].tolist(),
+        bounds=bounds["text"][~trivial].tolist(),
         warnings=[warning.text for warning in warned],
         ranks=_ranks(found.cut),
         tables={
@@ -101,15 +94,17 @@ def explain(
             "whatif": bounds,
             "warnings": warned,
         },
-        waterfall=waterfall(
-            timeline,
-            peak_flops=facts.peak_flops,
-            mfu=facts.mfu,
-            hfu=facts.hfu,
-            cut=found.cut,
-            warmup_steps=warmup_steps,
-        ),
+        waterfall=falls,
     )
+
+
+def _bounds(timeline: Timeline, peak: float | None, factor: float, warmup_steps: int, bounded: bool) -> Columns:
+    """What knobs would save at most; empty where nobody asks, or the run was measured."""
+    if not bounded or timeline.source != "simulated":
+        return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
+    idle = unused(timeline)
+    knobs = tuple(knob for knob in KNOBS if knob not in idle)
+    return whatif(timeline, factor=factor, knobs=knobs, peak_flops=peak, warmup_steps=warmup_steps)
 
 
 def _ranks(cut: Pieces) -> str:
@@ -123,10 +118,6 @@ def _ranks(cut: Pieces) -> str:
     if shown == world:
         return f"all {world:,}" if world > 1 else "the only one"
     return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
-
-
-def _pairs(bounds: dict[str, Any]) -> list[tuple[str, float]]:
-    return list(zip(bounds["knob"].tolist(), bounds["saving"].tolist(), strict=True))
 
 
 def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str:

@@ -7,13 +7,12 @@ once for each distinct *part* and shared: a thousand GPUs have a hundred thousan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.transfers import sort_of
-from clustersim.arrays import Floats, Ints
+from clustersim.arrays import Columns, Floats, Ints
 from clustersim.timeline import LinkUse, Timeline
 
 USERS = 3
@@ -58,14 +57,13 @@ def parts(use: LinkUse) -> Parts:
 def hotspots(
     timeline: Timeline,
     *,
-    begin: float | None = None,
-    end: float | None = None,
+    window: tuple[float, float] | None = None,
     warmup_steps: int = 2,
     bins: int = 200,
     top: int = 10,
     distinct: bool = False,
-) -> dict[str, Any]:
-    """The busiest links of the steady state (or of a window [s]), busiest first; ties by link id.
+) -> Columns:
+    """The busiest links of the steady state (or of a ``window`` [s]), busiest first; ties by link id.
 
     Utilisation is capacity used over line rate, protocol overhead included. ``distinct`` : of links with the same
     history only the first is listed.
@@ -81,40 +79,39 @@ def hotspots(
     use = timeline.links
     if use is None or not len(use.segment_start):
         return _empty(0 if use is None else len(use.link_bandwidth))
-    if begin is None and end is None:
-        window = steady_window(timeline, warmup_steps)
-        begin, end = window.begin, window.end
-    begin, end = begin or 0.0, timeline.makespan if end is None else end
-    found = parts(use)
-    times = np.linspace(begin, end, bins + 1)
+    if window is None:
+        steady = steady_window(timeline, warmup_steps)
+        window = steady.begin, steady.end
+    found, bandwidth = parts(use), use.link_bandwidth
+    times = np.linspace(*window, bins + 1)
     history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
     carried = np.array([h[0] for h in history] + [0.0])[found.of]
     peak = np.array([h[1] for h in history] + [0.0])[found.of]
-    utilisation = carried / (use.link_bandwidth * max(end - begin, 1e-30))
+    utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = np.argsort(-utilisation, kind="stable")
     if distinct:
         order = order[np.sort(np.unique(found.of[order], return_index=True)[1])]
     order = order[:top]
     order = order[carried[order] > 0]
-    counts = np.bincount(found.of + 1, minlength=len(history) + 1)
-    users = [_users(timeline, use, found, int(found.of[i]), begin, end) for i in order.tolist()]
+    mine, links = found.of[order].tolist(), order.tolist()
+    users = [_users(timeline, use, found, part, window) for part in mine]
+    heat = np.array([history[part][3] for part in mine]).reshape(-1, bins)
     return {
         "link": order,
-        "name": np.array([use.link_names[i] for i in order.tolist()]),
-        "kind": np.array([use.link_kinds[i] if len(use.link_kinds) else "" for i in order.tolist()]),
-        "bandwidth": use.link_bandwidth[order],
+        "name": np.array([use.link_names[i] for i in links]),
+        "kind": np.array([use.link_kinds[i] if len(use.link_kinds) else "" for i in links]),
+        "bandwidth": bandwidth[order],
         "bytes": carried[order],
         "utilisation": utilisation[order],
-        "peak": peak[order] / use.link_bandwidth[order],
-        "peak_time": np.array([history[int(found.of[i])][2] for i in order.tolist()]),
+        "peak": peak[order] / bandwidth[order],
+        "peak_time": np.array([history[part][2] for part in mine]),
         "users": np.array([names for names, _ in users]).reshape(-1, USERS),
         "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
-        "alike": counts[found.of[order] + 1],
-        "heat": np.array([history[int(found.of[i])][3] for i in order.tolist()]).reshape(-1, bins)
-        / use.link_bandwidth[order][:, None],
+        "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
+        "heat": heat / bandwidth[order][:, None],
         "times": times,
         "all_utilisation": utilisation,
-        "all_peak": peak / use.link_bandwidth,
+        "all_peak": peak / bandwidth,
     }
 
 
@@ -140,12 +137,12 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
 
 
 def _users(
-    timeline: Timeline, use: LinkUse, found: Parts, part: int, begin: float, end: float
+    timeline: Timeline, use: LinkUse, found: Parts, part: int, window: tuple[float, float]
 ) -> tuple[list[str], list[float]]:
     """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
     weight = np.zeros(len(use.loads))
     weight[found.loads[part]] = found.weights[part]
-    length = np.clip(use.segment_end, begin, end) - np.clip(use.segment_start, begin, end)
+    length = np.clip(use.segment_end, *window) - np.clip(use.segment_start, *window)
     nbytes = use.segment_rate * length * weight[use.transfer_load][use.segment_transfer]
     per_op = np.bincount(use.transfer_op[use.segment_transfer], weights=nbytes, minlength=len(timeline.ops))
     per_sort: dict[str, float] = {}
@@ -158,9 +155,9 @@ def _users(
     return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]
 
 
-def _empty(n_links: int) -> dict[str, Any]:
+def _empty(n_links: int) -> Columns:
     text, numbers = np.zeros(0, dtype=str), np.zeros(0)
-    columns: dict[str, Any] = dict.fromkeys(("bandwidth", "bytes", "utilisation", "peak", "peak_time"), numbers)
+    columns: Columns = dict.fromkeys(("bandwidth", "bytes", "utilisation", "peak", "peak_time"), numbers)
     columns |= {"link": np.zeros(0, dtype=np.int64), "name": text, "kind": text, "alike": np.zeros(0, dtype=np.int64)}
     columns |= {"users": text.reshape(0, USERS), "user_share": np.zeros((0, USERS))}
     columns |= {"heat": np.zeros((0, 0)), "times": numbers}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from clustersim.analysis.pieces import Pieces, workers
 from clustersim.analysis.pipeline import has_pipeline
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.analysis.where import Where, where
-from clustersim.arrays import Floats
+from clustersim.arrays import Columns, Floats
 from clustersim.timeline import Timeline
 
 CAUSES = (
@@ -112,7 +111,7 @@ def stalls(
     warmup_steps: int = 2,
     top: int | None = 10,
     found: Causes | None = None,
-) -> dict[str, Any]:
+) -> Columns:
     """The causes that cost most, worst first, as columns.
 
     Returns
@@ -127,7 +126,7 @@ def stalls(
     found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
     chosen = costliest(found, top)
     names = timeline.links.link_names if timeline.links is not None else ()
-    columns: dict[str, Any] = {
+    columns: Columns = {
         name: np.array([getattr(c, source) for c in chosen])
         for name, source in (
             ("cause", "cause"), ("subject", "subject"), ("count", "count"), ("op", "op"), ("rank", "rank"),

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from clustersim.analysis.graph import Graph, Node, graph, queues
 from clustersim.analysis.late_start import reduces
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.replay import replayed
-from clustersim.arrays import Bools, Floats, Ints
+from clustersim.arrays import Bools, Columns, Floats, Ints
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 
 KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
@@ -54,7 +53,7 @@ def whatif(
     peak_flops: float | None = None,
     warmup_steps: int = 2,
     run: Graph | None = None,
-) -> dict[str, Any]:
+) -> Columns:
     """The most each knob could save of a step, largest first.
 
     Parameters
@@ -71,7 +70,7 @@ def whatif(
     """
     run = run or graph(timeline)
     window = steady_window(timeline, warmup_steps)
-    now = (window.end - window.begin) / len(window.steps)
+    now = window.step_time
     rates, rows = _Rates(timeline), []
     for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):
         steps = _steps(run, _Turned(run, rates, some, factor, peak_flops), window.steps) if some else []

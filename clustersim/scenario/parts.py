@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -153,30 +153,22 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
     kinds = []
     for name in dict.fromkeys(name_of.tolist()):
         with scenario.at("$.cluster.topology"):
-            gpu = _gpu(name, topology.calibration, cores_of(topology, mesh), speed)
-        cost = _priced(scenario, topology, mesh, model, gpu, speed)
+            card = _Card(name, topology.calibration, cores_of(topology, mesh), speed)
+            gpu = card.device
+        cost = _priced(scenario, topology, model, card)
         kinds.append(Kind(gpu, cost, np.flatnonzero(name_of == name)))
     return sorted(kinds, key=lambda kind: -float(kind.cost.forward.sum() + kind.cost.backward.sum()))
 
 
-def _priced(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, gpu: Device, speed: Speed) -> StepCost:
-    cores = cores_of(topology, mesh)
+def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -> StepCost:
     run = scenario.file.run
     with scenario.at("$.run.optimizer"):
-        cost = _step_cost(
-            model,
-            gpu.name,
-            topology.calibration,
-            cores,
-            speed,
-            scenario.config.micro_batch_size,
-            execution_of(scenario),
-        )
+        cost = _step_cost(model, card, scenario.config.micro_batch_size, execution_of(scenario))
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
-    if cores:
+    if card.cores:
         # A server is a process like any other.
-        cost = replace(cost, overlap_slowdown=_taken(cores), host_bandwidth=gpu.stream_rate())
+        cost = replace(cost, overlap_slowdown=_taken(card.cores), host_bandwidth=card.device.stream_rate())
     jitter = run.jitter if run.variation is None else 0.0
     return cost if jitter is None else replace(cost, jitter=jitter)
 
@@ -233,25 +225,28 @@ def _taken(cores: float) -> float:
     return 1.0 / max(1.0, cores)
 
 
-def _gpu(name: str, fitted: Calibration | None, cores: float, speed: Speed) -> Device:
-    """A device by name, with what is fitted to this machine, at a speed; of a CPU, a rank's cores."""
-    found = device(name) if fitted is None else with_efficiencies(device(name), fitted.values("device"))
-    found = faster(found, speed)
-    return of_cores(found, cores) if cores else found
+class _Card(NamedTuple):
+    """A device by name, with what is fitted to its machine, at a speed; of a CPU, the cores of a rank, else 0."""
+
+    name: str
+    fitted: Calibration | None
+    cores: float
+    speed: Speed
+
+    @property
+    def device(self) -> Device:
+        """It as it runs here."""
+        found = device(self.name)
+        if self.fitted is not None:
+            found = with_efficiencies(found, self.fitted.values("device"))
+        found = faster(found, self.speed)
+        return of_cores(found, self.cores) if self.cores else found
 
 
 @kept_with_first(maxsize=128)
-def _step_cost(
-    model: Model,
-    gpu: str,
-    fitted: Calibration | None,
-    cores: float,
-    speed: Speed,
-    micro_batch_size: int,
-    how: Execution,
-) -> StepCost:
+def _step_cost(model: Model, card: _Card, micro_batch_size: int, how: Execution) -> StepCost:
     """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
-    return step_cost(model, _gpu(gpu, fitted, cores, speed), micro_batch_size, how)
+    return step_cost(model, card.device, micro_batch_size, how)
 
 
 def _optimizer(scenario: Scenario) -> str | None:
