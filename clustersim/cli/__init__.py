@@ -13,96 +13,48 @@ from collections.abc import Sequence
 
 import click
 
-from clustersim.cli.bench import bench
-from clustersim.cli.calibrate import calibrate
-from clustersim.cli.campaign import campaign
-from clustersim.cli.campaign_cases import campaign_cases
-from clustersim.cli.capture import capture
-from clustersim.cli.check import check
-from clustersim.cli.claims import claims
-from clustersim.cli.collective import collective
-from clustersim.cli.compare import compare_strategies
-from clustersim.cli.compare_runs import compare
-from clustersim.cli.describe import describe
-from clustersim.cli.evidence import evidence
-from clustersim.cli.exchange import export_config, import_
-from clustersim.cli.explain import explain
-from clustersim.cli.explore import explore
-from clustersim.cli.export import export
-from clustersim.cli.lessons import lessons
-from clustersim.cli.listing import list_, schema_
-from clustersim.cli.memory import memory
-from clustersim.cli.new import new
-from clustersim.cli.plan import plan
-from clustersim.cli.plot import plot
-from clustersim.cli.replay import replay
-from clustersim.cli.report import report
-from clustersim.cli.run import run
-from clustersim.cli.sensitivity import sensitivity
-from clustersim.cli.sweep import sweep
-from clustersim.cli.trace import trace
-from clustersim.cli.validate import validate
-from clustersim.cli.variation import variation
-from clustersim.errors import ClusterSimError, nearest
+from clustersim.cli.commands import Commands
+from clustersim.errors import ClusterSimError
+
+COMMANDS = {
+    "run": "run",
+    "explain": "explain",
+    "explore": "explore",
+    "compare": "compare_runs:compare",
+    "report": "report",
+    "plot": "plot",
+    "export": "export",
+    "list": "listing:list_",
+    "new": "new",
+    "import": "exchange:import_",
+    "export-config": "exchange:export_config",
+    "describe": "describe",
+    "schema": "listing:schema_",
+    "compare-strategies": "compare:compare_strategies",
+    "sweep": "sweep",
+    "plan": "plan",
+    "variation": "variation",
+    "campaign": "campaign",
+    "sensitivity": "sensitivity",
+    "memory": "memory",
+    "check": "check",
+    "collective": "collective",
+    "trace": "trace",
+    "replay": "replay",
+    "capture": "capture",
+    "calibrate": "calibrate",
+    "validate": "validate",
+    "claims": "claims",
+    "bench": "bench",
+    "lessons": "lessons",
+}
+"""Where each command is, in the order a newcomer needs them."""
 
 
-class Commands(click.Group):
-    """A group that offers the nearest name for a misspelt command."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order a newcomer needs them."""
-        return list(self.commands)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command named first. Raises :class:`click.UsageError`."""
-        if args and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, where=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="clustersim")
 def cli() -> None:
     """Simulate distributed training on GPU clusters, checked against real measurements."""
-
-
-for _command in (
-    run,
-    explain,
-    explore,
-    compare,
-    report,
-    plot,
-    export,
-    list_,
-    new,
-    import_,
-    export_config,
-    describe,
-    schema_,
-    compare_strategies,
-    sweep,
-    plan,
-    variation,
-    campaign,
-    sensitivity,
-    memory,
-    check,
-    collective,
-    trace,
-    replay,
-    capture,
-    calibrate,
-    validate,
-    claims,
-    bench,
-    lessons,
-):
-    cli.add_command(_command)
-validate.add_command(campaign_cases)
-validate.add_command(evidence)
 
 
 LONGEST = 1500

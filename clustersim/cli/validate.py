@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from clustersim.cli.commands import Commands
 from clustersim.cli.common import json_option, markdown_table, picture_path, print_json, stdout, working, write_picture
 from clustersim.errors import ClusterSimError, nearest
 
@@ -33,7 +34,11 @@ def looked_at(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(short_help="Predict a table of measurements; print the error.")
+@click.group(
+    cls=Commands,
+    where={"all": "evidence", "campaign": "campaign_cases"},
+    short_help="Predict a table of measurements; print the error.",
+)
 def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
 
@@ -145,8 +150,7 @@ def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, 
         console.print(f"skipped {count}: {reason}", markup=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """How one kind of table is looked at: by which part it is drawn where none is asked for, by which part reasons are
     looked for, what the parts are, and what two rows have in common that measure the same thing."""
 
