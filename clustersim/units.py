@@ -136,6 +136,14 @@ def parse_message_size(text: str) -> int:
     return int(value)
 
 
+def parse_nccl_version(text: str) -> tuple[int, int]:
+    """``"2.28.3"`` -> (2, 28). Raises :class:`UnitError`."""
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        raise UnitError(f"{text!r} is not an NCCL version; write it like '2.28'")
+    return int(parts[0]), int(parts[1])
+
+
 def _positive(value: float, text: str, what: str, *, zero: bool = False) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise UnitError(f"{text!r} is not {what}: it must be {'at least' if zero else 'above'} zero")

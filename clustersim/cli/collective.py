@@ -78,9 +78,9 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
     gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
     from clustersim import fabrics, fitting
-    from clustersim.scenario.schema import version
+    from clustersim.units import parse_nccl_version
 
-    options["nccl_version"] = version(options["nccl_version"])
+    options["nccl_version"] = parse_nccl_version(options["nccl_version"])
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")

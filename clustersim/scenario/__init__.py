@@ -27,10 +27,10 @@ from clustersim.scenario.reading import (
     place,
     read_toml,
 )
-from clustersim.scenario.schema import ScenarioFile, version
+from clustersim.scenario.schema import ScenarioFile
 from clustersim.texts import shown
 from clustersim.tomls import plainly
-from clustersim.units import quantity
+from clustersim.units import parse_nccl_version, quantity
 
 if TYPE_CHECKING:
     from clustersim.program import Program
@@ -162,7 +162,7 @@ def from_table(table: Table, path: str | Path = "scenario.toml", changes: Change
         whole = filled(whole)
     read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
-        version(read.run.nccl_version)
+        parse_nccl_version(read.run.nccl_version)
     kind = read.strategy.get("kind")
     if not isinstance(kind, str) or kind not in STRATEGIES:
         what = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"

@@ -25,12 +25,12 @@ from clustersim.models.base import Shape
 from clustersim.parallel import ModelShape
 from clustersim.program import Program
 from clustersim.scenario.mixed import Kind
-from clustersim.scenario.schema import version
 from clustersim.scenario.splitting import split
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import Table, shown, there
 from clustersim.timeline import Timeline
 from clustersim.topology import CPU, Topology
+from clustersim.units import parse_nccl_version
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -217,7 +217,9 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
     run = scenario.file.run
     launch = STRATEGIES[scenario.file.strategy["kind"]].launch or run.launch
     how = {"backend": backend_of(scenario, topology, mesh)} | how
-    return engine.simulate(program, topology, mesh, launch=launch, nccl_version=version(run.nccl_version), **how)
+    return engine.simulate(
+        program, topology, mesh, launch=launch, nccl_version=parse_nccl_version(run.nccl_version), **how
+    )
 
 
 def _taken(cores: float) -> float:

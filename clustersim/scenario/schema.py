@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from clustersim.errors import UnitError
 from clustersim.parallel import ParallelConfig
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.texts import Table
@@ -214,11 +213,3 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     run: Run = Run()
     parallel: ParallelConfig | None = None
     campaign: CampaignTable | None = None
-
-
-def version(text: str) -> tuple[int, int]:
-    """``"2.28.3"`` -> (2, 28)."""
-    parts = text.split(".")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts):
-        raise UnitError(f"{text!r} is not an NCCL version; write it like '2.28'")
-    return int(parts[0]), int(parts[1])
