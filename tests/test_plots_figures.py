@@ -360,30 +360,3 @@ def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_h
     assert tuple(dimensions) == DIMENSIONS
     assert len(set(dimensions.values())) == len(DIMENSIONS)
     assert not set(dimensions.values()) & {*palette.values(), *kernels.values(), *HOLDERS.values(), *series}
-
-
-@pytest.mark.parametrize("name", ["waterfall", "breakdown", "lines", "footprints", "tradeoff"])
-def test_a_picture_of_one_axes_is_drawn_on_the_axes_it_is_given(name):
-    from matplotlib.figure import Figure
-
-    import clustersim
-    from clustersim import plots
-    from clustersim.analysis.breakdown import breakdown
-    from clustersim.analysis.waterfall import waterfall
-
-    figure = Figure(figsize=(9, 3))
-    left, right = figure.subplots(1, 2)
-    run = clustersim.load("dp_torch_1x8").run()
-    option = {"option": "a", "machine": "m", "days": 3.0, "usd": 5.0, "gpus": 8}
-    drawn = {
-        "waterfall": lambda: plots.waterfall(waterfall(run.timeline, peak_flops=1e13), "a", ax=right),
-        "breakdown": lambda: plots.breakdown(breakdown(run.timeline), "a", ax=right),
-        "lines": lambda: plots.lines({"a": ([1, 2], [1, 2])}, laws={"b": ([1, 2], [1, 2])}, title="a", ax=right),
-        "footprints": lambda: plots.footprints({"a": {"parameters": 1e9}}, 2e9, "a", ax=right),
-        "tradeoff": lambda: plots.tradeoff({"options": [option], "front": [option]}, title="a", ax=right),
-    }[name]()
-    assert drawn is figure
-    assert not left.has_data()
-    assert right.has_data()
-    assert right.get_title() == "a"
-    assert plots.alt_text(figure)

@@ -22,11 +22,16 @@ def dimension(op: OpInfo) -> str:
     >>> [dimension(OpInfo("x", "all_reduce", "s", label=Label(dim=dim))) for dim in ("tp", "dp-cp", "etp-ep", "embd")]
     ['TP', 'DP', 'EP', 'step end']
     """
-    return _name(op.kind in {"send", "recv"}, "" if op.label is None else op.label.dim)
+    return named("" if op.label is None else op.label.dim, message=op.kind in {"send", "recv"})
 
 
 @cache
-def _name(message: bool, dim: str) -> str:
+def named(dim: str, message: bool = False) -> str:
+    """The name for a dimension of the mesh, or several: ``"dp-cp"``.
+
+    >>> named("dp_shard-cp"), named("etp")
+    ('DP', 'TP')
+    """
     dims = frozenset(dim.split("-")) - {""}
     if not dims:
         return "point to point" if message else "DP"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, series, titled
+from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, series, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -153,12 +153,9 @@ def film(schedule: Schedule, timeline: Timeline) -> Film:
     return Film(schedule, start, end)
 
 
-def film_frame(shown: Film, time: float, title: str | None = None) -> Figure:
-    """One moment: pieces in each GPU, and those on their way."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 5.2), layout="constrained")
-    axes = figure.add_subplot()
+def film_frame(shown: Film, time: float, title: str | None = None, *, ax: Axes | None = None) -> Figure:
+    """One moment: pieces in each GPU, and those on their way. ``ax`` : drawn on instead of a new figure."""
+    figure, axes = drawn_on(ax, 5.2, 5.6)
     axes.set_aspect("equal")
     axes.set_xlim(-_WIDTH, _WIDTH)
     axes.set_ylim(-_HEIGHT, _HEIGHT)
@@ -167,7 +164,7 @@ def film_frame(shown: Film, time: float, title: str | None = None) -> Figure:
     there = (shown.end <= time).mean() if shown.swaps else shown.held(time).all(axis=2).mean()
     what = f"All-to-all of {shown.n} GPUs" if shown.swaps else f"Ring all-reduce of {shown.n} GPUs"
     words = "there" if shown.swaps else "complete"
-    return titled(figure, title, f"{what} at {format_time(max(time, 0.0))}: {there:.0%} of pieces are {words}.")
+    return titled(figure, title, f"{what} at {format_time(max(time, 0.0))}: {there:.0%} of pieces are {words}.", ax)
 
 
 def _draw_ring(axes: Axes, shown: Film, time: float) -> None:

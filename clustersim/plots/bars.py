@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from clustersim.errors import ProgramError
 from clustersim.plots.intervals import joined, packed
-from clustersim.plots.style import WIDTH, palette
+from clustersim.plots.style import inches_wide, legend_below, palette
 from clustersim.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
 from clustersim.timeline import Timeline
 
@@ -111,7 +111,7 @@ class Canvas:
 
     def text(self, y: float, start: float, end: float, words: Sequence[str], colour: str) -> None:
         """The longest of ``words`` that fits in a bar, in its middle."""
-        characters = (end - start) / self.length * WIDTH * 0.84 * 72 / 4.8
+        characters = (end - start) / self.length * inches_wide(self.axes) * 1.05 * 72 / 4.8
         fitting = [word for word in words if len(word) + 1 <= characters]
         if fitting and self.begin <= start and end <= self.end:
             middle = ((start + end) / 2 - self.origin) * self.scale
@@ -168,8 +168,9 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name, *(words for words in tails if not words[:1].isdigit())]))
 
 
-def legend(figure: Figure, canvases: list[Canvas]) -> None:
-    """What the colours mean, those that were used; two that look alike are one entry."""
+def legend(figure: Figure, canvases: list[Canvas], ax: Axes | None = None) -> None:
+    """What the colours mean, those that were used, below the figure or the caller's ``ax``; two that look alike are
+    one entry."""
     from matplotlib.patches import Patch
 
     used = set().union(*(canvas.used for canvas in canvases))
@@ -184,7 +185,5 @@ def legend(figure: Figure, canvases: list[Canvas]) -> None:
         for colour, labels in words.items()
     ]
     letters = sum(len(label) + 6 for labels in words.values() for label in labels)
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles) if letters <= LINE else -(-len(handles) // 2),
-        frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.3,
-    )  # fmt: skip
+    ncols = len(handles) if letters <= LINE else -(-len(handles) // 2)
+    legend_below(figure, ax, canvases[0].axes, handles, ncols=ncols, handlelength=1.4, columnspacing=1.3)

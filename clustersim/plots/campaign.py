@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.errors import ProgramError
 from clustersim.plots.lines import lines
-from clustersim.plots.style import INK, QUIET, new_figure, palette, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, legend_below, palette, plain_axes, titled
 from clustersim.units import DAY, HOUR
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ COLOURS = {
 LAW = "closed form (Daly), planned stops and waits left out"
 
 
-def month(spans: Sequence[tuple[float, float, str]], title: str | None = None) -> Figure:
+def month(spans: Sequence[tuple[float, float, str]], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """What one replica of a campaign did, a line a day, so that minutes can be seen.
 
     Parameters
     ----------
     spans : (begin [s], end [s], state), in order; saves and evaluations are part of ``training``.
+    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no spans.
     """
     if not spans:
         raise ProgramError("nothing to draw: the campaign did nothing")
     days = int(np.ceil(spans[-1][1] / DAY - 1e-9))
-    figure = new_figure(1.4 + 0.16 * days)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 1.4 + 0.16 * days)
     used = []
     for state, colour in COLOURS.items():
         pieces = [piece for begin, end, what in spans if what == state for piece in _by_day(begin, end)]
@@ -61,11 +61,11 @@ def month(spans: Sequence[tuple[float, float, str]], title: str | None = None) -
     axes.set_xlabel("hour of the day", fontsize=9)
     axes.set_ylim(days - 0.4, -0.6)
     axes.set_yticks(range(0, days, 5), [f"day {day + 1}" for day in range(0, days, 5)])
-    _legend(figure, used)
+    _legend(figure, ax, axes, {state: COLOURS[state] for state in used})
     whole = sum(end - begin for begin, end, _ in spans)
     shares = {state: sum(e - b for b, e, what in spans if what == state) / whole for state in used}
     said = ", ".join(f"{state} {share:.1%}" for state, share in shares.items())
-    return titled(figure, title, f"{days} days of one replica, a line a day: {said}.")
+    return titled(figure, title, f"{days} days of one replica, a line a day: {said}.", ax)
 
 
 def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
@@ -79,13 +79,12 @@ def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
     return pieces
 
 
-def ledger(parts: Mapping[str, Mapping[str, float]], title: str | None = None) -> Figure:
+def ledger(parts: Mapping[str, Mapping[str, float]], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Elapsed time as one bar, and below it what is no new step, drawn larger.
 
-    ``parts`` : name -> ``days`` and ``share``, as of ``campaign.json``.
+    ``parts`` : name -> ``days`` and ``share``, as of ``campaign.json``. ``ax`` : drawn on instead of a new figure.
     """
-    figure = new_figure(2.5)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 2.5)
     rest = {name: one for name, one in parts.items() if name != "productive"}
     whole, other = (sum(one["days"] for one in some.values()) for some in (parts, rest))
     _bar(axes, 1.0, parts, whole)
@@ -96,9 +95,9 @@ def ledger(parts: Mapping[str, Mapping[str, float]], title: str | None = None) -
     axes.set_xlim(0, 1)
     axes.set_yticks([1.0, 0.0], [f"all {whole:,.1f} days", f"the other {other:,.1f}"], fontsize=10)
     named = {f"{name} {one['days']:,.2f} d": COLOURS[name] for name, one in parts.items() if one["share"] > 5e-4}
-    _legend(figure, named, named)
+    _legend(figure, ax, axes, named)
     said = ", ".join(f"{name} {one['days']:,.2f} days" for name, one in parts.items())
-    return titled(figure, title, f"Where {whole:,.1f} days went: {said}.")
+    return titled(figure, title, f"Where {whole:,.1f} days went: {said}.", ax)
 
 
 def _bar(axes: Axes, y: float, parts: Mapping[str, Mapping[str, float]], whole: float) -> None:
@@ -113,45 +112,50 @@ def _bar(axes: Axes, y: float, parts: Mapping[str, Mapping[str, float]], whole: 
         left += share
 
 
-def _legend(figure: Figure, names: Sequence[str] | Mapping[str, str], colours: Mapping[str, str] = COLOURS) -> None:
+def _legend(figure: Figure, ax: Axes | None, axes: Axes, colours: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colours[name], label=name) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9,
-                  labelcolor=INK)  # fmt: skip
+    handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    legend_below(figure, ax, axes, handles, ncols=min(5, len(handles)), fontsize=9, labelcolor=INK)
 
 
-def loss_over_interval(points: Sequence[Mapping[str, Any]], now: float, title: str | None = None) -> Figure:
+def loss_over_interval(
+    points: Sequence[Mapping[str, Any]], now: float, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
     """Share of time that is no new step, over the time between saves: simulated, and by the closed form.
 
     points : ``x`` [s], ``simulated`` and ``closed_form``. now : the campaign's own interval [s].
+    ax : drawn on instead of a new figure.
     """
     x = np.array([one["x"] for one in points]) / 60.0
     lost = {key: 100.0 * (1.0 - np.array([one[key] for one in points])) for key in ("simulated", "closed_form")}
     figure = lines(
         {"simulated": (x, lost["simulated"])},
         laws={LAW: (x, lost["closed_form"])},
-        x="work between saves [min]", y="time lost [%]", log="x", title=title,
+        x="work between saves [min]", y="time lost [%]", log="x", title=title, ax=ax,
     )  # fmt: skip
-    axes = figure.axes[0]
+    axes = ax or figure.axes[0]
     axes.axvline(now / 60.0, color=QUIET, lw=1.0, ls=(0, (2, 2)), zorder=1)
     axes.annotate(f"this campaign: {now / 60:,.3g} min", (now / 60.0, 0.98), xycoords=("data", "axes fraction"),
                   xytext=(4, 0), textcoords="offset points", fontsize=9, color=QUIET, va="top")  # fmt: skip
     return figure
 
 
-def goodput_over_gpus(points: Sequence[Mapping[str, Any]], gpus_per_node: float, title: str | None = None) -> Figure:
+def goodput_over_gpus(
+    points: Sequence[Mapping[str, Any]], gpus_per_node: float, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
     """Effective training time of the middle run over the GPUs of the job, and by the closed form.
 
-    points : ``x`` nodes, ``simulated`` and ``closed_form``.
+    points : ``x`` nodes, ``simulated`` and ``closed_form``. ax : drawn on instead of a new figure.
     """
     x = np.array([one["x"] for one in points]) * gpus_per_node
     share = {key: 100.0 * np.array([one[key] for one in points]) for key in ("simulated", "closed_form")}
     figure = lines(
         {"simulated": (x, share["simulated"])},
         laws={LAW: (x, share["closed_form"]), "90 %": (x[[0, -1]], np.array([90.0, 90.0]))},
-        x="GPUs", y="effective training time [%]", log="x", title=title,
+        x="GPUs", y="effective training time [%]", log="x", title=title, ax=ax,
     )  # fmt: skip
-    figure.axes[0].set_xticks(x, [f"{value:,.0f}" for value in x])
-    figure.axes[0].set_ylim(0.0, 104.0)
+    axes = ax or figure.axes[0]
+    axes.set_xticks(x, [f"{value:,.0f}" for value in x])
+    axes.set_ylim(0.0, 104.0)
     return figure

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.style import INK, QUIET, load_map, new_figure, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, load_map, plain_axes, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -33,8 +34,10 @@ class Cell:
     best: bool = False
 
 
-def degrees(cells: Sequence[Cell], title: str | None = None) -> Figure:
+def degrees(cells: Sequence[Cell], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A heat map, a row for each pp and a column for each tp: dark is slow, "at least" where nothing was simulated.
+
+    ``ax`` : drawn on instead of a new figure.
 
     Raises :class:`ClusterSimError` where no cell has a time.
     """
@@ -43,8 +46,7 @@ def degrees(cells: Sequence[Cell], title: str | None = None) -> Figure:
         raise ClusterSimError("nothing to draw: no degrees fit")
     tps, pps = (sorted({getattr(one, name) for one in cells}) for name in ("tp", "pp"))
     level = np.full((len(pps), len(tps)), np.nan)
-    figure = new_figure(0.42 * len(pps) + 1.3)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.42 * len(pps) + 1.3)
     low, high = min(timed), max(timed)
     for one in cells:
         y, x = pps.index(one.pp), tps.index(one.tp)
@@ -67,7 +69,7 @@ def degrees(cells: Sequence[Cell], title: str | None = None) -> Figure:
         for one in sorted(cells, key=lambda one: one.step_s or np.inf)[:6]
         if one.step_s is not None
     )
-    return titled(figure, title, f"The shortest step of each tensor- and pipeline-parallel degree. {said}.")
+    return titled(figure, title, f"The shortest step of each tensor- and pipeline-parallel degree. {said}.", ax)
 
 
 def _frame(x: int, y: int) -> Patch:

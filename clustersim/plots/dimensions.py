@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.dimensions import named
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, byte_unit, dimensions, new_figure, plain_axes, series, titled
+from clustersim.plots.style import (
+    INK,
+    QUIET,
+    byte_unit,
+    dimensions,
+    drawn_on,
+    inches_wide,
+    new_figure,
+    only_one,
+    plain_axes,
+    titled,
+)
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,6 +40,9 @@ KIND_WORDS = {
 }
 STRIP = 64
 """Ranks that fit beside each other in one line."""
+TINTS = (0.14, 0.42, 0.24, 0.54, 0.33)
+"""Shares of a dimension's colour in those of its groups, neighbours apart."""
+FIRST = "rank 0's group has the full colour"
 EACH = 48
 """GPUs beside each other whose groups can still be told apart by colour; of more, only one group is shown."""
 
@@ -82,13 +97,14 @@ def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
     axes.text(1.008, 0.5, f"{total / scale:.3g} {unit}", transform=axes.transAxes, fontsize=8.5, va="center", color=INK)
 
 
-def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None) -> Figure:
+def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Which ranks share a group, a panel for each dimension: a column is a machine, a row one of its GPUs.
 
     Parameters
     ----------
     mesh : ``world``, ``per_node``, and ``dims``: per dimension ``name``, ``degree``, ``links`` in words, ``first``, the
         ranks of rank 0's group, and ``of_rank``, the group of each rank, None on a large machine.
+    ax : drawn on instead of a new figure; for up to :data:`STRIP` ranks, whose dimensions share an axes.
 
     Raises :class:`ProgramError` for a mesh of one rank.
     """
@@ -98,9 +114,10 @@ def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None) -> Figure
     each = int(mesh["per_node"])
     nodes = -(-int(mesh["world"]) // each)
     said = "; ".join(f"{d['name']} {d['degree']} over {', '.join(d['links']) or 'nothing'}" for d in dims)
-    words = f"{mesh['world']:,} ranks on {nodes:,} machine(s), by dimension: {said}. Rank 0's groups are dark."
+    words = f"{mesh['world']:,} ranks on {nodes:,} machine(s), by dimension: {said}. {FIRST.capitalize()}."
     if int(mesh["world"]) <= STRIP:
-        return titled(_strips(mesh, each), title, words)
+        return titled(_strips(mesh, each, ax), title, words, ax)
+    only_one(ax, f"a mesh of {mesh['world']:,} ranks")
     columns = 1 if nodes > EACH else min(len(dims), 3)
     lines = -(-len(dims) // columns)
     figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * each) + (0.75 if title else 0.45))
@@ -109,31 +126,32 @@ def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None) -> Figure
         _panel(axes, dim, nodes, each)
     for axes in grid[len(dims) :]:
         axes.set_visible(False)
-    one = "one colour is one group, rank 0's is dark" if nodes <= EACH else "dark: rank 0's group"
+    one = f"neighbours of one shade are one group; {FIRST}" if nodes <= EACH else FIRST
     figure.supxlabel(f"a column is a machine, a row one of its GPUs; {one}", fontsize=8.5, color=QUIET)
     return titled(figure, title, words)
 
 
-def _light(group: int) -> Any:
-    """A colour for a group, lighter than that of rank 0's."""
+def _shade(name: str, group: int | None = None) -> Any:
+    """A dimension's colour, which rank 0's group has; another ``group`` has a tint of it."""
     from matplotlib.colors import to_rgb
 
-    hues = (*series[1:6], series[7])
-    return 0.45 * np.array(to_rgb(hues[group % len(hues)])) + 0.55
+    share = 1.0 if group is None else TINTS[group % len(TINTS)]
+    return share * np.array(to_rgb(dimensions[named(name.replace(" x ", "-"))])) + (1.0 - share)
 
 
-def _strips(mesh: Mapping[str, Any], each: int) -> Figure:
+def _strips(mesh: Mapping[str, Any], each: int, ax: Axes | None) -> Figure:
     """A line for each dimension, all ranks beside each other, machines apart."""
     dims, world = mesh["dims"], int(mesh["world"])
-    figure = new_figure(0.36 * len(dims) + 1.15)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.36 * len(dims) + 1.15)
     gap, nodes = 0.4, -(-world // each)
     for y, dim in enumerate(dims):
         for rank, group in enumerate(dim["of_rank"]):
             mine, x = rank in dim["first"], rank + gap * (rank // each)
-            axes.barh(y, 0.94, left=x, height=0.84, color=series[0] if mine else _light(group), align="center")
-            style: dict[str, Any] = {"fontsize": 6 if world > STRIP // 2 else 8, "color": "white" if mine else INK}
-            axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline", **style)
+            face = _shade(dim["name"], None if mine else group)
+            axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
+            if inches_wide(axes) / world > 0.1:  # a number has room
+                axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline", color=INK,
+                          fontsize=6 if world > STRIP // 2 else 8, weight="bold" if mine else "normal")  # fmt: skip
         links = ", ".join(dim["links"])
         axes.text(
             1.005, y, links, fontsize=8.5, color=QUIET, va="center_baseline", transform=axes.get_yaxis_transform()
@@ -144,7 +162,7 @@ def _strips(mesh: Mapping[str, Any], each: int) -> Figure:
     axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
     axes.set_ylim(len(dims) - 0.5, -0.5)
     axes.set_xlim(-0.1, world + gap * (nodes - 1) + 0.1)
-    axes.set_xlabel("in a line, ranks of one colour are one group; rank 0's is dark", fontsize=8.5, color=QUIET)
+    axes.set_xlabel(f"in a line, neighbours of one shade are one group; {FIRST}", fontsize=8.5, color=QUIET)
     return figure
 
 
@@ -155,9 +173,9 @@ def _panel(axes: Axes, dim: Mapping[str, Any], nodes: int, each: int) -> None:
     if dim["of_rank"] is not None and nodes <= EACH:
         groups = np.asarray(dim["of_rank"], dtype=np.int64)
         for rank, group in enumerate(groups.tolist()):
-            cells[rank % each, rank // each] = _light(group)
+            cells[rank % each, rank // each] = _shade(dim["name"], group)
     for rank in dim["first"]:
-        cells[int(rank) % each, int(rank) // each] = to_rgb(series[0])
+        cells[int(rank) % each, int(rank) // each] = _shade(dim["name"])
     axes.imshow(cells, aspect="auto", interpolation="nearest")
     if nodes <= EACH:
         axes.set_xticks(np.arange(nodes + 1) - 0.5, minor=True)

@@ -10,6 +10,7 @@ import numpy as np
 from clustersim.plots.lines import lines
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WORDS = {
@@ -26,6 +27,7 @@ def exchange_times(
     nbytes: float | None = None,
     bandwidth: float | None = None,
     title: str | None = None,
+    ax: Axes | None = None,
 ) -> Figure:
     """How long an exchange of gradients takes, over the number of devices, a curve for each way.
 
@@ -33,6 +35,7 @@ def exchange_times(
     ----------
     rows : of :func:`clustersim.scenario.exchange.exchanges`. nbytes [bytes], bandwidth [bytes/s] of a device's link:
         given both, the formulas for a server, 2 N Z / B, and a ring, 2 (N-1)/N Z / B, are drawn as well.
+    ax : drawn on instead of a new figure.
     """
     from clustersim.scenario.exchange import SERVER  # the engine is not needed to draw other pictures
 
@@ -50,4 +53,4 @@ def exchange_times(
         one = nbytes / bandwidth
         laws = {"2 N Z / B": (n, 2 * n * one)} if SERVER in hows else {}
         laws |= {"2 (N-1)/N Z / B": (n, 2 * (n - 1) / n * one)} if "ring" in hows else {}
-    return lines(curves, x="devices N", y="time of an exchange [s]", laws=laws, title=title)
+    return lines(curves, x="devices N", y="time of an exchange [s]", laws=laws, title=title, ax=ax)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, byte_unit, new_figure, palette, part_styles, plain_axes, titled
+from clustersim.plots.style import INK, byte_unit, drawn_on, legend_below, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
-def footprint(parts: Mapping[str, float], capacity: float | None = None, title: str | None = None) -> Figure:
+def footprint(
+    parts: Mapping[str, float], capacity: float | None = None, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
     """One GPU's memory at its peak, as a bar of what holds it, against what the GPU has.
 
     Parameters
     ----------
     parts : bytes by what holds them, as :meth:`clustersim.memory.MemoryUse.parts` gives them. capacity : [bytes].
+    ax : drawn on instead of a new figure.
     """
     held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
     if not held:
         raise ProgramError("nothing to draw: nothing holds memory")
     total = sum(held.values())
     scale, unit = byte_unit(max(total, capacity or 0.0))
-    figure = new_figure(1.9 if title else 1.6)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 1.9 if title else 1.6)
     left = 0.0
     styles = part_styles(held)
     for name, nbytes in held.items():
@@ -46,19 +48,21 @@ def footprint(parts: Mapping[str, float], capacity: float | None = None, title: 
     axes.set_ylim(-0.5, 0.75)
     axes.set_xlim(0, max(total, capacity or 0.0) / scale * 1.02)
     axes.set_xlabel(f"memory [{unit}]", fontsize=9)
-    figure.legend(loc="outside lower center", ncols=min(len(held), 4), frameon=False, fontsize=8.5, handlelength=1.2)
+    legend_below(figure, ax, axes, ncols=min(len(held), 4), handlelength=1.2)
     said = ", ".join(f"{name} {format_bytes(n)}" for name, n in held.items())
-    return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}")
+    return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}", ax)
 
 
 def memory_over_time(
-    moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None
-) -> Figure:
+    moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """One GPU's memory through a step, stacked by what holds it, against what the GPU has.
 
     Parameters
     ----------
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
+    ax : drawn on instead of a new figure.
     """
     held = {
         name.replace("_", " "): np.asarray(n, dtype=np.float64)
@@ -69,8 +73,7 @@ def memory_over_time(
         raise ProgramError("nothing to draw: nothing holds memory")
     total = np.sum(list(held.values()), axis=0)
     scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
-    figure = new_figure(3.4)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 3.4)
     edges = np.arange(len(moments) + 1)
     below = np.zeros(len(moments))
     styles = part_styles(held)
@@ -93,10 +96,10 @@ def memory_over_time(
     axes.set_xlim(0, len(moments))
     axes.set_ylim(0, max(float(total.max()) * 1.12, (capacity or 0.0) * 1.06) / scale)
     axes.set_ylabel(f"memory [{unit}]", fontsize=9)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=8.5, handlelength=1.2)
+    handles = axes.get_legend_handles_labels()[0]
+    legend_below(figure, ax, axes, handles[::-1], side="right upper", handlelength=1.2)
     alt = f"Memory of one GPU over {len(moments)} moments of a step; peak at {moments[peak]}."
-    return titled(figure, title, alt + _room(float(total.max()), capacity))
+    return titled(figure, title, alt + _room(float(total.max()), capacity), ax)
 
 
 def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:

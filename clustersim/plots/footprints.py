@@ -60,7 +60,7 @@ def footprints(
     axes.set_ylim(-0.55, len(runs) - 0.1)
     axes.set_xlim(0, longest * 1.2)
     axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)
-    legend_below(figure, ax, axes, ncols=min(len(parts), 5 if ax is None else 3), fontsize=9, handlelength=1.3)
+    legend_below(figure, ax, axes, ncols=min(len(parts), 5), fontsize=9, handlelength=1.3)
     return titled(figure, title, _alt(runs, totals, capacity), ax)
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, drawn_on, legend_below, plain_axes, series, titled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_FAMILIES = 7
@@ -39,12 +40,12 @@ class Dot:
     tempting: bool = False
 
 
-def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> Figure:
+def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: Axes | None = None) -> Figure:
     """Cost over speed: right is faster, down is cheaper; those that no other beats are large and joined by a line.
 
     Parameters
     ----------
-    dots : (n,). x, y : what the axes hold.
+    dots : (n,). x, y : what the axes hold. ax : drawn on instead of a new figure.
 
     Raises :class:`ClusterSimError` for no dots.
     """
@@ -53,8 +54,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> F
     families = list(dict.fromkeys(one.family for one in sorted(dots, key=lambda one: (not one.best, -one.rate))))
     known = families if len(families) <= MOST_FAMILIES else families[: MOST_FAMILIES - 1]
     names = [*known, *([OTHER] if len(known) < len(families) else [])]
-    figure = new_figure(4.2)
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 4.2)
     best = sorted((one for one in dots if one.best), key=lambda one: one.rate)
     axes.plot([one.rate for one in best], [one.cost for one in best], color=QUIET, lw=1.2, zorder=1)
     for i, name in enumerate(names):
@@ -84,11 +84,11 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None) -> F
     axes.set_ylim(*_heights(dots))
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
-    figure.legend(loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=8.5)
+    legend_below(figure, ax, axes, ncols=min(len(names), 3))
     said = "; ".join(f"{one.family}, {one.label}: {one.rate:,.4g} at {one.cost:,.4g}" for one in best)
     tempting = ", ".join(f"{one.family}, {one.label}" for one in dots if one.tempting)
     more = f" Hollow, better only if predictions hold: {tempting}." if tempting else ""
-    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}")
+    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}", ax)
 
 
 def _errors(axes: Any, dots: Sequence[Dot], color: str) -> None:

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from clustersim.analysis.hotspots import parts
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, load_map, new_figure, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, load_map, plain_axes, time_unit, titled
 from clustersim.timeline import LinkUse
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
@@ -21,14 +22,16 @@ MAX_LINKS, BINS = 24, 360
 
 
 def link_heat(
-    use: LinkUse, window: tuple[float, float] | None = None, title: str | None = None, n_links: int = MAX_LINKS
-) -> Figure:
+    use: LinkUse, window: tuple[float, float] | None = None, title: str | None = None, n_links: int = MAX_LINKS, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Utilisation of the busiest links over time, dark where they run at their line rate: a row per link, or for all
     links that carried the same at the same times.
 
     Parameters
     ----------
     window : (begin, end) [s]; None is until the last byte. n_links : how many rows, the busiest.
+    ax : drawn on instead of a new figure; the scale of colours stands beside it.
 
     Raises :class:`ProgramError` where nothing was sent.
     """
@@ -39,8 +42,7 @@ def link_heat(
         raise ProgramError("nothing to draw: no link carried anything")
     links.sort(key=lambda i: -float(use.link_bandwidth[i]))
     level = np.array([binned(*use.series(i), begin, end) / use.link_bandwidth[i] for i in links])
-    figure = new_figure(0.21 * len(links) + (1.65 if title else 1.35))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.21 * len(links) + (1.65 if title else 1.35))
     scale, unit = time_unit(end - begin)
     image = axes.imshow(
         level, aspect="auto", cmap=load_map(), vmin=0.0, vmax=1.0, interpolation="nearest",
@@ -64,7 +66,7 @@ def link_heat(
     bar.set_label("share of the line rate", fontsize=8.5, color=INK)
     peak, mean = level.max(axis=1), level.mean(axis=1)
     said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
-    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.")
+    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
 
 
 def _busiest(use: LinkUse, n: int) -> dict[int, int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from clustersim.errors import TopologyError
 from clustersim.plots import layout
 from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
-from clustersim.plots.style import FAINT, INK, QUIET, WIDTH, load_map, new_figure, titled
+from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, load_map, only_one, titled
 from clustersim.timeline import LinkUse
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, SWITCH, Topology
 
@@ -58,12 +58,13 @@ def link_loads(topology: Topology, use: LinkUse, window: tuple[float, float] | N
     return share
 
 
-def loaded_topology(topology: Topology, loads: Floats, title: str | None = None) -> Figure:
+def loaded_topology(topology: Topology, loads: Floats, title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """The machine as it is built, links coloured by load, the busier direction of each.
 
     Parameters
     ----------
     loads : (L,) share of each link's line rate that is used, 0 to 1, as :func:`link_loads` gives it.
+    ax : drawn on instead of a new figure; for a machine that is drawn whole.
 
     Up to :data:`MAX_COLUMNS` GPUs are all drawn; of a larger machine the network, every node as a cell of its busiest
     link, and the busiest node in full.
@@ -75,17 +76,17 @@ def loaded_topology(topology: Topology, loads: Floats, title: str | None = None)
     else:
         from clustersim.plots.summary import summarised
 
+        only_one(ax, f"a machine of {columns:,} GPUs")
         return summarised(canvas, title)
     height = max(y for _, y in places.values()) + 1.0
-    figure = new_figure(0.62 * height + 0.9)
-    canvas.axes = figure.add_subplot()
+    figure, canvas.axes = drawn_on(ax, 0.62 * height + 0.9)
     for box in boxes:
         canvas.frame(*box)
     canvas.links(places)
     canvas.vertices(places)
     canvas.row_names(places)
     canvas.finish(figure)
-    return titled(figure, title, alt_of(topology, canvas.loads))
+    return titled(figure, title, alt_of(topology, canvas.loads), ax)
 
 
 def _whole(topology: Topology) -> tuple[Places, list[tuple[float, float, float, float, str]]]:
@@ -203,7 +204,8 @@ class Canvas:
         self.axes.set_axis_off()
         low, high = self.axes.dataLim.intervalx
         # Names of rows stand left of everything: 1.2 inches of a figure.
-        self.axes.set_xlim(low - (high - low) * 1.15 / (WIDTH - 1.3), high + 0.01 * (high - low))
+        wide = inches_wide(self.axes) + 0.7
+        self.axes.set_xlim(low - (high - low) * 1.15 / wide, high + 0.01 * (high - low))
         if self.loads.max(initial=0.0) > 0:  # a machine at rest has no scale
             colour_bar(figure, self.axes, self.end)
 

@@ -23,11 +23,13 @@ from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.shares import breakdown
 from clustersim.plots.stages import stage_bars, stage_memory
+from clustersim.plots.style import only_one
 from clustersim.plots.timeline import gantt
 from clustersim.plots.waterfall import waterfall
 from clustersim.traces.saved import SavedRun
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -38,7 +40,8 @@ class View:
     Parameters
     ----------
     title : None is the run's own. ranks : of a Gantt chart or a pipeline. window, zoom : (begin, end) [s].
-    step : instead of a window. arrows : in a pipeline, from stage to stage.
+    step : instead of a window. arrows : in a pipeline, from stage to stage. ax : drawn on instead of a new figure, by
+    pictures of one axes.
     """
 
     title: str | None = None
@@ -47,6 +50,7 @@ class View:
     zoom: tuple[float, float] | None = None
     step: int | None = None
     arrows: bool = False
+    ax: Axes | None = None
 
 
 def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
@@ -70,21 +74,21 @@ def _step(run: SavedRun, step: int) -> tuple[float, float]:
 
 
 def _pipeline(run: SavedRun, view: View) -> Figure:
-    return pipeline_grid(run.timeline, view.window, view.title, view.ranks, view.arrows)
+    return pipeline_grid(run.timeline, view.window, view.title, view.ranks, view.arrows, ax=view.ax)
 
 
 def _gantt(run: SavedRun, view: View) -> Figure:
-    return gantt(run.timeline, view.ranks, view.window, view.title, view.zoom)
+    return gantt(run.timeline, view.ranks, view.window, view.title, view.zoom, ax=view.ax)
 
 
 def _breakdown(run: SavedRun, view: View) -> Figure:
     begin, end = view.window or (None, None)
-    return breakdown(where_time_went(run.timeline, begin=begin, end=end), view.title)
+    return breakdown(where_time_went(run.timeline, begin=begin, end=end), view.title, ax=view.ax)
 
 
 def _waterfall(run: SavedRun, view: View) -> Figure:
     peak, mfu, hfu = (run.facts.get(name) for name in ("peak_flops", "mfu", "hfu"))
-    return waterfall(falls(run.timeline, peak_flops=peak, mfu=mfu, hfu=hfu), view.title)
+    return waterfall(falls(run.timeline, peak_flops=peak, mfu=mfu, hfu=hfu), view.title, ax=view.ax)
 
 
 def _window(run: SavedRun, view: View) -> tuple[float, float]:
@@ -97,13 +101,15 @@ def _window(run: SavedRun, view: View) -> tuple[float, float]:
 def _topology(run: SavedRun, view: View) -> Figure:
     if run.topology is None or run.timeline.links is None:
         raise ClusterSimError("this run does not know its machine, or what crossed its links")
-    return loaded_topology(run.topology, link_loads(run.topology, run.timeline.links, _window(run, view)), view.title)
+    return loaded_topology(
+        run.topology, link_loads(run.topology, run.timeline.links, _window(run, view)), view.title, ax=view.ax
+    )
 
 
 def _links(run: SavedRun, view: View) -> Figure:
     if run.timeline.links is None:
         raise ClusterSimError("this run does not know what crossed its links")
-    return link_heat(run.timeline.links, _window(run, view), view.title)
+    return link_heat(run.timeline.links, _window(run, view), view.title, ax=view.ax)
 
 
 def _memory(run: SavedRun, view: View) -> Figure:
@@ -112,16 +118,17 @@ def _memory(run: SavedRun, view: View) -> Figure:
         raise ClusterSimError("this run does not know its memory")
     course = run.facts.get("memory_course")
     if not course:
-        return footprint(held["by"], held.get("device_bytes"), view.title)
+        return footprint(held["by"], held.get("device_bytes"), view.title, ax=view.ax)
     parts = {name: np.asarray(nbytes, dtype=np.float64) for name, nbytes in course["parts"].items()}
-    return memory_over_time(course["moments"], parts, held.get("device_bytes"), view.title)
+    return memory_over_time(course["moments"], parts, held.get("device_bytes"), view.title, ax=view.ax)
 
 
 def _stages(run: SavedRun, view: View) -> Figure:
-    return stage_bars(where(run.timeline), view.title)
+    return stage_bars(where(run.timeline), view.title, ax=view.ax)
 
 
 def _stage_memory(run: SavedRun, view: View) -> Figure:
+    only_one(view.ax, "stage-memory")
     found = run.facts.get("stage_memory")
     if not found or not has_pipeline(run.timeline):
         raise ClusterSimError("this run has no pipeline whose stages' memory is known")
@@ -129,6 +136,7 @@ def _stage_memory(run: SavedRun, view: View) -> Figure:
 
 
 def _traffic(run: SavedRun, view: View) -> Figure:
+    only_one(view.ax, "traffic")
     timeline = run.timeline
     return traffic(by_dimension(timeline, steady_window(timeline).steps.tolist(), len(workers(timeline))), view.title)
 
@@ -136,7 +144,7 @@ def _traffic(run: SavedRun, view: View) -> Figure:
 def _mesh(run: SavedRun, view: View) -> Figure:
     if not run.facts.get("mesh"):
         raise ClusterSimError("this run does not know its mesh: it splits no model, or it was not simulated")
-    return mesh_on_machine(run.facts["mesh"], view.title)
+    return mesh_on_machine(run.facts["mesh"], view.title, ax=view.ax)
 
 
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {

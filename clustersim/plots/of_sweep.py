@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from clustersim.errors import ClusterSimError
 from clustersim.plots.curves import scaling
-from clustersim.plots.style import FAINT, INK, curve_styles, new_figure, plain_axes, series, titled
+from clustersim.plots.style import FAINT, INK, curve_styles, drawn_on, new_figure, only_one, plain_axes, series, titled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_CURVES = 8
@@ -21,12 +22,13 @@ MOST_CURVES = 8
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
-def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None) -> Figure:
+def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Throughput of a sweep over GPUs, where their number varies, else step time over the longest axis of numbers.
 
     Parameters
     ----------
     columns : of :func:`clustersim.sweeps.read`. axes : which of them are axes.
+    ax : drawn on instead of a new figure, where no axis of the sweep has an order: curves are of two axes.
 
     Rows with an error are left out. Raises :class:`ClusterSimError` where nothing is left, or where the other axes make
     more than :data:`MOST_CURVES` curves.
@@ -36,11 +38,12 @@ def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None
         raise ClusterSimError("nothing to draw: no row of this sweep has a result")
     table = {name: column[good] for name, column in columns.items()}
     counts = {name: len(np.unique(table[name])) for name in axes}
+    numbers = [name for name in axes if np.issubdtype(table[name].dtype, np.number) and counts[name] > 1]
+    if not numbers and len(np.unique(table["gpus"])) == 1:
+        return _bars(table, [name for name in axes if counts[name] > 1] or list(axes[:1]), title, ax)
+    only_one(ax, "a sweep over numbers")
     if len(np.unique(table["gpus"])) > 1:
         return _over_gpus(table, [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)], title)
-    numbers = [name for name in axes if np.issubdtype(table[name].dtype, np.number) and counts[name] > 1]
-    if not numbers:
-        return _bars(table, [name for name in axes if counts[name] > 1] or list(axes[:1]), title)
     x = max(numbers, key=lambda name: counts[name])
     return _over(table, x, [name for name in axes if name != x and counts[name] > 1], title)
 
@@ -111,17 +114,16 @@ def _percent(axes: Any) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _bars(table: Columns, names: Sequence[str], title: str | None) -> Figure:
+def _bars(table: Columns, names: Sequence[str], title: str | None, ax: Axes | None) -> Figure:
     step = table["step_time_s"]
     said = [", ".join(_said(name, table[name][i]) for name in names) for i in range(len(step))]
     if len(said) > 4 * MOST_CURVES:
         raise ClusterSimError(f"{len(said)} bars are too many for a picture; take the table")
-    figure = new_figure(0.8 + 0.3 * len(said))
-    axes = figure.subplots()
+    figure, axes = drawn_on(ax, 0.8 + 0.3 * len(said))
     axes.barh(said[::-1], step[::-1], color=series[0], height=0.6)
     plain_axes(axes, ("left",))
     axes.set_title("step time [s]", loc="left", fontsize=9.5, color=INK)
     for i, value in enumerate(step[::-1].tolist()):
         axes.annotate(f" {value:.4g}", (value, i), va="center", fontsize=8.5)
     alt = "; ".join(f"{name}: {value:.4g} s" for name, value in zip(said, step.tolist(), strict=True))
-    return titled(figure, title, f"Step times. {alt}.")
+    return titled(figure, title, f"Step times. {alt}.", ax)

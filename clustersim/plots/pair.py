@@ -6,22 +6,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.style import INK, QUIET, new_figure, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, time_unit, titled
 from clustersim.plots.tracks import last_step, representatives
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _APART = 1.5
 """Rows between the two runs, for the name of the second."""
 
 
-def gantt_pair(a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | None = None) -> Figure:
+def gantt_pair(
+    a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
     """The last step of two runs above each other, simulated or measured, on one axis that both begin at 0.
 
     Each is a (name, Timeline). Up to two ranks of each are drawn: where ranks differ the slowest and the fastest.
+    ``ax`` : drawn on instead of a new figure.
     Raises :class:`ProgramError` for a run with nothing in it.
     """
     parts = []
@@ -32,8 +36,8 @@ def gantt_pair(a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | No
         parts.append((name, timeline, spans, begin, end, rows_of(timeline, spans, remarks)))
     longest = max(end - begin for _, _, _, begin, end, _ in parts)
     height = sum(rows[-1].y + 1 for *_, rows in parts) + 2 * _APART
-    figure = new_figure(ROW_HEIGHT * height + (1.35 if title else 1.0))
-    axes, (scale, unit), y, canvases = figure.add_subplot(), time_unit(longest), _APART / 2, []
+    figure, axes = drawn_on(ax, ROW_HEIGHT * height + (1.35 if title else 1.0))
+    (scale, unit), y, canvases = time_unit(longest), _APART / 2, []
     ticks: list[tuple[float, str]] = []
     for name, timeline, spans, begin, end, rows in parts:
         canvas = Canvas(axes, begin, end, scale, unit, origin=begin, window=longest)
@@ -52,8 +56,8 @@ def gantt_pair(a: tuple[str, Timeline], b: tuple[str, Timeline], title: str | No
     plain_axes(axes)
     axes.set_yticks([at for at, _ in ticks], [label for _, label in ticks], fontsize=9)
     axes.set_xlabel(f"time since the step began [{unit}]", fontsize=9)
-    legend(figure, canvases)
-    return titled(figure, title, _alt(*((name, end - begin) for name, _, _, begin, end, _ in parts)))
+    legend(figure, canvases, ax)
+    return titled(figure, title, _alt(*((name, end - begin) for name, _, _, begin, end, _ in parts)), ax)
 
 
 def _alt(one: tuple[str, float], other: tuple[str, float]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim.analysis import pipeline, plays
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, WIDTH, new_figure, plain_axes, time_unit, titled
+from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, legend_below, plain_axes, time_unit, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -56,6 +56,8 @@ def pipeline_grid(
     ranks: Sequence[int] | None = None,
     arrows: bool = False,
     until: float | None = None,
+    *,
+    ax: Axes | None = None,
 ) -> Figure:
     """Stages over time: colour by micro-batch, light for forward and dark for backward, white where nobody works.
 
@@ -63,21 +65,20 @@ def pipeline_grid(
     ----------
     window : (begin, end) [s]; None is the steady step whose time is the median. ranks : a row for each; None is the
         first replica, one rank per stage. arrows : draw who hands a micro-batch to whom. until : what comes later [s]
-        is not drawn yet; None draws all.
+        is not drawn yet; None draws all. ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for a run without stages, and for a window without actions.
     """
     grid = _grid(timeline, window, ranks, until)
-    figure = new_figure(_ROW * len(grid.rows) + (1.55 if title else 1.25))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, _ROW * len(grid.rows) + (1.55 if title else 1.25))
     scale, unit = time_unit(grid.end - grid.begin)
     rest = _draw_rest(axes, timeline, grid, scale)
     _draw_actions(axes, grid, scale)
     if arrows:
         _draw_arrows(axes, grid, scale)
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
-    _legend(figure, grid, rest)
-    return titled(figure, title, _alt(grid))
+    legend_below(figure, ax, axes, **_legend(grid, rest, rows=ax is None))
+    return titled(figure, title, _alt(grid), ax)
 
 
 def usual_step(timeline: Timeline) -> tuple[float, float]:
@@ -129,7 +130,7 @@ def _places(grid: Grid) -> dict[int, float]:
 def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
     y_of, places = {rank: y for y, (_, rank) in enumerate(grid.rows)}, _places(grid)
     chunks = sorted({a.chunk for a in grid.done})
-    inches = WIDTH * 0.8 / (grid.end - grid.begin)
+    inches = inches_wide(axes) / (grid.end - grid.begin)
     for a in grid.done:
         low, high, y = max(a.start, grid.begin), min(a.end, grid.until), y_of[a.rank]
         if high <= low:
@@ -206,8 +207,9 @@ def _idle(grid: Grid) -> list[float]:
     return [1 - busy[rank] / length if length > 0 else 0.0 for _, rank in grid.rows]
 
 
-def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
-    """A row of actions by their shades and what else there is, a row of some micro-batches of the rainbow."""
+def _legend(grid: Grid, rest: list[str], rows: bool) -> dict[str, Any]:
+    """Handles and columns: actions by their shades and what else there is, then some micro-batches of the rainbow; in
+    two ``rows`` or one after the other."""
     from matplotlib.patches import Patch
 
     present = {a.action for a in grid.done}
@@ -223,9 +225,8 @@ def _legend(figure: Figure, grid: Grid, rest: list[str]) -> None:
         below.append(Patch(fc="none", label=letters))
     # Legends are filled column by column.
     pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
-    handles = [handle for pair in pairs for handle in pair]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) // 2, frameon=False, fontsize=8.5,
-                  handlelength=1.4, columnspacing=1.1)  # fmt: skip
+    handles = [handle for pair in pairs for handle in pair] if rows else [*above, *below]
+    return {"handles": handles, "ncols": len(handles) // 2, "handlelength": 1.4, "columnspacing": 1.1}
 
 
 def _alt(grid: Grid) -> str:

@@ -10,19 +10,20 @@ import numpy as np
 from clustersim.analysis.per_step import per_step
 from clustersim.errors import ProgramError
 from clustersim.plots.shares import alt, stack
-from clustersim.plots.style import new_figure, titled
+from clustersim.plots.style import drawn_on, legend_below, titled
 from clustersim.timeline import Timeline
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None) -> Figure:
+def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Seconds of a step in each state, a bar for each run, mean over the ranks that train.
 
     Parameters
     ----------
-    timelines : by what to call each run.
+    timelines : by what to call each run. ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no runs.
     """
@@ -31,12 +32,7 @@ def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None) -> F
         raise ProgramError("nothing to draw: no runs")
     states = list(next(iter(tables.values())))
     bars = {name: np.array([table[state] for state in states]) for name, table in tables.items()}
-    figure = new_figure(0.42 * len(bars) + (1.35 if title else 1.0))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.42 * len(bars) + (1.35 if title else 1.0))
     stack(axes, bars, states)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5, handlelength=1.4,
-        columnspacing=1.2,
-    )  # fmt: skip
-    return titled(figure, title, alt(states, bars))
+    legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, alt(states, bars), ax)

@@ -58,8 +58,7 @@ def breakdown(
     states = [str(s) for s in table["states"]]
     figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.35 if title else 1.0))
     stack(axes, bars, states)
-    ncols = len(states) if ax is None else 3
-    legend_below(figure, ax, axes, ncols=ncols, fontsize=8.5, handlelength=1.4, columnspacing=1.2)
+    legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
     return titled(figure, title, alt(states, bars), ax)
 
 

@@ -19,6 +19,8 @@ from clustersim.plots.style import (
     QUIET,
     byte_unit,
     dimensions,
+    drawn_on,
+    legend_below,
     new_figure,
     palette,
     part_styles,
@@ -45,12 +47,13 @@ _GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0
 _HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
 
 
-def stage_bars(rows: Sequence[Where], title: str | None = None) -> Figure:
+def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A step of each stage as a bar: compute, transfers and waits by dimension, the bubble by its parts.
 
     Parameters
     ----------
-    rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last.
+    rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last. ax : drawn on instead of a new
+        figure.
 
     Raises :class:`ProgramError` without rows.
     """
@@ -58,8 +61,7 @@ def stage_bars(rows: Sequence[Where], title: str | None = None) -> Figure:
         raise ProgramError("nothing to draw: no stages")
     bars = [*rows[1:], rows[0]]
     scale, unit = time_unit(rows[0].step)
-    figure = new_figure(0.34 * len(bars) + (1.55 if title else 1.25))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.55 if title else 1.25))
     y, left = np.arange(len(bars))[::-1], np.zeros(len(bars))
     for (key, name), style in _parts(bars):
         width = np.array([_seconds(row, key, name) for row in bars]) * scale
@@ -76,8 +78,8 @@ def stage_bars(rows: Sequence[Where], title: str | None = None) -> Figure:
     axes.set_yticks(y, ["all" if row.stage < 0 else f"stage {row.stage}" for row in bars], fontsize=9)
     axes.set_xlim(0, rows[0].step * scale)
     axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.2)
-    return titled(figure, title, _alt(bars))
+    legend_below(figure, ax, axes, ncols=6, handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, _alt(bars), ax)
 
 
 def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], dict[str, Any]]]:

@@ -9,7 +9,18 @@ import numpy as np
 
 from clustersim.errors import ProgramError
 from clustersim.plots.lines import lines
-from clustersim.plots.style import FAINT, INK, QUIET, new_figure, palette, plain_axes, series, titled
+from clustersim.plots.style import (
+    FAINT,
+    INK,
+    QUIET,
+    drawn_on,
+    legend_below,
+    new_figure,
+    palette,
+    plain_axes,
+    series,
+    titled,
+)
 from clustersim.units import format_change
 
 if TYPE_CHECKING:
@@ -27,19 +38,21 @@ COLOURS = {
 """Of the parts that efficiency is lost to, as phases are coloured elsewhere."""
 
 
-def tornado(swings: Sequence[Mapping[str, Any]], swing: float, title: str | None = None) -> Figure:
+def tornado(
+    swings: Sequence[Mapping[str, Any]], swing: float, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
     """A bar for each number: left, what the step loses in length when it is better; right, what worse adds.
 
     Parameters
     ----------
     swings : dicts of :class:`clustersim.sensitivity.Swing`, largest first. swing : how much was turned, 0.2 for 20 %.
+    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no swings.
     """
     if not swings:
         raise ProgramError("nothing to draw: no number was turned")
-    figure = new_figure(1.0 + 0.42 * len(swings))
-    axes = figure.add_subplot()
+    figure, axes = drawn_on(ax, 1.0 + 0.42 * len(swings))
     rows = np.arange(len(swings))[::-1]
     better = np.array([-float(one["gain"]) for one in swings])
     worse = np.array([float(one["loss"]) for one in swings])
@@ -57,15 +70,15 @@ def tornado(swings: Sequence[Mapping[str, Any]], swing: float, title: str | None
     axes.set_xticks([])
     axes.margins(x=0.16)
     axes.set_title("change of the step time", loc="left", fontsize=10, color=INK)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend_below(figure, ax, axes, ncols=2, fontsize=9)
     said = "; ".join(f"{one['knob']} {format_change(-one['gain'])} and {format_change(one['loss'])}" for one in swings)
-    return titled(figure, title, f"Change of the step time with each number {swing:.0%} better and worse: {said}.")
+    return titled(figure, title, f"Change of the step time with each number {swing:.0%} better and worse: {said}.", ax)
 
 
-def network_speed(network: Mapping[str, Any], title: str | None = None) -> Figure:
+def network_speed(network: Mapping[str, Any], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """The step over a NIC's line rate, with the length that is accepted; the network's switches scale with its NICs.
 
-    ``network`` : a dict of :class:`clustersim.sensitivity.BreakEven`.
+    ``network`` : a dict of :class:`clustersim.sensitivity.BreakEven`. ``ax`` : drawn on instead of a new figure.
     """
     speeds = np.asarray(network["speeds"], dtype=np.float64) * 8e-9
     steps = np.asarray(network["steps"], dtype=np.float64)
@@ -76,13 +89,13 @@ def network_speed(network: Mapping[str, Any], title: str | None = None) -> Figur
     if network["at"] is not None:
         label += f": at {float(network['at']) * 8e-9:.3g} Gb/s"
     figure = lines(
-        {"step": (speeds, steps)}, x="NIC [Gb/s]", y="step time [s]", laws={label: law}, log="x", title=title
+        {"step": (speeds, steps)}, x="NIC [Gb/s]", y="step time [s]", laws={label: law}, log="x", title=title, ax=ax
     )
     # The runs that only look for the break-even lie close together: ticks are where the speed was doubled.
     nic = float(network["nic"]) * 8e-9
     doubled = [nic * 2.0**k for k in range(-10, 11)]
     shown = [speed for speed in doubled if speeds[0] * 0.99 <= speed <= speeds[-1] * 1.01]
-    figure.axes[0].set_xticks(shown, [f"{speed:,.4g}" for speed in shown])
+    (ax or figure.axes[0]).set_xticks(shown, [f"{speed:,.4g}" for speed in shown])
     return figure
 
 

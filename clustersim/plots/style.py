@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.errors import ProgramError
 from clustersim.texts import headline
 
 if TYPE_CHECKING:
@@ -174,23 +175,46 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
         axes.tick_params(axis="y", length=0)
 
 
-def drawn_on(ax: Axes | None, height: float) -> tuple[Figure, Axes]:
+def drawn_on(ax: Axes | None, height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     """Where a picture of one axes is drawn: on the caller's, or on those of a new figure of so many inches."""
     if ax is not None:
         return ax.get_figure(root=True), ax  # type: ignore[return-value]
-    figure = new_figure(height)
+    figure = new_figure(height, width)
     return figure, figure.add_subplot()
 
 
-def legend_below(figure: Figure, ax: Axes | None, axes: Axes, **options: Any) -> None:
-    """The legend of an axes' marks below the figure; below the axes where those are the caller's ``ax``."""
-    handles, labels = axes.get_legend_handles_labels()
+def only_one(ax: Axes | None, what: str) -> None:
+    """Raises :class:`ProgramError` where the caller has one ``ax`` for a picture that is several."""
+    if ax is not None:
+        raise ProgramError(f"{what} is a picture of several axes, and cannot be drawn on one (ax): leave ax out")
+
+
+def inches_wide(axes: Axes) -> float:
+    """How wide an axes will about be beside its labels, before it is laid out: 8 inches of a figure of its own."""
+    figure: Any = axes.get_figure(root=True)
+    return float(figure.get_figwidth() * axes.get_position().width / 0.775 * 0.8)
+
+
+def legend_below(
+    figure: Figure, ax: Axes | None, axes: Axes, handles: Sequence[Any] | None = None, *, side: str = "lower center",
+    **options: Any,
+) -> None:  # fmt: skip
+    """The legend of an axes' marks, or of ``handles``, beside the figure; below the axes where those are the caller's
+    ``ax``, in columns that it has room for."""
+    from matplotlib.transforms import ScaledTranslation
+
+    handles = axes.get_legend_handles_labels()[0] if handles is None else handles
+    options = {"handles": handles, "frameon": False, "fontsize": 8.5} | options
     if ax is None:
-        figure.legend(handles, labels, loc="outside lower center", frameon=False, **options)
-    else:
-        ax.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, **options)
+        figure.legend(**options | {"loc": f"outside {side}"})
+        return
+    options["ncols"] = min(len(handles), MOST_COLUMNS)
+    below = ax.transAxes + ScaledTranslation(0.0, -BELOW / 72, figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, borderaxespad=0.0, **options)
 
 
+BELOW, MOST_COLUMNS = 32, 3
+"""Points that ticks and the words of an axis take below it, and columns of the legend under those."""
 LETTERS_AN_INCH = 12.0
 """Of a title's second line, at most."""
 
@@ -202,7 +226,8 @@ def titled(figure: Figure, title: str | None, alt: str, ax: Axes | None = None) 
     rest of what is too long is left out.
     """
     if ax is not None:
-        ax.set_title(capped(title or "", 60), fontsize=10, color=INK)
+        above = "\n" if ax.get_title(loc="left") + ax.get_title(loc="right") else ""  # whose line is taken
+        ax.set_title(capped(title or "", 60) + above, fontsize=10, color=INK)
         figure.set_label(" ".join(said for said in (alt_text(figure), alt) if said))
         return figure
     if title:

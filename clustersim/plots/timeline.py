@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from clustersim.analysis.occupancy import occupancy
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.style import INK, QUIET, new_figure, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, drawn_on, new_figure, only_one, plain_axes, time_unit, titled
 from clustersim.plots.tracks import representatives, who
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +28,8 @@ def gantt(
     window: tuple[float, float] | None = None,
     title: str | None = None,
     zoom: tuple[float, float] | None = None,
+    *,
+    ax: Axes | None = None,
 ) -> Figure:
     """Who did what when: a row per stream of each rank.
 
@@ -39,18 +42,20 @@ def gantt(
     ranks : which to draw; None picks up to four: the first and the last, the slowest and the fastest.
     window : (begin, end) [s]; None is the whole run.
     zoom : (begin, end) [s] of a part to draw once more below, larger.
+    ax : drawn on instead of a new figure; without ``zoom``, which takes an axes of its own.
 
     Returns a matplotlib Figure. Raises :class:`ProgramError` for ranks or a window with nothing in it.
     """
+    only_one(ax if zoom else None, "a Gantt chart with a zoom")
     remarks = representatives(timeline) if ranks is None else dict.fromkeys(sorted(set(ranks)), "")
     windows = [(0.0, timeline.makespan) if window is None else window, *([zoom] if zoom else [])]
     spans = [spans_inside(timeline, list(remarks), *part) for part in windows]
     rows = [rows_of(timeline, some, remarks) for some in spans]
     heights = [ROW_HEIGHT * (some[-1].y + 1) + 0.5 for some in rows]
-    figure = new_figure(sum(heights) + (0.95 if title else 0.6))
+    figure = new_figure(sum(heights) + (0.95 if title else 0.6)) if ax is None else drawn_on(ax, 0.0)[0]
     canvases = []
     for i, part in enumerate(windows):
-        axes = figure.add_subplot(len(windows), 1, i + 1)
+        axes = ax or figure.add_subplot(len(windows), 1, i + 1)
         canvas = Canvas(axes, *part, *time_unit(part[1] - part[0]))
         for row in rows[i]:
             draw_row(canvas, timeline, spans[i], row)
@@ -59,8 +64,8 @@ def gantt(
         canvases.append(canvas)
     if zoom:
         _mark(canvases[0], zoom, rows[0][-1].y)
-    legend(figure, canvases)
-    return titled(figure, title, _alt(timeline, remarks, *windows[0]))
+    legend(figure, canvases, ax)
+    return titled(figure, title, _alt(timeline, remarks, *windows[0]), ax)
 
 
 def _draw_steps(canvas: Canvas, timeline: Timeline, lowest: float) -> None:

@@ -1,0 +1,177 @@
+"""Every picture of one axes can be drawn on an axes that the caller has, and then nothing else is drawn."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+import clustersim
+from clustersim import plots
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.waterfall import waterfall
+from clustersim.analysis.where import where
+from clustersim.errors import ProgramError
+from clustersim.plots import animation, campaign, dimensions, stages
+
+GIB = 2.0**30
+
+
+@cache
+def run():
+    return clustersim.load("dp_torch_1x8").run()
+
+
+@cache
+def split():
+    return clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 3}).run()
+
+
+@cache
+def film():
+    return plots.ring_run(4)
+
+
+@cache
+def machine():
+    topology = run().saved.topology
+    return topology, plots.link_loads(topology, run().timeline.links)
+
+
+def dots():
+    return [plots.Dot("A", "8 GPUs", 1.0, 2.0, True, 0.1), plots.Dot("B", "16 GPUs", 2.0, 3.0, False)]
+
+
+def bars():
+    """A sweep over something without an order."""
+    columns = {"step_time_s": [0.1, 0.2], "gpus": [8, 8], "samples_per_s": [10.0, 5.0], "error": ["", ""]}
+    return {"strategy.name": np.array(["ddp", "zero"])} | {name: np.array(column) for name, column in columns.items()}
+
+
+def points(*names):
+    return [{"x": x, **dict.fromkeys(names, y)} for x, y in ((60.0, 0.9), (600.0, 0.95), (6000.0, 0.8))]
+
+
+LEDGER = {"productive": {"days": 9.0, "share": 0.9}, "restart": {"days": 1.0, "share": 0.1}}
+SWINGS = [{"knob": "GPU compute", "gain": 0.1, "loss": 0.2}, {"knob": "NIC", "gain": 0.01, "loss": 0.02}]
+NETWORK = {"speeds": [1e10, 2e10, 4e10], "steps": [0.3, 0.2, 0.19], "nic": 2e10, "growth": 0.05, "at": 1.5e10}
+OPTION = {"option": "a", "machine": "m", "days": 3.0, "usd": 5.0, "gpus": 8}
+EXCHANGES = [{"how": how, "n": n, "seconds": 0.1 * n} for how in ("ring", "direct") for n in (2, 4, 8)]
+DIMS = [{"name": name, "degree": 2, "links": ["NVLink"], "first": first, "of_rank": groups}
+        for name, first, groups in (("TP", [0, 1], [0, 0, 1, 1]), ("DP", [0, 2], [0, 1, 0, 1]))]  # fmt: skip
+MESH = {"world": 4, "per_node": 4, "dims": DIMS}
+MOMENTS = ("fwd a", "fwd b", "bwd b", "bwd a")
+HELD = {"parameters": np.full(4, GIB), "activations": np.array([1.0, 2.0, 2.0, 1.0]) * GIB}
+
+ONE = {
+    "breakdown": lambda **on: plots.breakdown(breakdown(run().timeline), "a", **on),
+    "breakdowns": lambda **on: plots.breakdowns({"x": run().timeline, "y": run().timeline}, "a", **on),
+    "degrees": lambda **on: plots.degrees([plots.Cell(1, 2, 0.1), plots.Cell(2, 1, 0.2, best=True)], "a", **on),
+    "exchange_times": lambda **on: plots.exchange_times(EXCHANGES, nbytes=1e9, bandwidth=1e9, title="a", **on),
+    "film_frame": lambda **on: animation.film_frame(film(), 1e-4, "a", **on),
+    "footprint": lambda **on: plots.footprint({"parameters": 3 * GIB, "gradients": GIB}, 5 * GIB, "a", **on),
+    "footprints": lambda **on: plots.footprints({"a": {"parameters": 1e9}}, 2e9, "a", **on),
+    "front": lambda **on: plots.front(dots(), x="tokens/s", y="USD an hour", title="a", **on),
+    "gantt": lambda **on: plots.gantt(run().timeline, title="a", **on),
+    "gantt_pair": lambda **on: plots.gantt_pair(("one", run().timeline), ("other", run().timeline), "a", **on),
+    "goodput_over_gpus": lambda **on: campaign.goodput_over_gpus(points("simulated", "closed_form"), 8, "a", **on),
+    "ledger": lambda **on: campaign.ledger(LEDGER, "a", **on),
+    "lines": lambda **on: plots.lines({"a": ([1, 2], [1, 2])}, laws={"b": ([1, 2], [1, 2])}, title="a", **on),
+    "link_heat": lambda **on: plots.link_heat(run().timeline.links, title="a", **on),
+    "loaded_topology": lambda **on: plots.loaded_topology(*machine(), "a", **on),
+    "loss_over_interval": lambda **on: campaign.loss_over_interval(points("simulated", "closed_form"), 300, "a", **on),
+    "memory_over_time": lambda **on: plots.memory_over_time(MOMENTS, HELD, 4 * GIB, "a", **on),
+    "mesh_on_machine": lambda **on: dimensions.mesh_on_machine(MESH, "a", **on),
+    "month": lambda **on: campaign.month([(0.0, 9e4, "training"), (9e4, 1e5, "restart")], "a", **on),
+    "network_speed": lambda **on: plots.network_speed(NETWORK, "a", **on),
+    "picture": lambda **on: plots.picture("waterfall", run().saved, plots.View(title="a", **on)),
+    "pipeline_grid": lambda **on: plots.pipeline_grid(split().timeline, title="a", arrows=True, **on),
+    "stage_bars": lambda **on: stages.stage_bars(where(split().timeline), "a", **on),
+    "sweep_curves": lambda **on: plots.sweep_curves(bars(), ["strategy.name"], "a", **on),
+    "tornado": lambda **on: plots.tornado(SWINGS, 0.2, "a", **on),
+    "tradeoff": lambda **on: plots.tradeoff({"options": [OPTION], "front": [OPTION]}, title="a", **on),
+    "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, peak_flops=1e13), "a", **on),
+}
+"""Pictures of one axes, drawn small."""
+
+SEVERAL = {
+    "accuracy": "every row, and beside it the error of each part",
+    "distributions": "a row for each distribution",
+    "efficiency_losses": "a panel for each kind of scaling",
+    "scaling": "throughput, and beside it the efficiency",
+    "stage_memory": "a row for each stage",
+    "storyboard": "a panel for each step",
+    "summarised": "a large machine's network, nodes and busiest node",
+    "traffic": "a bar for each kind of link, with an axis of its own",
+}
+"""Pictures of several axes, and what these are."""
+ALSO_SEVERAL = {
+    "a zoom": lambda ax: plots.gantt(run().timeline, zoom=(0.0, 1e-3), ax=ax),
+    "a sweep over numbers": lambda ax: plots.sweep_curves(bars() | {"gpus": np.array([8, 16])}, ["gpus"], ax=ax),
+    "a mesh of 128 ranks": lambda ax: dimensions.mesh_on_machine({**MESH, "world": 128}, ax=ax),
+    "a machine of 64 GPUs": lambda ax: plots.loaded_topology(*large(), ax=ax),
+    "stage-memory": lambda ax: plots.picture("stage-memory", split().saved, plots.View(ax=ax)),
+    "traffic": lambda ax: plots.picture("traffic", split().saved, plots.View(ax=ax)),
+}
+
+
+def large():
+    topology = clustersim.fabrics.load("hgx-a100", nodes=8)
+    return topology, np.zeros(topology.n_links)
+
+
+def drawing():
+    """Every public function of the package that returns a figure."""
+    files = [importlib.import_module(f"clustersim.plots.{one.name}") for one in pkgutil.iter_modules(plots.__path__)]
+    return {
+        name: function
+        for file in files
+        for name, function in inspect.getmembers(file, inspect.isfunction)
+        if function.__module__ == file.__name__ and not name.startswith("_")
+        and inspect.signature(function).return_annotation == "Figure"
+        and name not in {"new_figure", "titled"}
+    }  # fmt: skip
+
+
+def test_every_picture_is_of_one_axes_or_it_is_said_which_its_axes_are():
+    found = drawing()
+    takes = {name for name, one in found.items() if "ax" in inspect.signature(one).parameters or name == "picture"}
+    assert takes == set(ONE)
+    assert set(found) - takes == set(SEVERAL)
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_picture_of_one_axes_is_drawn_on_the_axes_it_is_given_and_nowhere_else(name, monkeypatch):
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    right = figure.subplots(2, 2)[0, 1]
+    before, open_before = [len(axes.get_children()) for axes in figure.axes], pyplot.get_fignums()
+    ONE[name]()  # what it draws is made once, so that no film or run is made below
+    monkeypatch.setattr(Figure, "__init__", lambda *_, **__: pytest.fail("a figure of its own"))
+    assert ONE[name](ax=right) is figure
+    assert right.get_title().strip() == "a"
+    assert [len(axes.get_children()) for axes in figure.axes[:4] if axes is not right] == [before[0], *before[2:]]
+    assert len(right.get_children()) > before[1]
+    assert figure.get_suptitle() == figure.get_supxlabel() == ""
+    assert figure.legends == figure.texts == []
+    assert pyplot.get_fignums() == open_before
+    assert plots.alt_text(figure)
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_picture_without_axes_is_a_figure_that_holds_its_axes_and_at_most_a_scale(name):
+    first, second = ONE[name](), ONE[name]()
+    assert first is not second
+    assert len(first.axes) == 1 + (name in {"link_heat", "loaded_topology"})
+    assert first.get_suptitle() == "a"
+
+
+@pytest.mark.parametrize("name", ALSO_SEVERAL)
+def test_a_picture_that_is_of_several_axes_here_says_so_where_it_is_given_one(name):
+    with pytest.raises(ProgramError, match=r"several axes, and cannot be drawn on one \(ax\)"):
+        ALSO_SEVERAL[name](Figure().subplots())
