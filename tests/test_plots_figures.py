@@ -285,6 +285,25 @@ def test_a_mesh_is_drawn_at_any_size_with_what_its_groups_use(nodes):
     assert "pp 4 over NIC (ib)" in words
 
 
+def test_groups_of_a_mesh_are_shades_of_their_dimensions_colour_and_rank_0s_has_it_full():
+    from matplotlib.colors import to_hex, to_rgb
+
+    from clustersim.plots.style import dimensions, palette
+
+    topology, mesh = placed(clustersim.load("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 4}))
+    boxes = mesh_on_machine(drawable(topology, mesh)).axes[0].patches
+    rows = [[np.array(box.get_facecolor()[:3]) for box in boxes[i : i + 32]] for i in (0, 32)]
+    for row, name, first in zip(rows, ("TP", "PP"), (range(8), range(0, 32, 8)), strict=True):
+        full = np.array(to_rgb(dimensions[name]))
+        assert [rank for rank, colour in enumerate(row) if colour == pytest.approx(full)] == list(first)
+        for colour in row:  # between the full colour and white
+            share = (1 - colour) / (1 - full)
+            assert share == pytest.approx(np.full(3, share[0]))
+    assert len({to_hex(colour) for colour in rows[0]}) == 4
+    assert len({to_hex(colour) for colour in rows[1]}) == 8
+    assert not {to_hex(colour).upper() for row in rows for colour in row} & set(palette.values())
+
+
 @pytest.mark.parametrize("kind", ["stage-memory", "mesh"])
 def test_a_picture_of_a_split_says_when_nothing_is_split(run, kind):
     with pytest.raises(ClusterSimError, match="this run"):

@@ -40,8 +40,10 @@ KIND_WORDS = {
 }
 STRIP = 64
 """Ranks that fit beside each other in one line."""
-TINTS = (0.14, 0.42, 0.24, 0.54, 0.33)
+TINTS = (0.35, 0.17, 0.44, 0.1, 0.53, 0.26, 0.62)
 """Shares of a dimension's colour in those of its groups, neighbours apart."""
+DARK = 0.4
+"""Mean of red, green and blue below which words on a colour are white."""
 FIRST = "rank 0's group has the full colour"
 EACH = 48
 """GPUs beside each other whose groups can still be told apart by colour; of more, only one group is shown."""
@@ -126,9 +128,14 @@ def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None, *, ax: Ax
         _panel(axes, dim, nodes, each)
     for axes in grid[len(dims) :]:
         axes.set_visible(False)
-    one = f"neighbours of one shade are one group; {FIRST}" if nodes <= EACH else FIRST
+    one = _one_shade(mesh) if nodes <= EACH else "coloured: rank 0's group"
     figure.supxlabel(f"a column is a machine, a row one of its GPUs; {one}", fontsize=8.5, color=QUIET)
     return titled(figure, title, words)
+
+
+def _one_shade(mesh: Mapping[str, Any]) -> str:
+    again = any(int(mesh["world"]) > dim["degree"] * (len(TINTS) + 1) for dim in mesh["dims"])
+    return f"one shade is one group{', and shades repeat' if again else ''}; {FIRST}"
 
 
 def _shade(name: str, group: int | None = None) -> Any:
@@ -150,7 +157,8 @@ def _strips(mesh: Mapping[str, Any], each: int, ax: Axes | None) -> Figure:
             face = _shade(dim["name"], None if mine else group)
             axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
             if inches_wide(axes) / world > 0.1:  # a number has room
-                axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline", color=INK,
+                axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline",
+                          color="white" if face.mean() < DARK else INK,
                           fontsize=6 if world > STRIP // 2 else 8, weight="bold" if mine else "normal")  # fmt: skip
         links = ", ".join(dim["links"])
         axes.text(
@@ -162,7 +170,7 @@ def _strips(mesh: Mapping[str, Any], each: int, ax: Axes | None) -> Figure:
     axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
     axes.set_ylim(len(dims) - 0.5, -0.5)
     axes.set_xlim(-0.1, world + gap * (nodes - 1) + 0.1)
-    axes.set_xlabel(f"in a line, neighbours of one shade are one group; {FIRST}", fontsize=8.5, color=QUIET)
+    axes.set_xlabel(f"in a line, {_one_shade(mesh)}", fontsize=8.5, color=QUIET)
     return figure
 
 
