@@ -6,8 +6,11 @@ import gzip
 import json
 import re
 
+import click
 import pytest
 from conftest import ROOT
+
+from clustersim.cli import cli
 
 RUN = ("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=3")
 REQUIRED = {
@@ -277,3 +280,21 @@ def test_the_readme_s_first_two_blocks_are_the_two_commands():
 def test_links_that_are_alike_are_told_once(clustersim):
     busy = [line for line in clustersim("run", "ddp_gpt2_xl_2x8_a100").stdout.splitlines() if "busy link" in line]
     assert busy == ["busy link: node0/nic0 -> leaf0 and others like it, 18.7% of its line rate (2.877 GiB)"]
+
+
+def every_command(group=None, name="clustersim"):
+    """Every command that can be typed, by its name."""
+    for one, command in (cli if group is None else group).commands.items():
+        yield f"{name} {one}", command
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{name} {one}")
+
+
+@pytest.mark.parametrize("name", dict(every_command()))
+def test_every_option_says_in_a_sentence_what_it_is(name):
+    command = dict(every_command())[name]
+    assert len((command.help or "").split()) > 4
+    for option in (one for one in command.params if isinstance(one, click.Option)):
+        words = re.sub(r"\s*\[[^]]*\]$", "", option.help or "")
+        assert re.fullmatch(r"\S+ \S+ .*\.", words), f"{name} {option.opts[0]}: {words!r}"
+        assert not re.search(r"\bhangs? on\b", f"{words} {command.help}")

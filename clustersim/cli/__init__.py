@@ -51,7 +51,9 @@ COMMANDS = {
 """Where each command is, in the order a newcomer needs them."""
 
 
-@click.group(cls=Commands, where=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, where=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="clustersim")
 def cli() -> None:
     """Simulate distributed training on GPU clusters, checked against real measurements."""

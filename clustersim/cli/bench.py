@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Measure clustersim's own cost on this machine.")
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Runs a row; their median.")
-@click.option("--only", multiple=True, metavar="ROW", help="Rows to play, such as ring-1024; all of them when absent.")
-@click.option("--fit/--no-fit", "fitted", default=True, show_default=True, help="Cost over ranks x ops, 8 to 16,384.")
+@click.option("--repeats", type=click.IntRange(min=1), default=5, help="How often each task is run; the median counts.")
+@click.option("--only", multiple=True, metavar="TASK", help="Run only this task, such as ring-1024; may be repeated.")
+@click.option("--fit/--no-fit", "fitted", default=True, help="Fit the cost over ranks x ops, up to 16,384 ranks.")
 @json_option
 def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> None:
-    """Measure clustersim's own cost on this machine: CPU seconds and peak memory of whole processes, beside what was
-    aimed for and what other simulators take for the same work.
+    """Measure what clustersim itself costs on this machine: CPU seconds and peak memory of a process for each task,
+    beside its target and what other simulators take for the same work.
 
-    Targets are in units, so that they hold on any machine: a unit is what a million bare SimPy timeouts take on it."""
+    Targets are in units, so that they hold on any machine: a unit is the CPU time of a million bare SimPy timeouts.
+    """
     from clustersim import bench as benchmarks
     from clustersim.errors import ClusterSimError, nearest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working, write_picture
+from clustersim.cli.common import PATH, json_option, print_json, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Fit a machine's constants to its measurements.")
-@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--topology", required=True, help="What the machine is built like: a shipped topology, or a file.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The topology file to write.")
-@click.option(
-    "--nodes", type=click.IntRange(min=1), default=None, help="Of runs whose log does not say; else as ranks need."
-)
-@click.option("--plots", type=click.Path(path_type=Path), default=None, help="A folder for a picture of the errors.")
+@click.argument("data", nargs=-1, required=True, type=PATH)
+@click.option("--topology", required=True, help="How the machine is built: a shipped topology, or a file.")
+@click.option("-o", "--out", type=PATH, required=True, help="The topology file to write.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of runs whose log does not say.  [as ranks need]")
+@click.option("--plots", type=PATH, help="A folder to draw the errors in.")
 @json_option
 def calibrate(
     data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, as_json: bool

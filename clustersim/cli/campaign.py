@@ -8,20 +8,30 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, needs_out, rich_table, say_study, set_option, stdout, working
+from clustersim.cli.common import (
+    PATH,
+    json_option,
+    needs_out,
+    page_option,
+    rich_table,
+    say_study,
+    set_option,
+    stdout,
+    working,
+)
 
 
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
 @click.argument("scenario")
 @set_option
 @click.option(
-    "--replicas", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="How often it is played."
+    "--replicas", type=click.IntRange(1, 1_000_000), default=1000, help="How often the training is simulated."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the failures.")
-@click.option("--what-if", "what_if", is_flag=True, help="Ask also what other choices would give.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for campaign.json and pictures.")
-@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of what is drawn at random.")
+@click.option("--what-if", "what_if", is_flag=True, help="Say also what other choices would give.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="How many processes work at once.")
+@click.option("--out", type=PATH, help="Folder for campaign.json and pictures.")
+@page_option
 @json_option
 def campaign(
     scenario: str,
@@ -34,11 +44,12 @@ def campaign(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Play the training that a scenario's [campaign] table describes, many times.
+    """Simulate the whole training that a scenario's [campaign] table describes, many times.
 
-    SCENARIO is a file or the name of a shipped one. Its step is simulated once for each state of the machine; failures,
-    saves and stops between the steps are drawn. Printed are days, goodput by each published definition, and a ledger
-    whose parts add up to the elapsed time. Replicas are kept in OUT: the same command goes on after an interruption.
+    SCENARIO is a .toml file or the name of a shipped one. A step is simulated once for each state that the machine can
+    be in; then nodes fail at random times, the training saves, stops and restarts, and its steps add up. The answer is
+    days, goodput by each published definition, and a ledger whose parts add up to the elapsed time. With --out every
+    replica (one training) is kept, and the same command goes on after an interruption.
     """
     from clustersim import campaign as campaigns
     from clustersim import scenario as scenarios

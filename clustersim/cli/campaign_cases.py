@@ -19,7 +19,7 @@ HEAD = ("case", "published", "predicted", "p5 to p95", "error")
 
 @click.command("campaign")
 @table_argument
-@click.option("--summary", is_flag=True, help="Only how many there are, and the median and the worst error.")
+@click.option("--summary", is_flag=True, help="Print only how many cases there are, and their median and worst error.")
 @markdown_option
 @json_option
 def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) -> None:

@@ -11,21 +11,25 @@ from pathlib import Path
 
 import click
 
+from clustersim.cli.common import PATH
 from clustersim.errors import ClusterSimError, needs
 
 
 @click.command(short_help="Measure this machine with PyTorch.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to write.")
-@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start.")
-@click.option("--budget", default="10min", show_default=True, help="Wall-clock time.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi"]), default=None, help="nccl on cuda, gloo on cpu.")
-@click.option("--parts", default=None, help="Of: collectives, compute, steps; commas between.  [all]")
-@click.option("--largest", default=None, help="Largest collective.  [4G]")
-@click.option("--share-gpu", is_flag=True, help="Let ranks share one card, over sockets.")
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, help="How many ranks to start, one a GPU.")
+@click.option("--budget", default="10min", help="How long it may take.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="What the ranks compute on.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi"]),
+              help="What the ranks talk over.  [nccl on cuda, gloo on cpu]")  # fmt: skip
+@click.option("--parts", help="What to measure: collectives, compute, steps; commas between.  [all]")
+@click.option("--largest", help="Bytes of the largest collective.  [4G]")
+@click.option("--share-gpu", is_flag=True, help="Let all ranks use one GPU, and talk over sockets.")
 def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | None) -> None:
-    """Measure collectives, compute and training steps on this machine; over MPI, collectives alone. For several
-    machines, start this on each, or this module by mpirun:
+    """Measure collectives, compute and training steps on this machine with PyTorch; with --backend mpi only
+    collectives, with mpi4py. `clustersim calibrate` fits a topology to the folder that this writes.
+
+    On several nodes, start the module itself on each by torchrun, or once by mpirun:
 
     torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibration.capture --out DIR
     """

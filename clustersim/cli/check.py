@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from clustersim.fabrics.check import Report
 
 
-@click.command(short_help="Count, cut and question a topology file.")
+@click.command(short_help="Say what a topology file describes, and what looks wrong.")
 @click.argument("file")
-@click.option("--nodes", type=click.IntRange(min=1), default=None, help="Machines; 1, or the file's own, when absent.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes.  [the file's own, or 1]")
 @json_option
 def check(file: str, nodes: int | None, as_json: bool) -> None:
-    """Check a topology: FILE is a .toml file or the name of a shipped one.
+    """Say what a topology describes (GPUs, NICs, links, bisection bandwidth) and what looks wrong in it.
 
-    `clustersim plot topology FILE PICTURE` draws it.
+    FILE is a .toml file or the name of a shipped one; `clustersim plot topology FILE PICTURE` draws it.
     """
     import dataclasses
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Check the textbooks' formulas against runs.")
 @json_option
 def claims(as_json: bool) -> None:
-    """Play shipped scenarios and put what they come to beside the formulas of textbooks and papers: bytes a GPU sends,
+    """Run shipped scenarios and compare them with the formulas of textbooks and papers: bytes a GPU sends,
     what a parameter server's links carry, what ZeRO keeps. Exit code 1 if a claim does not hold."""
     from clustersim.scenario.claims import claims as made
 

@@ -42,37 +42,31 @@ COLUMNS = (
 
 @click.command(short_help="Time a collective, as nccl-tests prints it.")
 @click.argument("kind")
-@click.option("--topology", required=True, help="A shipped name or a .toml file.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--gpus-per-node", type=click.IntRange(min=1), default=None, help="Ranks a node; all GPUs when absent.")
-@click.option("--size", default=None, help="One message size, such as 1GiB (the full tensor, as nccl-tests counts).")
-@click.option("-b", "--minbytes", default=None, help="First size of a sweep.")
-@click.option("-e", "--maxbytes", default=None, help="Last size of a sweep.")
-@click.option("-f", "--stepfactor", type=click.IntRange(min=2), default=None, help="Factor between sizes.  [2]")
-@click.option("-i", "--stepbytes", default=None, help="Fixed step between sizes, instead of a factor.")
-@click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", show_default=True)
-@click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum")
-@click.option("-r", "--root", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--algorithm", default=None, help="Pin it, as NCCL_ALGO or coll_tuned_*_algorithm do.")
-@click.option(
-    "--protocol", default=None, help="Pin it, as NCCL_PROTO does: LL, LL128 or Simple; of mpi vader, tcp or ucx."
-)
-@click.option(
-    "--channels", type=click.IntRange(min=1), default=None, help="Pin it, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do."
-)
+@click.option("--topology", required=True, help="The machine: a shipped topology, or a .toml file.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Ranks on each node.  [all its GPUs]")
+@click.option("--size", help="One message size, such as 1GiB (the full tensor, as nccl-tests counts).")
+@click.option("-b", "--minbytes", help="First size of a sweep.")
+@click.option("-e", "--maxbytes", help="Last size of a sweep.")
+@click.option("-f", "--stepfactor", type=click.IntRange(min=2), help="Factor between two sizes.  [2]")
+@click.option("-i", "--stepbytes", help="Bytes between two sizes, instead of a factor.")
+@click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", help="Of the elements.")
+@click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum",
+              help="How ranks' elements are joined.")  # fmt: skip
+@click.option("-r", "--root", type=click.IntRange(min=0), default=0, help="The rank that sends to all, or gets all.")
+@click.option("--algorithm", help="Force one, as NCCL_ALGO or coll_tuned_*_algorithm do.")
+@click.option("--protocol", help="Force one, as NCCL_PROTO does: LL, LL128 or Simple; of mpi: vader, tcp or ucx.")
+@click.option("--channels", type=click.IntRange(min=1), help="Force a number, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do.")
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
-    help="[nccl; gloo where there is no GPU]  mpi_cuda is Open MPI with CUDA support.",
+    help="The library; mpi_cuda is Open MPI with CUDA support.  [nccl; gloo where there is no GPU]",
 )
-@click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow", show_default=True)
-@click.option(
-    "--launch",
-    type=click.Choice(["process_per_gpu", "single_process", "threads"]),
-    default="process_per_gpu",
-    show_default=True,
-)
-@click.option("--nccl-version", default="2.28", show_default=True)
+@click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow",
+              help="Play a collective as one flow, or every transfer of it, which is slower.")  # fmt: skip
+@click.option("--launch", type=click.Choice(["process_per_gpu", "single_process", "threads"]),
+              default="process_per_gpu", help="Who drives the GPUs of a node.")  # fmt: skip
+@click.option("--nccl-version", default="2.28", help="The NCCL whose choices are predicted.")
 @json_option
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,

@@ -24,17 +24,22 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+PATH = click.Path(path_type=Path)
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 set_option: Decorator = click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="KEY.PATH=VALUE",
-    help="Change one value of the scenario (TOML); KEY= takes it away.",
+    help="Change one value of the scenario, written as in its file; KEY= takes it away. May be repeated.",
 )
-
 ranks_option: Decorator = click.option(
     "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
+)
+
+page_option: Decorator = click.option("--report", "page", type=PATH, help="Write the answer as one HTML page, too.")
+jobs_option: Decorator = click.option(
+    "--jobs", type=click.IntRange(min=1), help="How many processes work at once.  [one a core]"
 )
 
 WIDTH = 100

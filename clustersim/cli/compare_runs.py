@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import json_option, picture_path, print_json, working, write_picture
+from clustersim.cli.common import PATH, json_option, picture_path, print_json, working, write_picture
 from clustersim.cli.explain import load
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 @click.command(short_help="Say where two runs differ, worst first.")
 @click.argument("a")
 @click.argument("b")
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many ops to print.")
-@click.option("--plot", type=click.Path(path_type=Path), default=None, help="Draw both on one axis (.png, .svg, .pdf).")
+@click.option("--top", type=click.IntRange(min=1), default=10, help="How many differences to print.")
+@click.option("--plot", type=PATH, help="Draw both on one time axis (.png, .svg, .pdf).")
 @json_option
 def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
     """Say where two runs differ, worst first.
 
-    A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, in any mixture.
+    A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, one of each if you like.
     """
     from clustersim.analysis.compare import compare as compared
     from clustersim.analysis.compare import sentences

@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @keys_option
 @set_option
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose place and op list.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="The rank whose place and ops are printed.")
 @click.option("--mesh", "only_mesh", is_flag=True, help="Only the mesh: degrees, groups, links and the rank's place.")
-@click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="Every op; else repeats are printed once, and of a long list the ends.",
-)
+@click.option("--all", "every", is_flag=True,
+              help="Print every op; without, repeats are printed once and a long list by its ends.")  # fmt: skip
 @json_option
 def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool, every: bool, as_json: bool) -> None:
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,

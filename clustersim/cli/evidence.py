@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.cli.common import PATH, json_option, markdown_table, print_json, rich_table, stdout, working
 from clustersim.cli.validate import markdown_option
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ HEAD = (
 
 
 @click.command("all")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @markdown_option
 @json_option
 def evidence(folder: Path, as_json: bool, markdown: bool) -> None:

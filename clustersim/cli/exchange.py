@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option
+from clustersim.cli.common import PATH, json_option, print_json, set_option
 from clustersim.cli.new_parts import write_new
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.outputs import together, writing
@@ -21,13 +21,15 @@ FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
 
 
 @click.command("import", short_help="Make a scenario of a framework's launch files.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", "out", required=True, type=click.Path(path_type=Path), help="The scenario: a .toml file.")
-@click.option("--from", "framework", type=click.Choice(FRAMEWORKS), help="Whose they are; found by content.")
-@click.option("--topology", help="The machine, by name or file; launch files do not say it.")
-@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many, where no launcher says it.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 10_000_000), help="All of a node's when absent.")
-@click.option("--model", help="A shipped name or a config.json, where the files name none.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", "out", required=True, type=PATH, help="The scenario to write: a .toml file.")
+@click.option(
+    "--from", "framework", type=click.Choice(FRAMEWORKS), help="Whose files they are.  [found by their content]"
+)
+@click.option("--topology", help="The machine, a shipped topology or a file: launch files do not say it.")
+@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many nodes, where no launcher says it.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 10_000_000), help="Ranks on each node.  [all its GPUs]")
+@click.option("--model", help="A shipped model or a config.json, where the files name none.")
 @json_option
 def import_(
     files: tuple[Path, ...],
@@ -88,9 +90,10 @@ def _json(found: Imported) -> dict[str, Any]:
 
 @click.command("export-config", short_help="Write a scenario as a framework's launch files.")
 @click.argument("scenario")
-@click.option("--to", "to", required=True, type=click.Choice(FRAMEWORKS[:-1]), help="Whose launch files.")
-@click.option("-o", "--out", "out", type=click.Path(path_type=Path), help="The file; printed when absent.")
-@click.option("--option", "option", type=click.IntRange(min=1), help="Of a plan's folder: which of its front.  [1]")
+@click.option("--to", "to", required=True, type=click.Choice(FRAMEWORKS[:-1]), help="The framework that reads them.")
+@click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
+@click.option("--option", "option", type=click.IntRange(min=1),
+              help="Of a plan's folder: which option of its front, fastest first.  [1]")  # fmt: skip
 @set_option
 @json_option
 def export_config(

@@ -44,8 +44,8 @@ class Loaded:
 @click.command(short_help="Say why a run took as long as it did.")
 @click.argument("run")
 @set_option
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many causes to print.")
-@click.option("--rerun", is_flag=True, help="Run again with each knob changed, however long that takes.")
+@click.option("--top", type=click.IntRange(min=1), default=10, help="How many causes to print.")
+@click.option("--rerun", is_flag=True, help="Simulate again with each thing changed, however long that takes.")
 @json_option
 def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: bool) -> None:
     """Say why a run took as long as it did.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 
-@click.command(short_help="Turn a scenario's knobs in a browser, before beside now.")
+@click.command(short_help="Change a scenario in a browser and see at once what it does.")
 @click.argument("scenario")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1.  [a free one]")
-@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port on 127.0.0.1; 0 is a free one.")
+@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 def explore(scenario: str, port: int, no_browser: bool) -> None:
     """Serve a page with the knobs of SCENARIO (a .toml file, or the name of a shipped one) until Ctrl-C.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import rank_list, rank_words, ranks_option, stdout, working
+from clustersim.cli.common import PATH, rank_list, rank_words, ranks_option, stdout, working
 from clustersim.outputs import Folder, fresh, writing
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Write a run for Perfetto or as CSV, a program as Chakra traces, a machine for SimGrid.")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--chakra", type=click.Path(path_type=Path), default=None, metavar="DIR",
-              help="A scenario's program as Chakra traces, with ASTRA-sim's files of the machine.")  # fmt: skip
+@click.argument("run", type=PATH)
+@click.argument("file", type=PATH, required=False)
+@click.option("--chakra", type=PATH, metavar="DIR",
+              help="A folder for a scenario's program as Chakra traces, and its machine for ASTRA-sim.")  # fmt: skip
 @ranks_option
 def export(run: Path, file: Path | None, chakra: Path | None, ranks: tuple[str, ...]) -> None:
     """Write the spans of a saved run RUN (a folder) to FILE, in the format its name ends with.

@@ -11,8 +11,8 @@ from clustersim.cli.common import stdout, working
 
 @click.command(short_help="Copy the lessons (notebooks) to a folder.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("lessons"))
-@click.option("--force", is_flag=True, help="Overwrite copies that were changed.")
-@click.option("--run", "execute", is_flag=True, help="Run them all, and keep what they show.")
+@click.option("--force", is_flag=True, help="Overwrite copies that you changed.")
+@click.option("--run", "execute", is_flag=True, help="Run all of them, and keep their output.")
 def lessons(folder: Path, force: bool, execute: bool) -> int:
     """Copy the lessons to FOLDER (lessons) and say how to open them."""
     from clustersim import lessons as shipped

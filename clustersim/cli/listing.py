@@ -86,10 +86,10 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
 
 @click.command("list", short_help="List what is shipped: topologies, models, devices, scenarios ...")
 @click.argument("what", type=click.Choice(list(LISTS)))
-@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table instead.")
 @json_option
 def list_(what: str, markdown: bool, as_json: bool) -> None:
-    """List what files and options may name."""
+    """List the names that scenarios, topologies, plans and options can use, with a line for each."""
     rows = LISTS[what]()
     if as_json:
         print_json(rows)
@@ -145,13 +145,13 @@ def _keys_alone(context: click.Context, _: click.Parameter, kind: str | None) ->
 
 keys_option: Decorator = click.option(
     "--keys", type=click.Choice(list(KINDS)), callback=_keys_alone, is_eager=True, expose_value=False,
-    help="Instead: every key of a file of this kind.",
+    help="Print every key of such a file instead; no SCENARIO is needed.",
 )  # fmt: skip
 
 
 @click.command("schema", short_help="Print the JSON Schema of a file kind, for editors.")
 @click.argument("kind", type=click.Choice(list(KINDS)))
-@click.option("--markdown", is_flag=True, help="Instead: every key as a Markdown table.")
+@click.option("--markdown", is_flag=True, help="Print every key as a Markdown table instead.")
 def schema_(kind: str, markdown: bool) -> None:
     """Print the JSON Schema of a scenario, topology, plan or sweep file; editors that know TOML check files by it."""
     if markdown:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Say what fills a GPU's memory, and what would fit.")
 @click.argument("scenario")
-@click.option("--all", "every", is_flag=True, help="Every strategy, or way to split, side by side.")
+@click.option("--all", "every", is_flag=True, help="Compare every strategy, or every way to split the model.")
 @set_option
 @json_option
 def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) -> None:

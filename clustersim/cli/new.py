@@ -8,15 +8,14 @@ from pathlib import Path
 
 import click
 
+from clustersim.cli.common import PATH
 from clustersim.cli.new_parts import as_written, dtype_of, fits, has_tokens, machine_of, model_line, write_new
 from clustersim.errors import ClusterSimError
 
-file_argument = click.argument("file", type=click.Path(path_type=Path))
-gpu_option = click.option("--gpu", help="A GPU, such as H100: the machine is the shipped one that carries it.")
-topology_option = click.option("--topology", help="A machine by name or file, instead of --gpu.")
-model_option = click.option(
-    "--model", "model_name", default="llama3-8b", show_default=True, help="A shipped name, or a config.json."
-)
+file_argument = click.argument("file", type=PATH)
+gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
+topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
+model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, or a config.json.")
 
 
 CAMPAIGN = """
@@ -56,10 +55,12 @@ def new() -> None:
 @file_argument
 @gpu_option
 @topology_option
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes it has.")
 @model_option
-@click.option("--strategy", help="ddp where the model fits so, else fsdp, when absent.")
-@click.option("--tokens", type=click.FloatRange(min=1), help="To train on: adds the table of clustersim campaign.")
+@click.option("--strategy", help="A data-parallel strategy.  [ddp where the model fits, else fsdp]")
+@click.option(
+    "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
+)
 def scenario(
     file: Path, gpu: str | None, topology: str | None, nodes: int, model_name: str, strategy: str | None,
     tokens: float | None,
@@ -109,13 +110,13 @@ seed = 0
 @file_argument
 @gpu_option
 @topology_option
-@click.option(
-    "--mix", multiple=True, metavar="hgx-a100:2", help="Nodes of a machine; several such make a mixed cluster."
-)
+@click.option("--mix", multiple=True, metavar="hgx-a100:2",
+              help="A machine and how many nodes of it; repeat it for a mixed cluster.")  # fmt: skip
 @click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
-@click.option("--oversubscription", type=click.FloatRange(min=1), help="Bandwidth down from a leaf switch over up.")
+@click.option("--oversubscription", type=click.FloatRange(min=1),
+              help="Of leaf switches: bandwidth down to nodes over bandwidth up.")  # fmt: skip
 @click.option(
-    "--from", "found", type=click.Path(path_type=Path), help="NCCL_TOPO_DUMP_FILE's XML, or nvidia-smi topo -m."
+    "--from", "found", type=PATH, help="A file with what NCCL (NCCL_TOPO_DUMP_FILE) or nvidia-smi topo -m wrote."
 )
 def topology(
     file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
@@ -190,11 +191,17 @@ def _nics(text: str, base: str) -> list[str]:
 
 @new.command()
 @file_argument
-@click.option("--gpu", "gpus", multiple=True, help="A GPU, such as H100, by the shipped machine that carries it.")
-@click.option("--topology", "topologies", multiple=True, help="A machine by name or file. Several are compared.")
-@click.option("--nodes", type=click.IntRange(min=1), multiple=True, default=(4, 8), show_default=True)
+@click.option(
+    "--gpu", "gpus", multiple=True, help="A GPU, such as H100: takes the shipped machine that has it. May be repeated."
+)
+@click.option(
+    "--topology", "topologies", multiple=True, help="A machine, a shipped topology or a file. May be repeated."
+)
+@click.option(
+    "--nodes", type=click.IntRange(min=1), multiple=True, default=(4, 8), help="Nodes to try; may be repeated."
+)
 @model_option
-@click.option("--tokens", type=click.FloatRange(min=1), help="To train on: answers in days and USD, too.")
+@click.option("--tokens", type=click.FloatRange(min=1), help="Tokens to train on: the answer then has days and USD.")
 def plan(
     file: Path, gpus: tuple[str, ...], topologies: tuple[str, ...], nodes: tuple[int, ...], model_name: str,
     tokens: float | None,
@@ -248,7 +255,7 @@ zero_optimization = {{ stage = [1, 2, 3] }}
 
 @new.command()
 @file_argument
-@click.option("--base", default="ddp_gpt2_xl_2x8_a100", show_default=True, help="The scenario it starts from.")
+@click.option("--base", default="ddp_gpt2_xl_2x8_a100", help="The scenario it starts from.")
 def sweep(file: Path, base: str) -> None:
     """A sweep for clustersim sweep: one scenario, many values."""
     from clustersim.sweeps.spec import load

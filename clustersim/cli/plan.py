@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, rich_table, say_study, stdout, working
+from clustersim.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout, working
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
@@ -17,25 +17,24 @@ if TYPE_CHECKING:
     from clustersim.planner import Searched
 
 
-@click.command(short_help="Search machines and strategies within limits.")
+@click.command(short_help="Find the best machines, sizes and strategies within limits.")
 @click.argument("file")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl, plan.json, front.png."
-)
-@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
-@click.option("--exhaustive", is_flag=True, help="Simulate also what bounds rule out.")
-@click.option("--robust", is_flag=True, help="Choose also for the worst case of what is uncertain.")
-@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, plan.json, front.png.")
+@jobs_option
+@click.option("--exhaustive", is_flag=True, help="Simulate also what cannot win by its bounds.")
+@click.option("--robust", is_flag=True, help="Say also which option is safest where predictions are off.")
+@page_option
 @json_option
 def plan(
     file: str, out: Path, jobs: int | None, exhaustive: bool, robust: bool, page: Path | None, as_json: bool
 ) -> None:
     """Search the options of a plan: FILE is a .toml file, or the name of a shipped one.
 
-    What does not fit in memory or breaks a limit is ruled out, what cannot win by its bounds need not run, and the
-    rest is simulated. Printed are the options that no other beats in speed, cost, GPUs and energy at once, why each is
-    there, and why the alternatives lost; with --robust also which is least wrong where machines are not as predicted,
-    and what to measure before deciding. Rows are kept in OUT: the same command goes on after an interruption.
+    An option that does not fit in memory or breaks a limit is ruled out, one that cannot win even by its bounds is not
+    simulated, and all others are. The answer is the front (options that no other beats in speed, cost, GPUs and energy
+    at once), why each is on it, and why the others are not; with --robust also which option loses least if predictions
+    are off, and what to measure before you decide. Results are kept in OUT: the same command goes on after an
+    interruption.
     """
     from clustersim import planner
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import picture_path, rank_list, ranks_option, stdout, working, write_picture
+from clustersim.cli.common import PATH, picture_path, rank_list, ranks_option, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
@@ -55,18 +55,20 @@ def _run(path: Path) -> SavedRun:
     return SavedRun(read, None, {})
 
 
-@click.command(short_help="Draw a saved run or a trace.")
+@click.command(short_help="Draw a saved run, a trace or a topology.")
 @click.argument("kind")
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN", type=PATH)
+@click.argument("file", type=PATH)
 @ranks_option
-@click.option("--window", default=None, help="A part of the run, such as '700 ms..1.06 s'.")
-@click.option("--zoom", default=None, help="A part to draw once more below a Gantt chart, or 'last' step.")
-@click.option("--step", type=int, default=None, help="One step of the run, by its number, instead of --window.")
-@click.option("--arrows", is_flag=True, help="In a pipeline, who hands a micro-batch to whom.")
-@click.option("--nodes", type=click.IntRange(min=1), default=None, help="Of a topology's file or name: how many.")
-@click.option("--title", default=None, help="Instead of the run's own name.")
-@click.option("--dpi", type=click.IntRange(min=40, max=600), default=180, show_default=True, help="10 inches wide.")
+@click.option("--window", help="Draw only this part of the run, such as '700 ms..1.06 s'.")
+@click.option("--zoom", help="Draw this part once more, larger, below a Gantt chart; 'last' is the last step.")
+@click.option("--step", type=int, help="Draw only this step, by its number, instead of --window.")
+@click.option("--arrows", is_flag=True, help="In a pipeline, draw who hands a micro-batch to whom.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes, where RUN is a topology.")
+@click.option("--title", help="A title instead of the run's own.")
+@click.option(
+    "--dpi", type=click.IntRange(min=40, max=600), default=180, help="Dots an inch; a picture is 10 inches wide."
+)
 def plot(
     kind: str,
     run_dir: Path,

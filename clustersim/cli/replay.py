@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.cli.common import PATH, json_option, print_json, stdout, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import Folder
 from clustersim.texts import short
@@ -26,20 +26,16 @@ SAVED = ("measured.npz", "simulated.npz")
 """What a replay leaves in its folder."""
 
 
-@click.command(short_help="Play a trace again, on a topology or with free communication.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--topology", "name", default=None, help="A shipped name, or a .toml file; without, transfers are free.")
-@click.option("--nodes", type=click.IntRange(min=1), default=None, help="Machines; as many as the trace names.")
-@click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Copies of every rank.")
+@click.command(short_help="Run a trace again on another network, other GPUs or more of them.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("--topology", "name", help="A shipped topology, or a .toml file; without it transfers take no time.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes.  [as many as the trace names]")
+@click.option("--times", type=click.IntRange(min=1), default=1, help="How many times as many ranks.")
 @click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
-              help="What else differs: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
-@click.option(
-    "--backend",
-    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
-    default=None,
-    help="[the trace's own, or nccl]",
-)
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="A folder: measured.npz and simulated.npz.")
+              help="Change one thing: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+              help="What collectives run on.  [the trace's own, or nccl]")  # fmt: skip
+@click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
 @json_option
 def replay(
     files: tuple[Path, ...],
@@ -55,13 +51,13 @@ def replay(
 
     FILES are profiler traces (one per rank, or a folder of them, with PyTorch's execution traces), an Nsight
     Systems export, the folder of a pipeline's ops.csv and steps.csv, or Chakra traces, which are programs and need a
-    --topology. Step time, exposed transfers and each collective's time stand beside the measured ones, and of a
+    --topology. The step time, exposed transfers and each collective's time stand beside the measured ones, and of a
     pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks, on twice the machines
     unless --nodes says otherwise.
 
-    `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (products by their rate, other
-    kernels by memory bandwidth, the host as it is), `--scale bucket=` for gradient buckets of another size; what the
-    trace says and what the model is said line by line.
+    `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (matrix products take as much
+    longer as its FLOP/s are lower, other kernels as its memory bandwidth is, the host stays), `--scale bucket=`
+    for gradient buckets of another size; the answer says line by line what is the trace's and what is modelled.
     """
     from clustersim import traces
     from clustersim.calibration.trace_replay import replay as played

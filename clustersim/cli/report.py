@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import set_option, stdout, working
+from clustersim.cli.common import PATH, set_option, stdout, working
 from clustersim.cli.explain import load
 
 
 @click.command(short_help="Write a run, a trace, a sweep or a plan as one HTML page.")
 @click.argument("run", nargs=-1, required=True)
 @set_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=None, help="The page.  [RUN/report.html]")
-@click.option("--title", default=None, help="Instead of the run's own name.")
+@click.option("-o", "--output", type=PATH, help="The page to write.  [RUN/report.html]")
+@click.option("--title", help="A title instead of the run's own.")
 def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, title: str | None) -> None:
     """Write a report: RUN is the folder that `clustersim run --out RUN` wrote, or `sweep`, `plan` or `sensitivity`; a
     scenario, which is simulated first; or profiler traces (one per rank, or a folder of them).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, rank_words, set_option, stdout, working
+from clustersim.cli.common import PATH, json_option, print_json, rank_words, set_option, stdout, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,12 +25,8 @@ FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png"
 @click.command(short_help="Simulate a scenario.")
 @click.argument("scenario")
 @set_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="Folder for run.npz, result.json, trace and picture."
-)
-@click.option(
-    "--report", "page", type=click.Path(path_type=Path), default=None, help="HTML page that says why; one file."
-)
+@click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
+@click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
 @json_option
 def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""

@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import json_option, needs_out, say_study, set_option, stdout, working
+from clustersim.cli.common import PATH, json_option, needs_out, page_option, say_study, set_option, stdout, working
 
 if TYPE_CHECKING:
     from clustersim.outputs import Picture
     from clustersim.scenario import Scenario
 
 
-@click.command(short_help="Ask what a scenario depends on, and how it scales.")
+@click.command(short_help="Say what a scenario's step depends on, and how it scales.")
 @click.argument("scenario")
 @set_option
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for sensitivity.json and pictures.")
-@click.option("--option", "place", type=click.IntRange(min=1), default=1, help="Of a plan's front, fastest first.  [1]")
-@click.option("--nodes", default=None, metavar="8,16,32", help="To scale over.  [an eighth to twice the scenario's]")
-@click.option("--swing", type=click.FloatRange(0.01, 0.9), default=0.2, show_default=True, help="Of every number.")
+@click.option("--out", type=PATH, help="Folder for sensitivity.json and pictures.")
+@click.option("--option", "place", type=click.IntRange(min=1), default=1,
+              help="Of a plan's folder: which option of its front, fastest first.")  # fmt: skip
+@click.option("--nodes", metavar="8,16,32", help="Numbers of nodes.  [an eighth to twice the scenario's]")
 @click.option(
-    "--growth", type=click.FloatRange(0.001), default=0.05, show_default=True, help="Of the step, by a slower network."
+    "--swing", type=click.FloatRange(0.01, 0.9), default=0.2, help="By how much each number is better and worse."
 )
 @click.option(
-    "--gain", type=click.FloatRange(0.0, 1.0), default=0.5, show_default=True, help="That a doubling must buy."
+    "--growth", type=click.FloatRange(0.001), default=0.05, help="How much longer a slower network may make the step."
 )
-@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@click.option("--gain", type=click.FloatRange(0.0, 1.0), default=0.5,
+              help="Throughput that doubling the nodes must add to pay, 0.5 for half more.")  # fmt: skip
+@page_option
 @json_option
 def sensitivity(
     scenario: str,
@@ -43,11 +45,12 @@ def sensitivity(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Run a scenario again and again with one thing changed: SCENARIO is a file, a shipped name, or a plan's folder.
+    """Say what a scenario's step depends on, and how it scales. SCENARIO is a .toml file, the name of a shipped one, or
+    the folder of a plan.
 
-    Every hardware number a little better and worse (which of them matters?), the network slower and faster (how slow
-    may it be?), and other numbers of nodes with the same batch (strong scaling) and the same work per GPU (weak): how
-    efficient, what is it lost to, and where does doubling stop paying?
+    It is simulated again with one thing changed: each hardware number better and worse (which of them matters?), the
+    network slower and faster (how slow may it be?), and other numbers of nodes with the same batch (strong scaling) or
+    the same work per GPU (weak scaling: how efficient is it, what is lost to what, when does doubling stop paying?).
     """
     from clustersim.sensitivity import folder_for, study, write
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout
+from clustersim.cli.common import PATH, jobs_option, json_option, page_option, print_json, stdout
 
 if TYPE_CHECKING:
     from clustersim.sweeps import Outcome, Progress
@@ -25,14 +25,15 @@ EVERY = 10.0
 """Seconds between two lines of progress where stderr is no terminal."""
 
 
-@click.command(short_help="Simulate a base scenario over axes of values.")
+@click.command(short_help="Simulate one scenario with many values of some keys.")
 @click.argument("file")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for results.jsonl, table, picture.")
-@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Processes on this machine.  [one a core]")
-@click.option("--executor", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
-@click.option("--address", default=None, help="Of the Dask scheduler, such as tcp://host:8786.")
-@click.option("--resume/--no-resume", default=True, show_default=True, help="Keep the rows that are there.")
-@click.option("--report", "page", type=click.Path(path_type=Path), default=None, help="Write the answer as one page.")
+@click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, table, picture.")
+@jobs_option
+@click.option("--executor", type=click.Choice(["processes", "dask"]), default="processes",
+              help="What runs the scenarios: processes of this machine, or a Dask cluster.")  # fmt: skip
+@click.option("--address", help="The Dask scheduler, such as tcp://host:8786.")
+@click.option("--resume/--no-resume", default=True, help="Keep the results that are in OUT.")
+@page_option
 @json_option
 def sweep(
     file: str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, print_json, working
+from clustersim.cli.common import PATH, json_option, print_json, working
 from clustersim.errors import ClusterSimError
 from clustersim.units import format_bytes, format_time
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Explain a profiler trace or a benchmark log.")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "fmt", default=None, help="Its format; found by content when absent.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Collectives to print.")
-@click.option("--topology", default=None, help="Of an NCCL log: its choices beside ours on this machine.")
-@click.option("--pins", is_flag=True, help="Of an NCCL log: its choices as lines of a scenario, to append to one.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("--format", "fmt", help="The format of FILES.  [found by their content]")
+@click.option("--top", type=click.IntRange(min=1), default=20, help="How many collectives to print.")
+@click.option("--topology", help="Of an NCCL log: compare its choices with those predicted on this machine.")
+@click.option("--pins", is_flag=True, help="Of an NCCL log: print its choices as lines for a scenario.")
 @json_option
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
     """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them, with execution

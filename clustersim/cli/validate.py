@@ -11,20 +11,26 @@ import click
 import msgspec
 
 from clustersim.cli.commands import Commands
-from clustersim.cli.common import json_option, markdown_table, picture_path, print_json, stdout, working, write_picture
+from clustersim.cli.common import (
+    PATH,
+    json_option,
+    markdown_table,
+    picture_path,
+    print_json,
+    stdout,
+    working,
+    write_picture,
+)
 from clustersim.errors import ClusterSimError, nearest
 
-markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table, without cases.")
+markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table instead, without cases.")
 by_option = click.option(
-    "--by", multiple=True, help="Only this part of the error, such as size_class or platform; may be repeated."
+    "--by", multiple=True, help="Split the errors only by this, such as size_class or platform; may be repeated."
 )
-worst_option = click.option(
-    "--worst", type=click.IntRange(min=1), default=None, metavar="N", help="The N cases missed most, and why likely."
-)
-plot_option = click.option(
-    "--plot", type=click.Path(path_type=Path), default=None, help="Draw predicted against measured, by the first --by."
-)
-table_argument = click.argument("table", type=click.Path(path_type=Path))
+worst_option = click.option("--worst", type=click.IntRange(min=1), default=None, metavar="N",
+              help="Print the N cases with the largest errors, and the likely reasons.")  # fmt: skip
+plot_option = click.option("--plot", type=PATH, help="Draw predicted over measured, coloured by the first --by.")
+table_argument = click.argument("table", type=PATH)
 
 
 def looked_at(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,7 +43,7 @@ def looked_at(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(
     cls=Commands,
     where={"all": "evidence", "campaign": "campaign_cases"},
-    short_help="Predict a table of measurements; print the error.",
+    short_help="Predict a table of measurements, and print the errors.",
 )
 def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
@@ -49,7 +55,6 @@ def validate() -> None:
     "--cross-validate",
     "holdout",
     type=click.Choice(["half", "scale", "platform", "transport", "three-numbers"]),
-    default=None,
     help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, a "
     "whole platform, all platforms of a transport, or a platform of which three numbers are known.",
 )
@@ -72,8 +77,11 @@ def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
 
 @validate.command()
 @looked_at
-@click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale by the model's measured 1-GPU time.")
-@click.option("--order", "ordered", is_flag=True, help="Whether the best of comparable configurations comes first.")
+@click.option(
+    "--anchor", type=click.Choice(["single"]), help="Scale each prediction by the model's measured step on one GPU."
+)
+@click.option("--order", "ordered", is_flag=True,
+              help="Say also whether the configuration measured as fastest is predicted as fastest.")  # fmt: skip
 def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv or of training_steps_hybrid.csv."""
     from clustersim.calibration import validate_steps as kind
@@ -107,9 +115,9 @@ def memory(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> N
 
 
 @validate.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option("--topology", required=True, help="A shipped topology, or a file such as calibrate writes.")
-@click.option("--anchor", type=click.Choice(["single"]), default=None, help="Scale compute by the step of one rank.")
+@click.option("--anchor", type=click.Choice(["single"]), help="Scale compute by the measured step of one rank.")
 @by_option
 @markdown_option
 @json_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import (
+    PATH,
     json_option,
     picture_path,
     print_json,
@@ -25,26 +26,24 @@ if TYPE_CHECKING:
 HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
 
 
-@click.command(short_help="Steps where ranks vary: p50, p95 and p99 over steps and machines.")
+@click.command(short_help="Say how much steps vary: p50, p95 and p99 over steps and machines.")
 @click.argument("scenario")
 @set_option
-@click.option("--machines", type=click.IntRange(1, 10_000), default=20, show_default=True, help="To draw.")
-@click.option("--steps", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Of each.")
-@click.option(
-    "--swap", type=click.FloatRange(0.0, 1.0), default=0.005, show_default=True,
-    help="Share of the slowest hosts, rounded up, that others take the place of.",
-)  # fmt: skip
-@click.option("--budget", type=click.FloatRange(0.0), default=20.0, show_default=True, help="CPU seconds of play.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="A picture: .png, .svg or .pdf.")
+@click.option("--machines", type=click.IntRange(1, 10_000), default=20, help="How many machines are drawn at random.")
+@click.option("--steps", type=click.IntRange(1, 10_000), default=50, help="How many steps on each machine.")
+@click.option("--swap", type=click.FloatRange(0.0, 1.0), default=0.005,
+              help="Share of hosts (rounded up), the slowest, that the second answer replaces.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(0.0), default=20.0, help="CPU seconds to simulate for.")
+@click.option("--out", type=PATH, help="Draw the distributions (.png, .svg, .pdf).")
 @json_option
 def variation(
     scenario: str, changes: tuple[str, ...], machines: int, steps: int, swap: float, budget: float, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Draw steps of a scenario with [run.variation], on many machines like its own.
+    """Say how much the steps of a scenario vary, by its [run.variation]: over steps, and over machines like its own.
 
-    Printed are p50, p95 and p99 of a step over steps and machines together, and over machines (each by its mean step);
-    then the same with the slowest hosts of each machine swapped.
+    The answer is p50, p95 and p99 of all steps on all machines, and of the machines' mean steps; then the same with the
+    slowest hosts of each machine replaced.
     """
     from clustersim import scenario as scenarios
     from clustersim.scenario import spread as spreads
