@@ -284,7 +284,9 @@ def test_links_that_are_alike_are_told_once(clustersim):
 
 def every_command(group=None, name="clustersim"):
     """Every command that can be typed, by its name."""
-    for one, command in (cli if group is None else group).commands.items():
+    group = cli if group is None else group
+    for one in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), one)
         yield f"{name} {one}", command
         if isinstance(command, click.Group):
             yield from every_command(command, f"{name} {one}")
