@@ -104,3 +104,18 @@ def test_an_option_of_the_wrong_kind_of_model_is_refused() -> None:
         models.model("gpt2", image_size=224)
     with pytest.raises(ModelError, match=r"'seq_len'.*'image_size'"):
         models.model("resnet50", seq_len=128)
+
+
+def test_a_folder_with_a_models_name_is_that_models_config_only_where_it_has_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert models.model("gpt2").parameters == 124_439_808
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="model_type"):
+        models.model("gpt2")
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_the_config_of_an_encoder_decoder_is_named_as_what_it_is(kind):
+    with pytest.raises(ModelError, match="is an encoder-decoder"):
+        models.from_hf({"model_type": kind})

@@ -91,7 +91,7 @@ def of(rates, question=None, kind="ddp"):
 def test_the_choice_that_is_never_beaten_is_named_and_the_others_worst_case():
     said = of_sweep.answer(of([[100.0, 100.0], [50.0, 25.0]]))["verdict"]
     assert said == (
-        "C0 is the fastest, or as fast as can be told, in all 2 cases; c1 is up to 4.0 times slower (seed 1)."
+        "C0 is the fastest, or as fast as can be told, in all 2 cases; c1 takes up to 4 times as long (seed 1)."
     )
 
 

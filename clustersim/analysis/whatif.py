@@ -102,7 +102,7 @@ def _text(knob: str, factor: float, saving: float) -> str:
     nothing = saving < NOTHING
     if knob == "bucket size":
         saved = "nothing" if nothing else f"at most {saving:.1%} of the step"
-        return f"any other bucket size would save {saved}"
+        return f"another bucket size would save {saved}"
     if knob == "batch":
         saved = "nothing" if nothing else f"at most {saving:.1%} of the time per sample"
         return f"batch x{factor:g} would save {saved}"

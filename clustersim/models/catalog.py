@@ -48,7 +48,7 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     (124439808, 25557032)
     """
     path = Path(name_or_path)
-    if path.suffix == ".json" or is_folder(path):
+    if _is_config(path):
         return from_hf(path, **overrides)
     name = _known(str(name_or_path))
     if name in CONVNETS:
@@ -67,7 +67,7 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
 def file(name_or_path: str | Path) -> Path | None:
     """The config.json that :func:`model` reads; None for a model that is described in Python. Raises as it does."""
     path = Path(name_or_path)
-    if path.suffix == ".json" or is_folder(path):
+    if _is_config(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
     return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS} else _config(name)
@@ -101,6 +101,13 @@ def _known(word: str) -> str:
     if not name:
         raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}")
     return name
+
+
+def _is_config(path: Path) -> bool:
+    """Whether it is somebody's config; a folder without one that has a shipped model's name is none."""
+    if path.suffix == ".json" or not is_folder(path):
+        return path.suffix == ".json"
+    return (path / "config.json").exists() or _plain(str(path)) not in map(_plain, catalog())
 
 
 def _config(name: str) -> Path:

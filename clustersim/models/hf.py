@@ -273,7 +273,9 @@ def shape_from_hf(
     if kind in NOT_DESCRIBED:
         raise ModelError(f"{where}: model_type {kind!r} is {NOT_DESCRIBED[kind]}, which is not described")
     if kind not in READERS:
-        why = described(str(kind))
+        why = described(kind)
+        if kind in {"t5", "bart"}:
+            why = "an encoder-decoder; `clustersim list models` has those that are known by name"
         raise ModelError(f"{where}: model_type {kind!r} is {why}" if why else
                          f"{where}: unknown model_type {kind!r}; {same_family(str(kind), READERS)}")  # fmt: skip
     shape = READERS[kind](Config(where, data))
@@ -281,7 +283,7 @@ def shape_from_hf(
     if shape.patches:
         if seq_len not in {None, shape.seq_len}:
             raise ModelError(f"{where}: an image of {shape.patches.image} pixels has {shape.seq_len} tokens, "
-                             f"not {seq_len}; change 'image_size' in the config")  # fmt: skip
+                             f"not {seq_len}: give that seq_len, or change 'image_size' in the config")  # fmt: skip
     elif seq_len is not None:
         if shape.positions == "learned" and shape.family == "mpt" and seq_len > shape.n_positions:
             raise ModelError(f"{where}: seq_len {seq_len} exceeds max_seq_len {shape.n_positions}")

@@ -183,7 +183,7 @@ def _how_slow(swept: Swept, choice: Any, fastest: Mapping[str, Any]) -> str:
         if choice in case.rows
     }
     worst = max(times, key=lambda words: times[words])
-    return f"{choice} is up to {times[worst]:.1f} times slower ({worst})" if worst else f"{choice} is slower"
+    return f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
 
 
 def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:

@@ -25,7 +25,8 @@ def why_on_front(option: Option, searched: Searched) -> str:
         if option.robust[k] == min(one.robust[k] for one in front) and math.isfinite(option.robust[k])
     ]
     if best:
-        return ", ".join(best)
+        outrun = best[0] == NAMES[0] and max(one.rate for one in front) > option.rate
+        return ", ".join(best) + (", errors counted" if outrun else "")
     faster = front[front.index(option) - 1]
     less = faster.candidate.gpus - option.candidate.gpus
     cheaper = 1 - option.robust[1] / faster.robust[1] if option.priced and faster.priced else 0.0
