@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import PATH, json_option, print_json, stdout, working, write_picture
+from clustersim.cli.common import PATH, json_option, print_json, rich_table, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
@@ -128,20 +128,13 @@ def _errors(fit: Any) -> dict[str, float]:
 
 
 def _print(found: Calibrated) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from clustersim.calibration.fit.solve import UNUSED
 
     said = _plain(found)
-    table = Table(title="constants", title_justify="left")
-    for heading in ("part", "constant", "default", "fitted", "95 % interval", "kept, because"):
-        table.add_column(heading, justify="right" if heading in {"default", "fitted", "95 % interval"} else "left")
+    heads = ("part", "constant", "default", "fitted", "95 % interval", "kept, because")
     unused = [one["name"] for one in said["constants"] if one["refused"] == UNUSED]
-    for one in said["constants"]:
-        if one["refused"] != UNUSED:
-            table.add_row(*map(escape, _cells(one)))
-    stdout().print(table)
+    rows = (_cells(one) for one in said["constants"] if one["refused"] != UNUSED)
+    stdout().print(rich_table("constants", ((name, 2 <= i < 5) for i, name in enumerate(heads)), rows))
     if unused:
         click.echo(f"{len(unused)} constants keep their defaults, as {UNUSED.removesuffix('it')}them")
     for line in _lines(said):

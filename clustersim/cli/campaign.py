@@ -34,16 +34,9 @@ from clustersim.cli.common import (
 @page_option
 @json_option
 def campaign(
-    scenario: str,
-    changes: tuple[str, ...],
-    replicas: int,
-    seed: int,
-    what_if: bool,
-    jobs: int,
-    out: Path | None,
-    page: Path | None,
-    as_json: bool,
-) -> None:
+    scenario: str, changes: tuple[str, ...], replicas: int, seed: int, what_if: bool, jobs: int, out: Path | None,
+    page: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Simulate the whole training that a scenario's [campaign] table describes, many times.
 
     SCENARIO is a .toml file or the name of a shipped one. A step is simulated once for each state that the machine can

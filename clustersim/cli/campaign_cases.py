@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.cli.common import json_option, markdown_table, number_table, print_json, stdout, working
 from clustersim.cli.validate import markdown_option, table_argument
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
     if markdown:
         click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        head = ((heading, i > 0) for i, heading in enumerate(HEAD))
-        stdout().print(rich_table(f"published trainings: {table}", head, rows))
+        stdout().print(number_table(f"published trainings: {table}", HEAD, rows))
     click.echo("\n" + words.format(**overall))
     for one in checked if not markdown else ():
         click.echo(f"{'not predicted' if math.isnan(one.predicted) else 'assumed of'} {one.name}: {one.assumed}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.cli.common import json_option, number_table, print_json, stdout, working
 
 if TYPE_CHECKING:
     from clustersim.scenario.claims import Claim
@@ -31,16 +31,8 @@ def claims(as_json: bool) -> None:
 
 
 def _print(rows: list[Claim]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from clustersim.scenario.claims import told
 
-    table = Table(title="claims: N ranks, Z bytes of gradients, Psi parameters", title_justify="left")
-    for name in ("claim", "formula"):
-        table.add_column(name)
-    for name in ("says", "run", "holds"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(escape(row.what), escape(row.formula), *told(row), "yes" if row.holds else "NO")
-    stdout().print(table)
+    cells = ((row.what, row.formula, *told(row), "yes" if row.holds else "NO") for row in rows)
+    title = "claims: N ranks, Z bytes of gradients, Psi parameters"
+    stdout().print(number_table(title, ("claim", "formula", "says", "run", "holds"), cells, words=2))

@@ -73,12 +73,19 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> Table:
+def number_table(
+    title: str, headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1, **options: Any
+) -> Table:
+    """A table of texts for a terminal, whose first ``words`` columns are words and whose others are numbers."""
+    return rich_table(title, ((name, i >= words) for i, name in enumerate(headings)), rows, **options)
+
+
+def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], **options: Any) -> Table:
     """A table of texts for a terminal; ``head`` has each column's heading, and whether it holds numbers."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=escape(title), title_justify="left", **options)
     for name, numeric in head:
         table.add_column(escape(name), justify="right" if numeric else "left")
     for row in rows:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from clustersim.cli.common import json_option, label_of, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
 
 
 @click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
@@ -32,39 +32,24 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
 
 def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    from clustersim.units import format_bytes, format_time
-
-    table = Table(title=f"{'ways to split' if split else 'strategies on'} {escape(scenario)}", title_justify="left")
-    table.add_column("split" if split else "strategy", style="bold")
-    for name in (
-        "step time",
-        "samples/s",
-        "exposed transfer",
-        "waiting",
-        "peak memory",
-        "sent per GPU and step",
-        "fits",
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        label = escape(label_of(row, split=split))
-        if row["step_time_s"] is None:
-            table.add_row(label, *[""] * 6, "-")
-            continue
-        table.add_row(
-            label,
-            format_time(row["step_time_s"]),
-            f"{row['samples_per_s']:,.1f}",
-            format_time(row["exposed_transfer_s"]),
-            format_time(row["waiting_for_peer_s"]),
-            format_bytes(row["peak_memory_bytes"]),
-            format_bytes(row["bytes_sent_per_gpu"]),
-            "yes" if row["fits"] else "no",
-        )
+    heads = ("split" if split else "strategy", "step time", "samples/s", "exposed transfer", "waiting", "peak memory",
+             "sent per GPU and step", "fits")  # fmt: skip
     console = stdout()
-    console.print(table)
+    title = f"{'ways to split' if split else 'strategies on'} {scenario}"
+    console.print(number_table(title, heads, ([label_of(row, split=split), *_cells(row)] for row in rows)))
     for row in rows:
         if row["reason"]:
             console.print(f"- {escape(label_of(row, split=split))}: {escape(row['reason'])}", soft_wrap=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    from clustersim.units import format_bytes, format_time
+
+    if row["step_time_s"] is None:
+        return [*[""] * 6, "-"]
+    step, exposed, waiting = (
+        format_time(row[name]) for name in ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s")
+    )
+    memory, sent = (format_bytes(row[name]) for name in ("peak_memory_bytes", "bytes_sent_per_gpu"))
+    return [step, f"{row['samples_per_s']:,.1f}", exposed, waiting, memory, sent, "yes" if row["fits"] else "no"]

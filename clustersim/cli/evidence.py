@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import PATH, json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.cli.common import PATH, json_option, markdown_table, number_table, print_json, stdout, working
 from clustersim.cli.validate import markdown_option
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
     elif markdown:
         click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
-        stdout().print(rich_table(f"evidence: {folder}", ((name, i > 0) for i, name in enumerate(HEAD)), rows))
+        stdout().print(number_table(f"evidence: {folder}", HEAD, rows))
 
 
 GOODPUT = "goodput of whole trainings"

@@ -32,15 +32,9 @@ FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
 @click.option("--model", help="A shipped model or a config.json, where the files name none.")
 @json_option
 def import_(
-    files: tuple[Path, ...],
-    out: Path,
-    framework: str | None,
-    topology: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    model: str | None,
-    as_json: bool,
-) -> None:
+    files: tuple[Path, ...], out: Path, framework: str | None, topology: str | None, nodes: int | None,
+    gpus_per_node: int | None, model: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML, a DeepSpeed JSON with the script that
     is launched with it, an accelerate YAML with the Trainer's arguments, or a NeMo or Megatron-Bridge recipe.
 

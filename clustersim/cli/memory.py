@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import json_option, label_of, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -47,21 +47,18 @@ def _print_one(scenario: str, row: dict[str, Any]) -> None:
     where = f"stage {row['stage']}, which holds most, " if len(row["stages"]) > 1 else ""
     console.print(f"{where}{fits} {row['device']} ({format_bytes(row['device_bytes'])})", soft_wrap=True)
     reserved, shown = format_bytes(row["reserved_bytes"]), format_bytes(row["shown_bytes"])
-    console.print(f"about {reserved} is what the allocator reserves, and {shown} what nvidia-smi shows", soft_wrap=True)
+    console.print(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}", soft_wrap=True)
     console.print(f"largest micro-batch that fits: {row['largest_micro_batch'] or 'none'}")
 
 
 def _by_part(scenario: str, row: dict[str, Any]) -> Table:
     """Each part of one GPU, at its own largest and at the one moment when all of them are most."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=f"memory of one GPU: {escape(scenario)}", title_justify="left")
-    for name in ("part", "largest", f"at the peak ({escape(row['peak'])})"):
-        table.add_column(name, justify="left" if name == "part" else "right")
-    for name, nbytes in row["largest"].items():
-        if nbytes:
-            table.add_row(name.replace("_", " "), format_bytes(nbytes), format_bytes(row["at_peak"][name]))
+    rows = (
+        (name.replace("_", " "), format_bytes(nbytes), format_bytes(row["at_peak"][name]))
+        for name, nbytes in row["largest"].items()
+        if nbytes
+    )
+    table = number_table(f"memory of one GPU: {scenario}", ("part", "largest", f"at the peak ({row['peak']})"), rows)
     table.add_section()
     table.add_row("total", "", format_bytes(row["total_bytes"]))
     return table
@@ -99,35 +96,29 @@ PARTS = {"gather": "gathered", "bucket": "buckets", "activ": "activations", "log
 """Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
 
 
+def _cells(row: dict[str, Any], parts: list[str]) -> list[str]:
+    if row["reason"]:
+        return [*[""] * (3 + len(parts)), "-", ""]
+    states, *held, total = (
+        f"{nbytes / 2**30:.2f}"
+        for nbytes in (row["model_states_bytes"], *(row["largest"][part] for part in parts), row["total_bytes"])
+    )
+    saving, fits = f"{row['saving']:.1f}x" if row["saving"] else "", "yes" if row["fits"] else "no"
+    return [states, saving, *held, total, fits, str(row["largest_micro_batch"] or "none")]
+
+
 def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     split = bool(rows[0]["stages"])
     of = "the fullest GPU" if split else "one GPU"
-    table = Table(title=f"memory of {of} [GiB]: {escape(scenario)}", title_justify="left")
-    table.add_column("split" if split else "strategy", style="bold")
     parts = {
         name: part for name, part in PARTS.items() if any(row["reason"] == "" and row["largest"][part] for row in rows)
     }
-    for name in ("states", "saving", *parts, "peak", "fits", "most\nsamples"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        label = escape(label_of(row, split=split))
-        if row["reason"]:
-            table.add_row(label, *[""] * (3 + len(parts)), "-", "")
-            continue
-        table.add_row(
-            label,
-            f"{row['model_states_bytes'] / 2**30:.2f}",
-            f"{row['saving']:.1f}x" if row["saving"] else "",
-            *(f"{row['largest'][part] / 2**30:.2f}" for part in parts.values()),
-            f"{row['total_bytes'] / 2**30:.2f}",
-            "yes" if row["fits"] else "no",
-            str(row["largest_micro_batch"] or "none"),
-        )
+    heads = ("split" if split else "strategy", "states", "saving", *parts, "peak", "fits", "most\nsamples")
+    cells = ([label_of(row, split=split), *_cells(row, list(parts.values()))] for row in rows)
     console = stdout()
-    console.print(table)
+    console.print(number_table(f"memory of {of} [GiB]: {scenario}", heads, cells))
     console.print(
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; most samples: the largest micro-batch that fits"

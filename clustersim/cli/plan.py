@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout, working
+from clustersim.cli.common import (
+    PATH,
+    jobs_option,
+    json_option,
+    number_table,
+    page_option,
+    rich_table,
+    say_study,
+    stdout,
+    working,
+)
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
@@ -82,20 +92,22 @@ def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
 
 def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) -> None:
     from rich.markup import escape
-    from rich.table import Table
+
+    from clustersim.report.plan import failures, robust
 
     console = stdout()
     console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
-    table = Table(title=escape(title), title_justify="left")
-    columns = ("GPUs", f"{said['unit']}/s", "+-", f"USD/1e9 {said['unit']}", f"kWh/1e9 {said['unit']}", "days", "USD")
-    table.add_column("option", style="bold", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in said["front"]:
-        table.add_row(escape(row["option"]), *_cells(row))
-    console.print(table)
-    from clustersim.report.plan import failures, robust
-
+    columns = (
+        "option",
+        "GPUs",
+        f"{said['unit']}/s",
+        "+-",
+        f"USD/1e9 {said['unit']}",
+        f"kWh/1e9 {said['unit']}",
+        "days",
+        "USD",
+    )
+    console.print(number_table(title, columns, ((row["option"], *_cells(row)) for row in said["front"])))
     for part in (*failures(said), *robust(said)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import PATH, json_option, print_json, stdout, working
+from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import Folder
 from clustersim.texts import short
@@ -38,15 +38,9 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
 @json_option
 def replay(
-    files: tuple[Path, ...],
-    name: str | None,
-    nodes: int | None,
-    times: int,
-    scales: tuple[str, ...],
-    backend: str | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+    files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...], backend: str
+    | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
     FILES are profiler traces (one per rank, or a folder of them, with PyTorch's execution traces), an Nsight
@@ -184,18 +178,14 @@ STEPS = 8
 
 def _print(result: Replayed, backend: str) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     from clustersim.calibration.trace_replay import TOTALS
 
     console = stdout()
     on = result.where if result.free else f"{result.machines} x {result.where}, {backend}"
-    table = Table(title=f"replay: {result.program.world_size} ranks on {escape(on)}", title_justify="left")
-    table.add_column("mean over ranks", style="bold")
-    for heading in ("measured", "simulated", "difference"):
-        table.add_column(heading, justify="right")
-    for key, words in TOTALS.items():
-        table.add_row(words, *_pair(*result.totals[key]))
+    heads = ("mean over ranks", "measured", "simulated", "difference")
+    totals = ((words, *_pair(*result.totals[key])) for key, words in TOTALS.items())
+    table = number_table(f"replay: {result.program.world_size} ranks on {on}", heads, totals)
     table.add_section()
     steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
     for step, *pair in steps[:STEPS] if len(steps) > 1 else ():
@@ -217,15 +207,9 @@ def _print(result: Replayed, backend: str) -> None:
 
 
 def _collectives(result: Replayed) -> Table:
-    from rich.table import Table
-
-    table = Table(title="collectives, median transfer time", title_justify="left")
-    table.add_column("collective", style="bold")
-    for heading in ("size", "type", "ranks", "count", "measured", "simulated", "difference"):
-        table.add_column(heading, justify="right")
-    for row in result.collectives:
-        table.add_row(row["kind"], *_collective(row))
-    return table
+    heads = ("collective", "size", "type", "ranks", "count", "measured", "simulated", "difference")
+    rows = ((row["kind"], *_collective(row)) for row in result.collectives)
+    return number_table("collectives, median transfer time", heads, rows)
 
 
 def _collective(row: dict[str, Any]) -> tuple[str, ...]:

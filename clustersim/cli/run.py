@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import PATH, json_option, print_json, rank_words, set_option, stdout, working
+from clustersim.cli.common import PATH, json_option, number_table, print_json, rank_words, set_option, stdout, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,22 +122,17 @@ def _print(
 
 def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
     """A row per sort of op; all GPUs together."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from clustersim.scenario.ran import value_text
 
     if not volume["op"]:
         return
-    table = Table(title="moved in a step, all GPUs together", title_justify="left", min_width=60)
-    table.add_column("op", style="bold")
     kinds = [name for name in volume if name.startswith("link_")]
-    for name in ("count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds)):
-        table.add_column(name, justify="right")
+    heads = ("op", "count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds))
+    rows = []
     for i, name in enumerate(volume["op"]):
         moved = (value_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
-        table.add_row(escape(name), f"{volume['count'][i]:,.0f}", *moved)
-    console.print(table)
+        rows.append([name, f"{volume['count'][i]:,.0f}", *moved])
+    console.print(number_table("moved in a step, all GPUs together", heads, rows, min_width=60))
 
 
 def _print_links(console: Console, links: list[dict[str, Any]]) -> None:

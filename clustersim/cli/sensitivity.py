@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, needs_out, page_option, say_study, set_option, stdout, working
+from clustersim.cli.common import (
+    PATH,
+    json_option,
+    needs_out,
+    page_option,
+    rich_table,
+    say_study,
+    set_option,
+    stdout,
+    working,
+)
 
 if TYPE_CHECKING:
-    from clustersim.outputs import Picture
     from clustersim.scenario import Scenario
 
 
@@ -34,17 +43,9 @@ if TYPE_CHECKING:
 @page_option
 @json_option
 def sensitivity(
-    scenario: str,
-    changes: tuple[str, ...],
-    out: Path | None,
-    place: int,
-    nodes: str | None,
-    swing: float,
-    growth: float,
-    gain: float,
-    page: Path | None,
-    as_json: bool,
-) -> None:
+    scenario: str, changes: tuple[str, ...], out: Path | None, place: int, nodes: str | None, swing: float, growth:
+    float, gain: float, page: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Say what a scenario's step depends on, and how it scales. SCENARIO is a .toml file, the name of a shipped one, or
     the folder of a plan.
 
@@ -62,7 +63,10 @@ def sensitivity(
         said = study(chosen, title=title, tell=lambda _: progress(progress.done + 1, progress.total), **asked)
     wrote = []
     if folder is not None:
-        pictures = _pictures(said)
+        from clustersim import plots
+        from clustersim.report.sensitivity import pictures as drawn
+
+        pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in drawn(said).items()}
         write(said, folder, pictures)
         wrote = [f"{out}/{name}" for name in ("sensitivity.json", *pictures)]
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
@@ -107,46 +111,15 @@ def _nodes(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
-    """A picture of each part, to be drawn, by its name."""
-    from clustersim import plots
-
-    figures = {"tornado.png": plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None}
-    figures["network.png"] = plots.network_speed(said["network"]) if said["network"] else None
-    curves = {kind: said[kind] for kind in ("strong", "weak")}
-    ran = any(not one["error"] for points in curves.values() for one in points)
-    figures["scaling.png"] = plots.efficiency_losses(curves) if ran else None
-    return {name: partial(plots.save, figure) for name, figure in figures.items() if figure is not None}
-
-
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    from clustersim.units import format_change, format_time
+    from clustersim.report.sensitivity import TABLES
 
     console = stdout()
     console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
-    table = Table(title=f"each number {said['swing']:.0%} better and worse", title_justify="left")
-    for name in ("number", "better", "worse"):
-        table.add_column(name, justify="left" if name == "number" else "right")
-    for one in said["tornado"]:
-        table.add_row(one["knob"], format_change(-one["gain"]), format_change(one["loss"]))
-    console.print(table)
-    for kind in ("strong", "weak"):
-        table = Table(title=f"{kind} scaling", title_justify="left")
-        for name in ("nodes", "GPUs", "batch", "step time", "samples/s", "efficiency"):
-            table.add_column(name, justify="right")
-        table.add_column("mostly lost to")
-        for one in said[kind]:
-            if one["error"]:
-                table.add_row(f"{one['nodes']:,}", *[""] * 5, escape(one["error"]))
-                continue
-            told = one["cause"] + ("" if one["fits"] else " (does not fit in memory)")
-            table.add_row(
-                f"{one['nodes']:,}", f"{one['gpus']:,}", f"{one['batch']:,}", format_time(one["step_s"]),
-                f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}", escape(told.strip()),
-            )  # fmt: skip
-        console.print(table)
+    for title, grid in TABLES.items():
+        shown = grid(said)
+        console.print(rich_table(title.format(**said), shown.head, shown.rows))
     if wrote:
         console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)

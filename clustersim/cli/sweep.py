@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.cli.common import PATH, jobs_option, json_option, page_option, print_json, stdout
+from clustersim.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout
 
 if TYPE_CHECKING:
     from clustersim.sweeps import Outcome, Progress
@@ -36,15 +36,9 @@ EVERY = 10.0
 @page_option
 @json_option
 def sweep(
-    file: str,
-    out: Path,
-    jobs: int | None,
-    executor: str,
-    address: str | None,
-    resume: bool,
-    page: Path | None,
+    file: str, out: Path, jobs: int | None, executor: str, address: str | None, resume: bool, page: Path | None,
     as_json: bool,
-) -> int | None:
+) -> int | None:  # fmt: skip
     """Simulate every scenario of a sweep: FILE is a .toml file, or the name of a shipped one.
 
     Rows are appended to OUT/results.jsonl as they finish; run the same command again to go on after an interruption.
@@ -59,18 +53,11 @@ def sweep(
         )
     table = sweeps.read(out)
     wrote = _write(table, list(plan.columns), plan.title, out)
-    if page is not None:
-        from clustersim.report import write_study
-
-        write_study(out, page)
-    if as_json:
-        names = list(table)
-        lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
-        print_json(_said(outcome) | {"rows": lines})
-    else:
-        _print(table, list(plan.columns), plan.title, outcome, wrote)
-        if page is not None:
-            stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+    names = list(table)
+    lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
+    said = _said(outcome) | {"rows": lines}
+    shown = list(plan.columns), plan.title, outcome
+    say_study(said, out, page, as_json, lambda pages: _print(table, *shown, wrote + pages))
     return 1 if outcome.lost else None
 
 
@@ -140,35 +127,24 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
 
 
 def _table(table: Columns, axes: list[str], title: str) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
     from clustersim.units import format_bytes, format_time
 
-    shown = Table(title=escape(title), title_justify="left")
-    for name in axes:
-        shown.add_column(escape(name), style="bold", justify="left" if table[name].dtype.kind == "U" else "right")
     tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
     rate = "tokens_per_s" if tokens else "samples_per_s"
-    for name in ("GPUs", "step time", "tokens/s" if tokens else "samples/s", "MFU", "exposed", "peak memory", "fits"):
-        shown.add_column(name, justify="right")
+    heads = ("GPUs", "step time", "tokens/s" if tokens else "samples/s", "MFU", "exposed", "peak memory", "fits")
+    rows = []
     for i in range(min(SHOWN, len(table["key"]))):
         row = {name: column[i] for name, column in table.items()}
-        cells = [escape(str(row[name])) for name in axes]
+        cells = [str(row[name]) for name in axes]
         if row["error"]:
-            shown.add_row(*cells, *[""] * 6, "-")
+            rows.append([*cells, *[""] * 6, "-"])
             continue
-        shown.add_row(
-            *cells,
-            f"{row['gpus']:,.0f}",
-            format_time(float(row["step_time_s"])),
-            f"{row[rate]:,.0f}",
-            f"{row['mfu']:.1%}" if row["mfu"] == row["mfu"] else "",
-            f"{row['share_exposed_communication']:.1%}",
-            format_bytes(float(row["peak_memory_bytes"])),
-            "yes" if row["fits"] else "no",
-        )
-    return shown
+        share = f"{row['mfu']:.1%}" if row["mfu"] == row["mfu"] else "", f"{row['share_exposed_communication']:.1%}"
+        memory = format_bytes(float(row["peak_memory_bytes"])), "yes" if row["fits"] else "no"
+        step = f"{row['gpus']:,.0f}", format_time(float(row["step_time_s"])), f"{row[rate]:,.0f}"
+        rows.append([*cells, *step, *share, *memory])
+    head = [*((name, table[name].dtype.kind != "U") for name in axes), *((name, True) for name in heads)]
+    return rich_table(title, head, rows)
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from clustersim.cli.common import (
     PATH,
     json_option,
     markdown_table,
+    number_table,
     picture_path,
     print_json,
+    rich_table,
     stdout,
     working,
     write_picture,
@@ -93,10 +95,11 @@ def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
         from clustersim.calibration.order import by_source, orders
 
         result["order"] = by_source(orders(result["rows"]))
+        cells = (_order_cells(*one) for one in result["order"].items())
         if looks["markdown"]:
-            click.echo("\n".join((*markdown_table(ORDER, (_order_cells(*one) for one in result["order"].items())), "")))
+            click.echo("\n".join((*markdown_table(ORDER, cells), "")))
         elif not looks["as_json"]:
-            stdout().print(_order_table(result["order"]))
+            stdout().print(number_table("the order of comparable configurations", ORDER, cells))
     _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
 
 
@@ -195,30 +198,16 @@ def _look(
 
 
 def _print_worst(rows: list[dict[str, Any]], n: int, kind: Kind) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from clustersim.calibration.worst import worst
 
-    table = Table(title=f"the {n} cases missed most", title_justify="left")
-    for heading in ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason"):
-        table.add_column(heading, justify="left" if heading in {"case", "likely reason"} else "right")
+    heads = ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason")
+    cells = []
     for case in worst(rows, n, kind.dimensions[kind.reason_by], kind.identity):
         spread = "-" if math.isnan(case.spread) else _percent(case.spread)
         numbers = (str(case.n_rows), _percent(case.error), _percent(case.signed), spread)
-        table.add_row(escape(case.case), *numbers, escape(case.reason))
-    stdout().print(table)
-
-
-def _order_table(order: Mapping[str, Mapping[str, float]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="the order of comparable configurations", title_justify="left")
-    for heading in ORDER:
-        table.add_column(heading, justify="left" if heading == "source" else "right")
-    for source, numbers in order.items():
-        table.add_row(*_order_cells(source, numbers))
-    return table
+        cells.append((case.case, *numbers, case.reason))
+    numeric = ((name, 0 < i < 5) for i, name in enumerate(heads))
+    stdout().print(rich_table(f"the {n} cases missed most", numeric, cells))
 
 
 ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses", "median", "p90")

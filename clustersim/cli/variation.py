@@ -11,9 +11,9 @@ import click
 from clustersim.cli.common import (
     PATH,
     json_option,
+    number_table,
     picture_path,
     print_json,
-    rich_table,
     set_option,
     stdout,
     working,
@@ -71,7 +71,7 @@ def variation(
         return
     rows = [_cells(name, one, now.still) for name, one in found.items()]
     console = stdout()
-    console.print(rich_table(loaded.title, ((name, i > 0) for i, name in enumerate(HEAD)), rows))
+    console.print(number_table(loaded.title, HEAD, rows))
     console.print(_words(now, machines * steps), soft_wrap=True)
     if wrote is not None:
         console.print(wrote, markup=False, soft_wrap=True)

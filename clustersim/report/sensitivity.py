@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from clustersim import plots
 from clustersim.report.pages import Grid, Page, Said, Section, drawn
 from clustersim.units import format_change, format_time
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = ("strong", "weak")
+
+
+def pictures(said: Said) -> dict[str, Figure]:
+    """Every picture of a study by its name, of what it found."""
+    made = {"tornado": plots.tornado(said["tornado"], said["swing"])} if said["tornado"] else {}
+    made |= {"network": plots.network_speed(said["network"])} if said["network"] else {}
+    curves = {kind: said[kind] for kind in KINDS}
+    ran = any(not one["error"] for points in curves.values() for one in points)
+    return made | ({"scaling": plots.efficiency_losses(curves)} if ran else {})
+
 
 def sensitivity_page(said: Said) -> Page:
     """The page of a study, as of :func:`clustersim.sensitivity.study`."""
-    curves = {kind: said[kind] for kind in ("strong", "weak")}
-    ran = any(not one["error"] for points in curves.values() for one in points)
+    svgs = {name: drawn(figure, name) for name, figure in pictures(said).items()}
     figures = [("step time", format_time(said["step_s"])), ("nodes", f"{said['nodes']:,}")]
     sections = [
         Section(
             "tornado",
             "What the step depends on",
             [f"Each hardware number {said['swing']:.0%} better and worse, the others as they are; each bar is a run."],
-            drawn(plots.tornado(said["tornado"], said["swing"]) if said["tornado"] else None, "tornado"),
+            svgs.get("tornado", []),
             [],
             _swings(said),
         ),
@@ -25,7 +41,7 @@ def sensitivity_page(said: Said) -> Page:
             "network",
             "How slow the network may be",
             ["NICs and switches made slower and faster together."],
-            drawn(plots.network_speed(said["network"]) if said["network"] else None, "network"),
+            svgs.get("network", []),
         ),
         Section(
             "scaling",
@@ -34,11 +50,10 @@ def sensitivity_page(said: Said) -> Page:
                 "Strong: the batch of a step stays. Weak: each GPU's stays. Efficiency is throughput per GPU against "
                 "that of the fewest nodes."
             ],
-            drawn(plots.efficiency_losses(curves) if ran else None, "scaling"),
-            [(kind, _stop(said, kind)) for kind in curves],
+            svgs.get("scaling", []),
+            [(kind, _stop(said, kind)) for kind in KINDS],
         ),
-        Section("strong", "Strong scaling", grid=_points(said["strong"])),
-        Section("weak", "Weak scaling", grid=_points(said["weak"])),
+        *(Section(kind, f"{kind.capitalize()} scaling", grid=_points(said[kind])) for kind in KINDS),
     ]
     kept = [part for part in sections if part.svgs or (part.grid and part.grid.rows)]
     return Page(f"What {said['title']} depends on", str(said["verdict"]), kept, figures)
@@ -73,3 +88,11 @@ def _points(points: list[Said]) -> Grid:
         figures = [format_time(one["step_s"]), f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}"]
         rows.append([*counts, *figures, why.strip()])
     return Grid([*((name, True) for name in names), ("mostly lost to", False)], rows)
+
+
+TABLES: dict[str, Callable[[Said], Grid]] = {
+    "each number {swing:.0%} better and worse": _swings,
+    "strong scaling": lambda said: _points(said["strong"]),
+    "weak scaling": lambda said: _points(said["weak"]),
+}
+"""Tables for a terminal, by their titles."""
