@@ -366,6 +366,14 @@ def test_what_is_chosen_is_a_colour_and_the_second_axis_a_dash():
     assert len({colour for colour, _ in looks}) == len({str(dash) for _, dash in looks}) == 2
 
 
+def test_curves_of_one_choice_differ_in_dash_where_more_is_said_of_them_than_there_are_dashes():
+    from clustersim.plots.style import DASHES, curve_styles
+
+    said = [*(f"zero, stage {n}" for n in range(1, 4)), *(f"fsdp, degree {n}" for n in range(1, 4))]
+    assert len(said) > len(DASHES)
+    assert len({(style["color"], str(style["ls"])) for style in curve_styles(said).values()}) == len(said)
+
+
 def test_no_class_of_kernels_has_the_colour_of_a_phase():
     from clustersim.plots.style import kernels, palette
 

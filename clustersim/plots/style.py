@@ -77,7 +77,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.4, 1, 1.
 
 def curve_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour, mark and dash of curves named by what they chose (``"ring, 25 Gb/s"``): the first is a colour, what
-    follows it a dash.
+    follows it a dash, the same for all colours as long as there are dashes enough.
 
     >>> found = curve_styles(["ring, 25 Gb/s", "ring, 100 Gb/s", "server, 25 Gb/s"])
     >>> [one["color"] == found["ring, 25 Gb/s"]["color"] for one in found.values()]
@@ -85,11 +85,14 @@ def curve_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """
     parts = {name: name.partition(", ")[::2] for name in names}
     first, rest = (list(dict.fromkeys(pair[side] for pair in parts.values())) for side in (0, 1))
+    dash = {(one, other): rest.index(other) for one, other in parts.values()}
+    if len(rest) > len(DASHES):
+        dash = {(one, other): [b for a, b in parts.values() if a == one].index(other) for one, other in dash}
     return {
         name: {
             "color": series[first.index(one) % len(series)],
             "marker": MARKERS[first.index(one) % len(MARKERS)],
-            "ls": DASHES[rest.index(other) % len(DASHES)],
+            "ls": DASHES[dash[one, other] % len(DASHES)],
             "lw": 2.0, "ms": 5.5, "mec": "white",
         }
         for name, (one, other) in parts.items()
