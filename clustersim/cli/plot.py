@@ -70,8 +70,8 @@ def _run(path: Path) -> SavedRun:
     "--dpi", type=click.IntRange(min=40, max=600), default=180, help="Dots an inch; a picture is 10 inches wide."
 )
 def plot(
-    kind: str, run_dir: Path, file: Path, ranks: tuple[str, ...], window: str | None, zoom: str | None, step: int |
-    None, arrows: bool, nodes: int | None, title: str | None, dpi: int,
+    kind: str, run_dir: Path, file: Path, ranks: tuple[str, ...], window: str | None, zoom: str | None,
+    step: int | None, arrows: bool, nodes: int | None, title: str | None, dpi: int,
 ) -> None:  # fmt: skip
     """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, waterfall, topology, links,
     memory or traffic; of a split model pipeline, stages, stage-memory or mesh, too.

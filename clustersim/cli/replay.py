@@ -38,8 +38,8 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
 @json_option
 def replay(
-    files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...], backend: str
-    | None, out: Path | None, as_json: bool,
+    files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...],
+    backend: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 

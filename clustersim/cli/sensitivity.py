@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 @page_option
 @json_option
 def sensitivity(
-    scenario: str, changes: tuple[str, ...], out: Path | None, place: int, nodes: str | None, swing: float, growth:
-    float, gain: float, page: Path | None, as_json: bool,
+    scenario: str, changes: tuple[str, ...], out: Path | None, place: int, nodes: str | None, swing: float,
+    growth: float, gain: float, page: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what a scenario's step depends on, and how it scales. SCENARIO is a .toml file, the name of a shipped one, or
     the folder of a plan.

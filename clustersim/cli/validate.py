@@ -179,8 +179,8 @@ def _check(looks: Mapping[str, Any], dimensions: Iterable[str]) -> None:
 
 
 def _look(
-    result: dict[str, Any], title: str, kind: Kind, *,
-    as_json: bool, markdown: bool, by: tuple[str, ...], worst: int | None, plot: Path | None,
+    result: dict[str, Any], title: str, kind: Kind, *, as_json: bool, markdown: bool, by: tuple[str, ...],
+    worst: int | None, plot: Path | None,
 ) -> None:  # fmt: skip
     """The error by parts; the worst cases and the picture, where they are asked for."""
     _show(result, as_json, markdown, by, title)
