@@ -9,7 +9,7 @@ import click
 from clustersim.cli.common import json_option, print_json, stdout, working
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from clustersim.cli.fitting import Terminal
 
 
 @click.command(short_help="Measure clustersim's own cost on this machine.")
@@ -44,7 +44,7 @@ def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> N
         _print(stdout(), played, line, repeats)
 
 
-def _print(console: Console, rows: list[dict[str, Any]], line: dict[str, Any] | None, repeats: int) -> None:
+def _print(console: Terminal, rows: list[dict[str, Any]], line: dict[str, Any] | None, repeats: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -60,24 +60,20 @@ def _print(console: Console, rows: list[dict[str, Any]], line: dict[str, Any] | 
         table.add_row(escape(row["work"]), *cells, escape(row["peer"]))
     console.print(table)
     console.print("a unit: CPU seconds of a million bare SimPy timeouts, measured before every run")
-    for row in rows:
-        if row["error"]:
-            console.print(f"{row['name']}: {escape(row['error'])}", style="red", soft_wrap=True)
+    console.say(*(f"{row['name']}: {row['error']}" for row in rows if row["error"]), style="red")
     compared = [row for row in rows if row["differs"] and row["peer"] != "-"]
-    for text in dict.fromkeys(f"{row['peer'].split(' ')[0]}: {row['differs']}" for row in compared):
-        console.print(f"- {escape(text)}", soft_wrap=True)
+    console.say(*dict.fromkeys(f"- {row['peer'].split(' ')[0]}: {row['differs']}" for row in compared))
     if line:
         _print_fit(console, line)
 
 
-def _print_fit(console: Console, line: dict[str, Any]) -> None:
+def _print_fit(console: Terminal, line: dict[str, Any]) -> None:
     console.print(f"{'ranks':>8} {'ops':>6} {'CPU s':>8}")
     for ranks, ops, seconds in zip(line["ranks"], line["ops"], line["seconds"], strict=True):
         console.print(f"{ranks:8,} {ops:6,} {seconds:8.3f}")
-    console.print(
+    console.say(
         f"cost = {line['fixed']:.2f} s + {line['per_rank_op'] * 1e9:.0f} ns x ranks x ops (R2 {line['r2']:.3f}); "
-        f"grows as (ranks x ops)^{line['exponent']:.2f} at the end",
-        soft_wrap=True,
+        f"grows as (ranks x ops)^{line['exponent']:.2f} at the end"
     )
 
 

@@ -65,18 +65,14 @@ def campaign(
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
-    from rich.markup import escape
 
     from clustersim.report.campaign import LABELS, campaign_words
 
     console, page = stdout(), campaign_words(said)
-    console.print(escape(page.verdict), soft_wrap=True, highlight=False)
-    for what, text in page.figures:
-        console.print(f"{what:24s} {escape(text)}", soft_wrap=True, highlight=False)
+    console.say(page.verdict, *(f"{what:24s} {text}" for what, text in page.figures))
     for section in page.sections:
         if section.grid is not None:
             console.print(rich_table(section.heading, section.grid.head, section.grid.rows))
-        for what, text in section.items:
-            console.print(escape(f"{LABELS[section.id]}: {what}: {text}"), soft_wrap=True, highlight=False)
+        console.say(*(f"{LABELS[section.id]}: {what}: {text}" for what, text in section.items))
     if wrote:
-        console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
+        console.say(f"wrote {', '.join(wrote)}")

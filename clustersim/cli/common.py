@@ -19,8 +19,9 @@ from clustersim.texts import short, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
     from rich.table import Table
+
+    from clustersim.cli.fitting import Terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -53,7 +54,7 @@ def print_json(value: Any) -> None:
     click.echo(json_text(value).decode(), nl=False)
 
 
-def stdout() -> Console:
+def stdout() -> Terminal:
     """A rich console on stdout, whose tables fit it; of :data:`WIDTH` columns when stdout is a file."""
     from clustersim.cli.fitting import Terminal
 

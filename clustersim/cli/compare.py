@@ -31,16 +31,12 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
 
 
 def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
-    from rich.markup import escape
-
     heads = ("split" if split else "strategy", "step time", "samples/s", "exposed transfer", "waiting", "peak memory",
              "sent per GPU and step", "fits")  # fmt: skip
     console = stdout()
     title = f"{'ways to split' if split else 'strategies on'} {scenario}"
     console.print(number_table(title, heads, ([label_of(row, split=split), *_cells(row)] for row in rows)))
-    for row in rows:
-        if row["reason"]:
-            console.print(f"- {escape(label_of(row, split=split))}: {escape(row['reason'])}", soft_wrap=True)
+    console.say(*(f"- {label_of(row, split=split)}: {row['reason']}" for row in rows if row["reason"]))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -49,12 +49,12 @@ def _spans(run: Path, file: Path, ranks: list[int] | None) -> None:
         with working(f"writing {file}"):
             table = sweeps.read(run)
             sweeps.write(table, file)
-        stdout().print(f"wrote {file}: {len(table.get('key', ())):,} rows", markup=False, soft_wrap=True)
+        stdout().say(f"wrote {file}: {len(table.get('key', ())):,} rows")
         return
     saved = load_run(run)
     with working(f"writing {file}"):
         written = traces.write(saved.timeline, file, ranks, saved.memory)
-    stdout().print(f"wrote {file}: {rank_words(written, saved.timeline.world_size)}", markup=False, soft_wrap=True)
+    stdout().say(f"wrote {file}: {rank_words(written, saved.timeline.world_size)}")
 
 
 def _prepared(name: Path) -> Prepared:
@@ -71,7 +71,7 @@ def _simgrid(name: Path, file: Path) -> None:
         text = simgrid(topology)
         with writing(file), fresh(file) as path:
             path.write_text(text, encoding="utf-8")
-    stdout().print(f"wrote {file}: {topology.n_links:,} links of {topology.name}", markup=False, soft_wrap=True)
+    stdout().say(f"wrote {file}: {topology.n_links:,} links of {topology.name}")
 
 
 def _chakra(name: Path, folder: Path, ranks: list[int] | None) -> None:
@@ -88,6 +88,5 @@ def _chakra(name: Path, folder: Path, ranks: list[int] | None) -> None:
             groups = chakra.write(program, title, files, path_of)
             for file, data in machines.astra(prepared.topology, prepared.mesh, groups).items():
                 path_of(file).write_bytes(data)
-    stdout().print(f"wrote {folder}: {len(files):,} Chakra traces, and ASTRA-sim's files of {prepared.topology.name}:",
-                   markup=False, soft_wrap=True)  # fmt: skip
+    stdout().say(f"wrote {folder}: {len(files):,} Chakra traces, and ASTRA-sim's files of {prepared.topology.name}:")
     click.echo(machines.astra_command(title, bool(groups)))

@@ -27,6 +27,11 @@ class Terminal(Console):
         if rest or not objects:
             super().print(*rest, **options)
 
+    def say(self, *lines: str, style: str | None = None) -> None:
+        """Lines as they are: brackets are no markup, and a long one is broken by whoever shows it."""
+        for line in lines:
+            self.print(line, markup=False, soft_wrap=True, style=style)
+
 
 def fitted(table: Table, width: int) -> Iterator[Table]:
     """The table, or its columns in several that each fit ``width`` letters; the first column is in all of them."""

@@ -27,7 +27,7 @@ def lessons(folder: Path, force: bool, execute: bool) -> int:
                 failed = shipped.run(lesson, told)
             failures += bool(failed)
         state = f"  FAILED: {failed}" if failed else "  ran" if execute else ""
-        out.print(f"{folder / lesson.name}  {lesson.title}{state}", markup=False, soft_wrap=True)
-    out.print(f"\nOpen them with:  jupyter lab {copies[0].path}", markup=False, soft_wrap=True)
-    out.print("(pip install 'clustersim\\[notebooks]' brings it; VS Code opens them too)", soft_wrap=True)
+        out.say(f"{folder / lesson.name}  {lesson.title}{state}")
+    out.say(f"\nOpen them with:  jupyter lab {copies[0].path}")
+    out.say("(pip install 'clustersim[notebooks]' brings it; VS Code opens them too)")
     return 1 if failures else 0

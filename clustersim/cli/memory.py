@@ -45,9 +45,9 @@ def _print_one(scenario: str, row: dict[str, Any]) -> None:
         console.print(_by_part(scenario, row))
     fits = "fits on" if row["fits"] else "does not fit on"
     where = f"stage {row['stage']}, which holds most, " if len(row["stages"]) > 1 else ""
-    console.print(f"{where}{fits} {row['device']} ({format_bytes(row['device_bytes'])})", soft_wrap=True)
+    console.say(f"{where}{fits} {row['device']} ({format_bytes(row['device_bytes'])})")
     reserved, shown = format_bytes(row["reserved_bytes"]), format_bytes(row["shown_bytes"])
-    console.print(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}", soft_wrap=True)
+    console.say(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}")
     console.print(f"largest micro-batch that fits: {row['largest_micro_batch'] or 'none'}")
 
 
@@ -108,7 +108,6 @@ def _cells(row: dict[str, Any], parts: list[str]) -> list[str]:
 
 
 def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
-    from rich.markup import escape
 
     split = bool(rows[0]["stages"])
     of = "the fullest GPU" if split else "one GPU"
@@ -123,6 +122,4 @@ def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; most samples: the largest micro-batch that fits"
     )
-    for row in rows:
-        if row["reason"]:
-            console.print(f"- {escape(label_of(row, split=split))}: {escape(row['reason'])}", soft_wrap=True)
+    console.say(*(f"- {label_of(row, split=split)}: {row['reason']}" for row in rows if row["reason"]))

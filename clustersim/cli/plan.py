@@ -91,51 +91,32 @@ def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
 
 
 def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) -> None:
-    from rich.markup import escape
-
     from clustersim.report.plan import failures, robust
 
     console = stdout()
-    console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
-    columns = (
-        "option",
-        "GPUs",
-        f"{said['unit']}/s",
-        "+-",
-        f"USD/1e9 {said['unit']}",
-        f"kWh/1e9 {said['unit']}",
-        "days",
-        "USD",
-    )
+    console.say(said["verdict"])
+    unit = said["unit"]
+    columns = ("option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
     console.print(number_table(title, columns, ((row["option"], *_cells(row)) for row in said["front"])))
     for part in (*failures(said), *robust(said)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
-        for line in part.words:
-            console.print(f"- {escape(line)}", soft_wrap=True, highlight=False)
+        console.say(*(f"- {line}" for line in part.words))
     for row in said["front"]:
         if row["limited_by"] and row["stage_bytes"]:
             held = " ".join(f"{b / 2**30:.0f}" for b in row["stage_bytes"])
-            console.print(f"- {escape(row['option'])}: {row['limited_by']}; GiB by stage {held}", soft_wrap=True,
-                          highlight=False)  # fmt: skip
-    for heading, rows in (
-        ("why these", said["front"]),
-        ("tempting", said["tempting"]),
-        ("why not", said["alternatives"]),
-    ):
-        if rows:
-            console.print(f"[bold]{heading}[/bold]")
-        for row in rows:
-            console.print(f"- {escape(row['option'])}: {escape(row['why'])}", soft_wrap=True, highlight=False)
-    for warning in said["warnings"]:
-        console.print(f"! {escape(warning)}", soft_wrap=True, highlight=False)
+            console.say(f"- {row['option']}: {row['limited_by']}; GiB by stage {held}")
+    for heading, rows in {"why these": "front", "tempting": "tempting", "why not": "alternatives"}.items():
+        if said[rows]:
+            console.say(heading, style="bold")
+        console.say(*(f"- {row['option']}: {row['why']}" for row in said[rows]))
+    console.say(*(f"! {warning}" for warning in said["warnings"]))
     counts = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
-    console.print(f"{len(found.options):,} options: {counts}", highlight=False)
+    console.say(f"{len(found.options):,} options: {counts}")
     if said["launch"]:
-        console.print(f"launch it: {escape(said['launch'])}", soft_wrap=True, highlight=False)
-    for line in said["assumptions"]:
-        console.print(f"assumed: {escape(line)}", soft_wrap=True, highlight=False)
-    console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
+        console.say(f"launch it: {said['launch']}")
+    console.say(*(f"assumed: {line}" for line in said["assumptions"]))
+    console.say(f"wrote {', '.join(wrote)}")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -93,4 +93,4 @@ def plot(
             view = plots.View(title, rank_list(ranks), span(window), part, step, arrows)
             figure = plots.picture(kind, run, view)
         said = write_picture(figure, file, dpi)
-    stdout().print(said, markup=False, soft_wrap=True)
+    stdout().say(said)

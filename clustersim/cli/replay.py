@@ -177,7 +177,6 @@ STEPS = 8
 
 
 def _print(result: Replayed, backend: str) -> None:
-    from rich.markup import escape
 
     from clustersim.calibration.trace_replay import TOTALS
 
@@ -202,8 +201,7 @@ def _print(result: Replayed, backend: str) -> None:
         console.print(_collectives(result))
     if any(row["waiting_included"] for row in result.collectives):
         console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
-    for note in result.notes:
-        console.print(f"- {escape(note)}", soft_wrap=True)
+    console.say(*(f"- {note}" for note in result.notes))
 
 
 def _collectives(result: Replayed) -> Table:

@@ -49,7 +49,7 @@ def play(paths: tuple[Path, ...], name: str, nodes: int | None, backend: str, ou
         print_json({"ranks": program.world_size, "nodes": machines, "topology": topology.name, "totals": totals,
                     "notes": program.notes})  # fmt: skip
         return
-    stdout().print(f"{program.world_size} ranks on {machines} x {topology.name}", markup=False, soft_wrap=True)
+    stdout().say(f"{program.world_size} ranks on {machines} x {topology.name}")
     for key, words in TOTALS.items():
         click.echo(f"  {words:50s} {format_time(totals[key]):>10s}")
     click.echo("".join(f"- {note}\n" for note in program.notes), nl=False)

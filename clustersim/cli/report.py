@@ -35,7 +35,7 @@ def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, 
         loaded = load(run[0], changes, *run[1:])
         with working(f"writing {page}"):
             write_report(loaded.run, page, title, loaded.prepared)
-    stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+    stdout().say(f"wrote {page}")
 
 
 def _page(run: Path) -> Path:

@@ -12,8 +12,7 @@ import click
 from clustersim.cli.common import PATH, json_option, number_table, print_json, rank_words, set_option, stdout, working
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from clustersim.cli.fitting import Terminal
     from clustersim.outputs import Folder
     from clustersim.scenario import Scenario
     from clustersim.scenario.result import Result
@@ -93,34 +92,28 @@ def _print(
     for row in figures(values):
         table.add_row(*row)
     console = stdout()
-    for what, words in ran(result.prepared):
-        console.print(f"{what:9s} {escape(words)}", soft_wrap=True)
-    console.print(f"verdict   {escape(values['verdict'])}", soft_wrap=True)
+    console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", values["verdict"]))))
     console.print(table)
     if not values["fits"]:
-        text = f"{values['memory']['message']}; timed as if the memory were there"
-        console.print(escape(text), style="bold red", soft_wrap=True)
+        console.say(f"{values['memory']['message']}; timed as if the memory were there", style="bold red")
     elif result.verdict.doubtful:
-        console.print(escape(values["memory"]["message"]), style="yellow", soft_wrap=True)
-    console.print(f"trust: {trust_words(values['trust'])}", soft_wrap=True)
+        console.say(values["memory"]["message"], style="yellow")
+    console.say(f"trust: {trust_words(values['trust'])}")
     print_where(console, result.where)
     if result.where:
         print_dimensions(console, result.where[0], values["volume_by_dimension"])
     _print_volume(console, values["volume"])
     _print_links(console, values.get("hottest_links") or [])
-    for line in lines(values["of_strategy"]):
-        console.print(escape(line), soft_wrap=True)
-    for note in values["notes"]:
-        console.print(f"- {escape(note)}", soft_wrap=True)
+    console.say(*lines(values["of_strategy"]), *(f"- {note}" for note in values["notes"]))
     if out is not None:
         trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
         files = f"result.json, gantt.png, waterfall.png, {trace} and run.npz (`clustersim report`)"
-        console.print(f"wrote {out}/{files}", markup=False, soft_wrap=True)
+        console.say(f"wrote {out}/{files}")
     if page is not None:
-        console.print(f"wrote {page}", markup=False, soft_wrap=True)
+        console.say(f"wrote {page}")
 
 
-def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
+def _print_volume(console: Terminal, volume: dict[str, list[Any]]) -> None:
     """A row per sort of op; all GPUs together."""
     from clustersim.scenario.ran import value_text
 
@@ -135,7 +128,7 @@ def _print_volume(console: Console, volume: dict[str, list[Any]]) -> None:
     console.print(number_table("moved in a step, all GPUs together", heads, rows, min_width=60))
 
 
-def _print_links(console: Console, links: list[dict[str, Any]]) -> None:
+def _print_links(console: Terminal, links: list[dict[str, Any]]) -> None:
     from rich.markup import escape
 
     from clustersim.scenario.ran import value_text

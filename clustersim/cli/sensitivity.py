@@ -112,14 +112,13 @@ def _nodes(text: str | None) -> list[int] | None:
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
-    from rich.markup import escape
 
     from clustersim.report.sensitivity import TABLES
 
     console = stdout()
-    console.print(escape(said["verdict"]), soft_wrap=True, highlight=False)
+    console.say(said["verdict"])
     for title, grid in TABLES.items():
         shown = grid(said)
         console.print(rich_table(title.format(**said), shown.head, shown.rows))
     if wrote:
-        console.print(f"wrote {', '.join(wrote)}", markup=False, soft_wrap=True)
+        console.say(f"wrote {', '.join(wrote)}")

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from clustersim.cli.common import number_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from clustersim.analysis.where import Where
+    from clustersim.cli.fitting import Terminal
 
 
-def print_where(console: Console, rows: Sequence[Where]) -> None:
+def print_where(console: Terminal, rows: Sequence[Where]) -> None:
     """A row per stage, shares of the step; groups first, then the bubble's parts that are there at all."""
     from clustersim.analysis.where import BUBBLES, WORDS
 
@@ -33,7 +32,7 @@ LEAST = 5e-4
 """Shares of a step below this are no column."""
 
 
-def print_dimensions(console: Console, whole: Where, moved: Mapping[str, Sequence[Any]]) -> None:
+def print_dimensions(console: Terminal, whole: Where, moved: Mapping[str, Sequence[Any]]) -> None:
     """A row per dimension: what its transfers cost, and what they move."""
     from clustersim.units import format_bytes, format_time
 

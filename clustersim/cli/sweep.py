@@ -99,14 +99,13 @@ def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
 
 
 def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote: list[str]) -> None:
-    from rich.markup import escape
 
     console = stdout()
     if "" in table.get("error", ()):
         from clustersim.planner import of_sweep
 
         answer = of_sweep.answer(of_sweep.load(outcome.folder))["verdict"]
-        console.print(escape(answer), soft_wrap=True, highlight=False)
+        console.say(answer)
     if table:
         console.print(_table(table, axes, title))
     if len(table.get("key", ())) > SHOWN:
@@ -120,10 +119,9 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
     console.print(f"{outcome.cases:,} scenarios: {', '.join(told)}", highlight=False)
     for error in dict.fromkeys(text for text in table.get("error", ()) if text):
         count = int((table["error"] == error).sum())
-        console.print(f"- {count:,} without a result: {escape(error)}", soft_wrap=True)
-    for what, error in outcome.lost[:5]:
-        console.print(f"no row for {escape(what)}: {escape(error)}", style="bold red", soft_wrap=True)
-    console.print(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}", markup=False, soft_wrap=True)
+        console.say(f"- {count:,} without a result: {error}")
+    console.say(*(f"no row for {what}: {error}" for what, error in outcome.lost[:5]), style="bold red")
+    console.say(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}")
 
 
 def _table(table: Columns, axes: list[str], title: str) -> Any:

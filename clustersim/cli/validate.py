@@ -157,8 +157,7 @@ def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, 
     if "held_p50" in result["overall"]:
         within = (_percent(result["overall"][f"held_{name}"]) for name in ("p50", "p90"))
         console.print("measured within the stated p50 range: {}, within p90: {} of rows".format(*within))
-    for reason, count in _reasons(result["rows"]):
-        console.print(f"skipped {count}: {reason}", markup=False, soft_wrap=True)
+    console.say(*(f"skipped {count}: {reason}" for reason, count in _reasons(result["rows"])))
 
 
 class Kind(msgspec.Struct, frozen=True):

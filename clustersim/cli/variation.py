@@ -72,9 +72,9 @@ def variation(
     rows = [_cells(name, one, now.still) for name, one in found.items()]
     console = stdout()
     console.print(number_table(loaded.title, HEAD, rows))
-    console.print(_words(now, machines * steps), soft_wrap=True)
+    console.say(_words(now, machines * steps))
     if wrote is not None:
-        console.print(wrote, markup=False, soft_wrap=True)
+        console.say(wrote)
 
 
 def _cells(name: str, one: Distribution, still: float) -> list[str]:
