@@ -10,11 +10,11 @@ a pipeline cost a call for each kind of pair and a routing of all of them at onc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,8 +30,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Planner: TypeAlias = Callable[[Request, Group], Plan]
 
 
-@dataclass(frozen=True, eq=False)
-class Plans:
+class Plans(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One request on several groups.
 
     Parameters
@@ -106,7 +105,8 @@ class PlanBook:
         name = communicator if self.whole else ""  # who stands for nobody is known by the ranks alone
         key = request, name, groups.tobytes(), groups.shape[1]
         if key not in self._columns:
-            alike = self.congruent and not self.whole and groups.shape[1] > 1
+            # A group of one needs no plan, and one of everybody is the image of no other.
+            alike = self.congruent and not self.whole and 1 < groups.shape[1] < self.mesh.world_size
             plans = self._alike(request, groups) if alike else [self._plan(request, ranks, name) for ranks in groups]
             latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
             nbytes = np.array([p.nbytes for p, _ in plans])
@@ -188,13 +188,12 @@ Names: TypeAlias = tuple[npt.NDArray[np.bool_], Ints, Ints]
 """What links are to a group: whether each is in the network; a member on its island; its place there."""
 
 
-@dataclass(eq=False)
-class _Kind:
+class _Kind(msgspec.Struct, eq=False):
     """Groups at places alike: ranks of the ``first``; ``edges``, once a second has come; plans by what edges cross."""
 
     first: Ints
     edges: Ints | None = None
-    plans: dict[bytes, tuple[Plan, Names | None]] = field(default_factory=dict)
+    plans: dict[bytes, tuple[Plan, Names | None]] = msgspec.field(default_factory=dict)
 
 
 class _Images:

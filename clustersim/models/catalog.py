@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,14 @@ def _vit(name: str, options: dict[str, Any]) -> Model:
     return build(dataclasses.replace(seen, attention=attention, implementation=implementation))
 
 
+@cache
+def _names() -> dict[str, str]:
+    """Each name of the catalog by what is compared of it."""
+    return {_plain(name): name for name in catalog()}
+
+
 def _known(word: str) -> str:
-    name = {_plain(name): name for name in catalog()}.get(_plain(word), "")
+    name = _names().get(_plain(word), "")
     if not name and (why := described(word)):
         raise ModelError(f"model {word!r} is {why}")
     if not name:
