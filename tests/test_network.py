@@ -23,7 +23,8 @@ class Play:
         for i, (time, links, nbytes, ceiling) in enumerate(flows):
             load = self.loads.add(np.array(list(links), dtype=np.int64), np.array(list(links.values()), dtype=float))
             self.clock.call(time, self._begin, i, load, nbytes, ceiling)
-        self.clock.run()
+        while self.clock.peek() < INF:
+            self.clock.step()
         self.segments = self.network.segments.columns()
 
     def _begin(self, i, load, nbytes, ceiling):

@@ -18,41 +18,69 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import simpy
-from simpy.events import NORMAL, Event, EventPriority
 
 from clustersim.engine.bills import Bills
 from clustersim.engine.order import Piece, Task, at, highest, lowest, positions
 from clustersim.engine.planning import one_number
 
+if TYPE_CHECKING:
+    import simpy
+    from simpy.events import EventPriority
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-SOLVE = EventPriority(2)
+NORMAL = 1
+"""What happens at an instant, in SimPy's order of priorities."""
+
+SOLVE = 2
 """Rates are solved once everything else that happens at an instant has happened."""
 
-RELEASE = EventPriority(3)
+RELEASE = 3
 """Parked compute starts after every transfer that ends at the same instant has ended."""
 
 
-class Clock(simpy.Environment):
-    """SimPy's environment that also takes absolute times. Ties: time, then priority, then order of asking."""
+class Clock:
+    """SimPy's environment, given absolute times. Ties: time, then priority, then order of asking.
+
+    SimPy is loaded with the first call: most runs share no link and ask for none, and to load it takes as long as a
+    small run.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._environment: simpy.Environment | None = None
         self.n_events = 0
 
-    def call(self, time: float, function: Callable[..., None], *args: Any, priority: EventPriority = NORMAL) -> Event:
-        """Call ``function(*args)`` exactly at ``time`` [s], not before now; returns the SimPy event."""
-        event = Event(self)
+    @property
+    def now(self) -> float:
+        """[s]."""
+        return 0.0 if self._environment is None else float(self._environment.now)
+
+    def peek(self) -> float:
+        """When something happens next [s]; inf for never."""
+        return np.inf if self._environment is None else float(self._environment.peek())
+
+    def step(self) -> None:
+        """Let it happen."""
+        if self._environment is not None:
+            self._environment.step()
+
+    def call(self, time: float, function: Callable[..., None], *args: Any, priority: int = NORMAL) -> None:
+        """Call ``function(*args)`` exactly at ``time`` [s], not before now."""
+        if self._environment is None:
+            import simpy
+
+            self._environment = simpy.Environment()
+        environment = self._environment
+        event = environment.event()
         event._ok, event._value = True, None  # as simpy.Timeout does: triggered from the start, processed later
         event.callbacks.append(lambda _: function(*args))
-        heappush(self._queue, (max(time, self.now), priority, next(self._eid), event))
+        key = max(time, environment.now), cast("EventPriority", priority), next(environment._eid)
+        heappush(environment._queue, (*key, event))
         self.n_events += 1
-        return event
 
 
 Served: TypeAlias = tuple[Task, int, float, float]
