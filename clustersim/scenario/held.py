@@ -12,12 +12,12 @@ from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.scenario.parts import cost_of, memory_of, model_of, placed
-from clustersim.scenario.split_step import Split, resized, split_of
 from clustersim.scenario.splitting import splits, with_micro_batches
 from clustersim.topology import Topology
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.scenario.split_step import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,8 @@ class Held:
     def resized(self, size: int) -> MemoryUse:
         """``use`` with micro-batches of ``size`` samples, and everything else as it is."""
         if self.split is not None and self.scenario.file.parallel is not None:
+            from clustersim.scenario.split_step import resized
+
             other = resized(self.scenario, self.scenario.file.parallel, self.mesh, self.split, size)
             return other.memory[other.worst]
         config = msgspec.structs.replace(self.scenario.config, micro_batch_size=size)
@@ -76,6 +78,8 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
     scenario = with_micro_batches(scenario, mesh)
     model, parallel = model_of(scenario), scenario.file.parallel
     if parallel is not None and splits(parallel):
+        from clustersim.scenario.split_step import split_of
+
         gpu, _ = cost_of(scenario, topology, mesh, model, speed)
         with scenario.at("$.parallel"):
             split = split_of(scenario, parallel, mesh, model, gpu)

@@ -20,7 +20,6 @@ from clustersim.scenario.pinned import pinned
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 from clustersim.scenario.slow import slowed
-from clustersim.scenario.split_step import Split, program_of
 from clustersim.scenario.varied import draw, varied
 from clustersim.strategies import STRATEGIES
 from clustersim.topology import GPU, Topology
@@ -28,6 +27,7 @@ from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.scenario.split_step import Split
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,6 +143,8 @@ def _program(found: Held, kind: Kind) -> Program:
     """What should happen, if every rank had this kind of GPU."""
     scenario, file, cost = found.scenario, found.scenario.file, kind.cost
     if file.parallel is not None and found.split is not None:
+        from clustersim.scenario.split_step import program_of  # a whole model needs no builder
+
         with scenario.at("$.parallel"):
             program = program_of(scenario, file.parallel, found.split, found.mesh, kind.device, cost)
             program.check()
