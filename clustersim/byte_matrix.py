@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 
 
-@dataclass(frozen=True, eq=False)
-class ByteMatrix:
+class ByteMatrix(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Bytes between members of a group, per byte of the collective's size; made by :func:`byte_matrix` only.
 
     Equal ones are the same object, so that comparing and hashing them costs nothing.

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from clustersim.costs import COSTS, GLOO_COSTS, MPI_COSTS, flat, unit
 from clustersim.device import DTYPES
 from clustersim.errors import TopologyError, nearest
@@ -20,8 +22,7 @@ PARTS = ("nccl", "gloo", "mpi", "device")
 """What constants are of."""
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """A fitted constant.
 
     Parameters

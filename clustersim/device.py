@@ -14,6 +14,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from clustersim.errors import TopologyError, nearest
 from clustersim.paths import data_path
 from clustersim.texts import Table
@@ -120,8 +122,7 @@ def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
     return replace(device, matmul=MappingProxyType(matmul), **plain)
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """What a GPU's rates are multiplied by: ``compute``, of its arithmetic; ``memory``, the bandwidth of its memory."""
 
     compute: float = 1.0

@@ -14,9 +14,10 @@ parallelism: the all-to-all inside, the ring outside).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+
+import msgspec
 
 from clustersim.errors import ProgramError, ScenarioError, nearest, nearest_divisor
 
@@ -45,8 +46,7 @@ _OF_EXPERTS = {"tp": "etp", "dp": "edp", "dp_replicate": "edp_replicate", "dp_sh
 """What a dimension is called among experts."""
 
 
-@dataclass(frozen=True)
-class Dims:
+class Dims(msgspec.Struct, frozen=True, dict=True):
     """Degrees of parallelism over a world of ``tp * cp * dp * pp`` ranks.
 
     Parameters

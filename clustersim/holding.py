@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Holding:
+class Holding(msgspec.Struct, frozen=True, eq=False):
     """Bytes of one rank over the moments of a step: forward of each layer, backward of each in reverse, the optimizer.
 
     Parameters

@@ -13,7 +13,6 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +154,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """A folder that one run writes.
 
     Parameters

@@ -8,16 +8,16 @@ collectives) counts once however many rows it has, so a range is what may be exp
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from clustersim.paths import data_path
 from clustersim.texts import Table
 from clustersim.topology import Topology
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """A range around a prediction.
 
     Parameters

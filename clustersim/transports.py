@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 US = 1e-6
 
 
-@dataclass(frozen=True)
-class Transport:
+class Transport(msgspec.Struct, frozen=True):
     """A way between nodes.
 
     Parameters

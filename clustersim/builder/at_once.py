@@ -7,9 +7,9 @@ pass with data-parallel traffic beside it is not, and is laid in full.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from clustersim.builder.laying import Here, Laid
@@ -44,8 +44,7 @@ def what(chunk: Chunk, kind: str) -> object:
     return kind, tuple(layers)
 
 
-@dataclass(frozen=True)
-class AtOnce:
+class AtOnce(msgspec.Struct, frozen=True):
     """Lays a pass as one op while the rank's data-parallel streams are quiet: :data:`clustersim.strategies.walk.Lay`.
 
     Parameters

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from clustersim.builder.laying import Here
 from clustersim.builder.tail import clip, collective, shared_gradients
 from clustersim.partition.base import LocalLayer, Stage
@@ -67,8 +69,7 @@ class ReplicaConfig:
     accumulated: float = 0.0
 
 
-@dataclass
-class Bucket:
+class Bucket(msgspec.Struct):
     """Gradients reduced together: of some layers of one chunk, dense or of experts. ``missing`` : layers still to
     come.
     """
@@ -77,7 +78,7 @@ class Bucket:
     dims: tuple[str, ...]
     numel: int
     layers: frozenset[tuple[int, int]]
-    missing: set[tuple[int, int]] = field(default_factory=set)
+    missing: set[tuple[int, int]] = msgspec.field(default_factory=set)
     reduced: int = -1
 
 

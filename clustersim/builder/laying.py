@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -141,8 +142,7 @@ def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
     )
 
 
-@dataclass(frozen=True)
-class Laid:
+class Laid(msgspec.Struct, frozen=True):
     """Local layers of one stage as ops: :data:`clustersim.strategies.walk.Lay`."""
 
     here: Here

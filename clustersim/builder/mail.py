@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
 
+import msgspec
+
 from clustersim.builder.laying import Here
 from clustersim.builder.messages import Call, Transfer, calls, direction
 from clustersim.label import Label
@@ -15,8 +17,7 @@ from clustersim.schedules.base import Action, Order, rank_and_chunk, stage_of
 from clustersim.strategies.base import OpList
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """Where a stage's messages go.
 
     Parameters

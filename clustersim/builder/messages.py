@@ -18,15 +18,15 @@ A call is a group of transfers that end together for whoever waits. Transfers of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from clustersim.schedules.base import Action, Slot
 
 MODES = ("blocking", "batched", "steady", "overlapped")
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """One message of one rank: the activation or gradient of a micro-batch at the border of two stages.
 
     Parameters
@@ -40,8 +40,7 @@ class Transfer:
     action: Action
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """Transfers issued together after slot ``at`` of a rank's order (-1: before the first).
 
     ``waited`` : whether everything behind waits for all of them; else each receive is waited for by its action alone.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -138,8 +139,7 @@ def _moments(
     yield "optimizer", max(held, 0.0), max(heads, 0.0)
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
     forward brings back; and the output gradients that I leaves for a later W."""
 

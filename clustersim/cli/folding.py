@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 LONGEST = 256
 """Lines of a block that is looked for again right behind itself."""
@@ -12,8 +13,7 @@ _LINE = re.compile(r"^ *(\d+)  (.*?)(?:  after ([\d, ]+))?$")
 _NUMBERS = re.compile(r"(?<=[a-z]\.)\d+|(?<=bucket )\d+|(?<=parameters )\d+")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """Lines that stand for ``times`` runs of themselves in a row. ``key`` : what is equal in all of them."""
 
     key: object

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -17,8 +16,7 @@ from msgspec import inspect
 from clustersim.units import Seconds, format_time
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(msgspec.Struct, frozen=True):
     """One key: where it stands (``cluster.changes[].match``), what it may hold, what holds when it is absent
     (``"required"``: it may not be), and what it means."""
 

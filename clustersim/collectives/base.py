@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -107,8 +108,7 @@ class Group:
         return self.topology.node_types[int(self.nodes[0])]
 
 
-@dataclass(frozen=True, eq=False)
-class Channel:
+class Channel(msgspec.Struct, frozen=True, eq=False):
     """One of NCCL's parallel paths through a group.
 
     Parameters
@@ -126,7 +126,7 @@ class Channel:
     order: Ints
     share: float
     nic: int = -1
-    rails: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    rails: Ints = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def edge_rails(self) -> Ints:
@@ -201,8 +201,7 @@ class Schedule:
     relay: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeCosts:
+class EdgeCosts(msgspec.Struct, frozen=True, eq=False):
     """What each edge of a traffic takes on an idle machine at line rate.
 
     Parameters
@@ -217,8 +216,7 @@ class EdgeCosts:
     busy: Floats
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(msgspec.Struct, frozen=True):
     """An algorithm: one file, one row in ``ALGORITHMS``.
 
     ``traffic(request, group, channels)`` gives the macro-flow, ``schedule(request, group, channels)`` every transfer.

@@ -10,8 +10,7 @@ changes rail in the fabric.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from clustersim import routing
@@ -25,8 +24,7 @@ from clustersim.memo import kept_with_topology
 LAYOUTS = ("ring", "tree")
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """One way in and out of an island.
 
     Parameters

@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from clustersim.costs import GlooCosts, MpiCosts
 
 BOX = 4096.0
@@ -46,8 +48,7 @@ class Leg:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """What one collective asks of the hosts; no constant is in it.
 
     Parameters

@@ -11,9 +11,9 @@ that are added are (ompi/mca/coll/cuda copies them, adds on the host and copies 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Bools
@@ -47,8 +47,7 @@ ELEMENTS = {"fp64": 8.0, "int64": 8.0, "fp16": 2.0, "bf16": 2.0, "uint8": 1.0, "
 """Bytes of an element, where not 4."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One algorithm over the group: Open MPI's name of it, and for which kind."""
 
     name: str
@@ -193,8 +192,7 @@ def _split(traffic: Traffic) -> list[Bools]:
     return [traffic.round == number for number in np.unique(traffic.round).tolist()]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Played:
+class _Played(msgspec.Struct, frozen=True, eq=False):
     """A part with its traffic over ``members``: ``whole`` bytes, by the ``ways`` inside a node and between nodes."""
 
     part: Part

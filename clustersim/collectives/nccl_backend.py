@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
@@ -52,8 +53,7 @@ class Picked(NamedTuple):
     n_channels: int
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What NCCL picks for a request. No constant of the time model has a say in it, so one choice serves many.
 
     Parameters
@@ -156,8 +156,7 @@ def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
     return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
 
 
-@dataclass(frozen=True, eq=False)
-class _Way:
+class _Way(msgspec.Struct, frozen=True, eq=False):
     """What does not depend on the bytes: links crossed, load on each per payload byte, payload bytes/s of an idle
     machine (and of its ``ceiling`` alone), seconds of ``hops``, and the ``channels`` the links belong to."""
 

@@ -6,8 +6,9 @@ Loads are per byte of S, so they are worked out once per group and algorithm, wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
@@ -27,8 +28,7 @@ EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
 _CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvlink", "PIX": "pcie", "PXB": "pcie"}
 
 
-@dataclass(frozen=True, eq=False)
-class PathLoads:
+class PathLoads(msgspec.Struct, frozen=True, eq=False):
     """Link loads per edge class of one algorithm on one group, per byte of S.
 
     ``links`` (k,), ``by_class`` (4, k) bytes on each link per payload byte; steps as in Traffic. ``channels`` : the
@@ -42,8 +42,7 @@ class PathLoads:
     channels: tuple[Channel, ...]
 
 
-@dataclass(eq=False)
-class Placement:
+class Placement(msgspec.Struct, eq=False):
     """What is computed once per group: its system, its shape, and loads.
 
     ``islands`` and ``per_island``: NVLink domains (nodes, for most machines) and members on the fullest; ``age``: GPU
@@ -55,8 +54,8 @@ class Placement:
     per_island: int
     age: str
     net: str
-    loads: dict[tuple[str, str, int, int, ByteMatrix | None], PathLoads] = field(default_factory=dict)
-    routed: dict[tuple[object, ...], PathLoads] = field(default_factory=dict)
+    loads: dict[tuple[str, str, int, int, ByteMatrix | None], PathLoads] = msgspec.field(default_factory=dict)
+    routed: dict[tuple[object, ...], PathLoads] = msgspec.field(default_factory=dict)
 
 
 @kept_with_topology(maxsize=1024)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
@@ -33,8 +34,7 @@ class Round:
     reduce: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, eq=False):
     """All rounds of an algorithm, and its pieces as parts of S."""
 
     rounds: tuple[Round, ...]

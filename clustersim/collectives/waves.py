@@ -8,8 +8,9 @@ lane, and as *slots*, which hold when a piece has arrived where it will be sent 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from clustersim.arrays import Floats, Ints
 
@@ -29,8 +30,7 @@ class Wave(NamedTuple):
     adds: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Waves:
+class Waves(msgspec.Struct, frozen=True, eq=False):
     """A schedule as waves.
 
     Parameters

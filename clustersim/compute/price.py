@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from clustersim.compute.base import Setting
 from clustersim.compute.float8 import cast_seconds
@@ -13,8 +14,7 @@ from clustersim.mix import Mix, total
 from clustersim.model import Kernel
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True):
     """Kernels run back to back on one device.
 
     Parameters

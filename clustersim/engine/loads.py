@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ MOST_EDGES = 30_000
 """Changes of rates that a run follows, some seconds of work: a link that flaps every microsecond is none."""
 
 
-@dataclass(frozen=True)
-class Varying:
+class Varying(msgspec.Struct, frozen=True):
     """Links that have ``factor`` of their rate, above 0 and at most 1, from ``begin`` to ``end`` [s], and again
     ``every`` so many seconds; at 0 only once."""
 
@@ -144,8 +143,7 @@ class Loads:
         return ptr, np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
 
 
-@dataclass(frozen=True, eq=False)
-class Slots:
+class Slots(msgspec.Struct, frozen=True, eq=False):
     """What each of some loads takes of which slot, one load after another.
 
     Parameters

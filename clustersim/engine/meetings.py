@@ -11,7 +11,6 @@ be the same collective. A send meets the recv with its tag that its peer uses fo
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -31,8 +30,7 @@ Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, frozen=True, eq=False):
     """One op's use of one meeting that spans ops: which positions of its role come."""
 
     key: OpKey

@@ -7,9 +7,9 @@ of a client's op are one site, however many ops they meet on the other side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +23,7 @@ OpKey: TypeAlias = tuple[int, int]
 NOBODY = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True, eq=False):
     """Meetings of one op with its peers.
 
     Parameters
@@ -42,8 +41,7 @@ class Pairs:
     other_positions: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class _Uses:
+class _Uses(msgspec.Struct, frozen=True, eq=False):
     """Columns of uses in order of role, op and position; ``op`` counts all ops of the Program, list after list."""
 
     op: Ints

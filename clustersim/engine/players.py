@@ -8,9 +8,10 @@ of the fluid macro-flow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -100,8 +101,7 @@ def nobody(transfers: Ints, now: float) -> None:
     """Nobody listens yet."""
 
 
-@dataclass(eq=False)
-class _Playing:
+class _Playing(msgspec.Struct, eq=False):
     """One meeting on the air: ``first`` is the id of its first transfer; ``unmet`` and ``left`` count down."""
 
     meeting: int

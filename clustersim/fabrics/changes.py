@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Bools, Ints
@@ -15,8 +16,7 @@ from clustersim.memo import kept_with_first
 from clustersim.topology import GPU, NIC, NodeType, Topology
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One change. ``match`` is a vertex (``"node3/nic0"``: all its links) or links (``"a -> b"``); both may be globs.
 
     Parameters

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,8 +13,7 @@ from clustersim.fabrics.node import Domain, Node, wire_columns
 from clustersim.topology import NIC, SWITCH, Floats, Ints, NodeType, Topology
 
 
-@dataclass(frozen=True)
-class Ports:
+class Ports(msgspec.Struct, frozen=True):
     """Every NIC of a cluster, node-major: vertex id, node, place in the node (its rail), port rate [bytes/s]."""
 
     vertex: Ints
@@ -26,17 +25,16 @@ class Ports:
         return len(self.vertex)
 
 
-@dataclass
-class Draft:
+class Draft(msgspec.Struct):
     """Columns that grow until :meth:`topology` freezes them."""
 
-    names: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    node: list[Ints] = field(default_factory=list)
-    links: list[tuple[Ints, Ints, Floats, Floats]] = field(default_factory=list)
-    link_kinds: list[str] = field(default_factory=list)
-    node_types: list[NodeType] = field(default_factory=list)
-    ports: Ports = field(default_factory=lambda: join_ports([]))
+    names: list[str] = msgspec.field(default_factory=list)
+    kinds: list[str] = msgspec.field(default_factory=list)
+    node: list[Ints] = msgspec.field(default_factory=list)
+    links: list[tuple[Ints, Ints, Floats, Floats]] = msgspec.field(default_factory=list)
+    link_kinds: list[str] = msgspec.field(default_factory=list)
+    node_types: list[NodeType] = msgspec.field(default_factory=list)
+    ports: Ports = msgspec.field(default_factory=lambda: join_ports([]))
 
     def add_vertices(self, names: Iterable[str], kinds: Sequence[str], node: Ints) -> Ints:
         """New vertices; their ids."""

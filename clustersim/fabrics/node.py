@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from clustersim.errors import TopologyError, nearest
@@ -16,8 +17,7 @@ from clustersim.topology import GPU, NIC, Floats, Ints, NodeType
 Ends = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class Wire:
+class Wire(msgspec.Struct, frozen=True):
     """A directed link by the names of its ends: bandwidth [bytes/s], latency [s], kind."""
 
     bandwidth: float
@@ -25,8 +25,7 @@ class Wire:
     kind: str
 
 
-@dataclass(frozen=True, eq=False)
-class Domain:
+class Domain(msgspec.Struct, frozen=True, eq=False):
     """Vertices that ``nodes`` consecutive nodes share, and their links (the same from every node)."""
 
     nodes: int
@@ -34,8 +33,7 @@ class Domain:
     wires: Mapping[Ends, Wire]
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
+class Node(msgspec.Struct, frozen=True, eq=False):
     """The build of one machine.
 
     Parameters
@@ -52,7 +50,7 @@ class Node:
     ports: Mapping[str, float]
     wires: Mapping[Ends, Wire]
     domain: Domain | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def columns(self) -> tuple[Ints, Ints, Floats, Floats, tuple[str, ...]]:
         """Links as (source, destination, bandwidth, latency, kind) columns of local vertex ids."""

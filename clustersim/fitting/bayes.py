@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats as Floats
@@ -22,8 +22,7 @@ FARTHEST = 0.7
 """A step of ln(constant) goes no farther, so that a first guess far off does not overshoot."""
 
 
-@dataclass(frozen=True, eq=False)
-class Posterior:
+class Posterior(msgspec.Struct, frozen=True, eq=False):
     """Where constants are, and how sure that is.
 
     Parameters

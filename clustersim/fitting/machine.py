@@ -8,9 +8,9 @@ far as its prior lets it, and with them every other collective, size and scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from clustersim.calibrated import Constant
@@ -35,8 +35,7 @@ def law_error(nbytes: float) -> float:
     return next(error for most, error in LAW_ERRORS if nbytes <= most)
 
 
-@dataclass(frozen=True, eq=False)
-class FewNumbers:
+class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What a machine's own numbers say of it.
 
     Parameters

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim import fabrics
@@ -29,8 +30,7 @@ APART = np.log(2.0)
 """|ln(predicted / measured)| of a number, with all of them known, from which on it contradicts the others."""
 
 
-@dataclass(frozen=True, eq=False)
-class Informed:
+class Informed(msgspec.Struct, frozen=True, eq=False):
     """What measured numbers say of a machine.
 
     Parameters

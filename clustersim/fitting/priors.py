@@ -10,13 +10,13 @@ host the usual 10 to 15 us of a launch that is waited for. Published tables then
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 US = 1e-6
 
 
-@dataclass(frozen=True)
-class Prior:
+class Prior(msgspec.Struct, frozen=True):
     """A constant before any measurement.
 
     Parameters
@@ -118,8 +118,7 @@ PRIORS: Mapping[str, Prior] = {
 """Constants that measurements may move, by flat name."""
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(msgspec.Struct, frozen=True):
     """What one machine has more or less of than its kind, all at once.
 
     Parameters

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from clustersim.errors import ModelError, nearest
 from clustersim.limits import MOST_EXPERTS, MOST_LAYERS, counted
 
@@ -16,8 +18,7 @@ IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(msgspec.Struct, frozen=True):
     """A mixture of experts in place of a block's MLP; the experts' activation is the shape's.
 
     Parameters
@@ -49,8 +50,7 @@ class Experts:
         return block >= self.dense_first and (block + 1) % self.every == 0
 
 
-@dataclass(frozen=True)
-class Latent:
+class Latent(msgspec.Struct, frozen=True):
     """Multi-head latent attention: queries, and keys with values, go through projections of low rank.
 
     DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's queries and keys have ``nope + rope`` elements, of which the
@@ -69,8 +69,7 @@ class Latent:
     value: int
 
 
-@dataclass(frozen=True)
-class Patches:
+class Patches(msgspec.Struct, frozen=True):
     """What a vision transformer sees in place of words.
 
     Parameters

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from clustersim.errors import ModelError, nearest
 
 _TEXT_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu_new", "gelu_python": "gelu", "silu": "swiglu"}
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """A config.json's keys and where they came from, for messages that name both."""
 
     where: str

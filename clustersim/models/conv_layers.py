@@ -6,7 +6,7 @@ ReLU and the residual sum into the BatchNorm kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from clustersim.errors import ModelError
 from clustersim.model import Kernel, Layer, Tensor
@@ -25,8 +25,7 @@ FUSED_ADD = Passes(1, 1, 0, 0)
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """What a convolution looks at: (height, width) or one number of ``kernel`` and ``padding``; ``stride``, and in how
     many ``groups`` channels are."""
 
@@ -36,8 +35,7 @@ class Window:
     groups: int = 1
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(msgspec.Struct, frozen=True):
     """A feature map of one sample: channels, height, width; ``image`` marks the input, which needs no gradient."""
 
     channels: int

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import msgspec
+
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Layer, Model
 from clustersim.models.conv_layers import (
@@ -49,15 +51,13 @@ class Residual:
     early_stride: bool = False
 
 
-@dataclass(frozen=True)
-class Plain:
+class Plain(msgspec.Struct, frozen=True):
     """A plain stack: output channels of 3x3 convolutions, 0 for a max-pool (VGG)."""
 
     channels: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Custom:
+class Custom(msgspec.Struct, frozen=True):
     """A network with a builder of its own and its usual image size."""
 
     build: Callable[[Feature, bool], list[Layer]]

@@ -8,7 +8,9 @@ PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from clustersim.model import Kernel
 from clustersim.models.base import Shape
@@ -16,8 +18,7 @@ from clustersim.models.base import Shape
 Kernels = tuple[Kernel, ...]
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(msgspec.Struct, frozen=True):
     """Passes over the op's elements and kernels launched, forward and backward; ``saved`` tensors kept between."""
 
     forward: float

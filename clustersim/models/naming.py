@@ -7,7 +7,9 @@ llm-foundry for MPT), not the order of execution. One row of :data:`FAMILIES` pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from clustersim.model import Tensor
 from clustersim.models.base import Experts, Shape
@@ -25,8 +27,7 @@ from clustersim.models.naming_vision import VISION
 Tensors = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """Tensor lists of one family: the embedding, block ``i``, the head with its final norm, and (DeepSeek) the i-th
     module that predicts further tokens."""
 

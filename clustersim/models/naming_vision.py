@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from clustersim.model import Tensor
 from clustersim.models.base import Shape
@@ -11,8 +13,7 @@ from clustersim.models.naming_experts import Tensors, weight
 _NORM, _QKV, _HEADS, _OUT, _UP, _DOWN = "norm", "qkv", "heads", "out", "up", "down"
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(msgspec.Struct, frozen=True):
     """Whose names.
 
     Parameters

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.parallel.config import ParallelConfig
 
 
-@dataclass(frozen=True)
-class Recompute:
+class Recompute(msgspec.Struct, frozen=True):
     """What backward computes again.
 
     Parameters

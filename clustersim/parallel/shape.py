@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True)
-class ModelShape:
+class ModelShape(msgspec.Struct, frozen=True):
     """Sizes of a transformer; 0 is "has none" (an image model has no vocabulary, a dense one no experts).
 
     Parameters

@@ -127,8 +127,7 @@ class LocalLayer:
         return sum(t.numel for t in self.expert_tensors)
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """A global stage of the pipeline: consecutive layers that one rank computes in one go (a *virtual stage*).
 
     Parameters

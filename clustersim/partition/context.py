@@ -8,7 +8,9 @@ that every ring step costs every rank the same: half of (s/c)^2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from clustersim.errors import ModelError
 from clustersim.model import Kernel
@@ -27,8 +29,7 @@ def chunks_of(rank: int, cp: int) -> tuple[int, int]:
     return rank, 2 * cp - 1 - rank
 
 
-@dataclass(frozen=True)
-class Tensors:
+class Tensors(msgspec.Struct, frozen=True):
     """Elements per sample of a rank's queries (and outputs), and of its keys or values."""
 
     queries: float
@@ -95,8 +96,7 @@ def _tensors(kernel: Kernel, share: Share) -> Tensors:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """Attention of all tokens that are there."""
 
     name: str
@@ -116,8 +116,7 @@ class Whole:
         out.work(self.name, self.kernels, "I")
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(msgspec.Struct, frozen=True):
     """Keys and values go round while a rank attends to those it has (Ring Attention, arXiv:2310.01889).
 
     ``pair`` : elements of a rank's keys and values. ``uneven`` : a causal sequence in consecutive chunks, of which the
@@ -173,8 +172,7 @@ class Ring:
         out.wait_for(sent[-1])
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(msgspec.Struct, frozen=True):
     """Keys and values of all ranks are gathered first (Llama 3, arXiv:2407.21783 s3.3.2)."""
 
     name: str
@@ -203,8 +201,7 @@ class Gathered:
             out.exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part)
 
 
-@dataclass(frozen=True)
-class Stepwise:
+class Stepwise(msgspec.Struct, frozen=True):
     """PyTorch's ``context_parallel``: keys and values of all ranks are gathered beside the first step, which needs the
     own ones alone; every step is a kernel of its own, and its outputs and gradients are summed up in fp32, op by op.
     Gradients of keys and values go round a ring in fp32, each transfer beside the next step.
@@ -258,8 +255,7 @@ class Stepwise:
             yield i, kernel
 
 
-@dataclass(frozen=True)
-class Swapped:
+class Swapped(msgspec.Struct, frozen=True):
     """Heads for tokens: each rank attends with 1/c of the heads to the whole sequence (Ulysses, arXiv:2309.14509)."""
 
     name: str

@@ -7,8 +7,10 @@ with gradients. :mod:`clustersim.partition.two_hops` is ``flex``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from clustersim.model import Kernel
 from clustersim.partition.listing import Listing
@@ -20,8 +22,7 @@ HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
 
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(msgspec.Struct, frozen=True):
     """Sizes of a mixture of experts.
 
     Parameters
@@ -38,8 +39,7 @@ class Mixture:
     group_limit: int = 0
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """How the experts of one layer are spread over ranks, and how tokens reach them.
 
     Parameters
@@ -109,8 +109,7 @@ def read_counts(out: Listing, part: str) -> None:
     out.work("read counts", (Kernel("read_counts", "host", launches=HOST_WAITS, backward_launches=0),), part)
 
 
-@dataclass(frozen=True)
-class AllToAll:
+class AllToAll(msgspec.Struct, frozen=True):
     """Each copy of a token to its expert's position; ranks that cut the same experts gather their rows."""
 
     spread: Spread
@@ -177,8 +176,7 @@ class AllToAll:
             out.exchange(f"{what} over etp", kind, ETP, s.received * width, part, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class AllGather:
+class AllGather(msgspec.Struct, frozen=True):
     """All tokens of all ranks everywhere, with the map of who wants whom; sums are scattered. Megatron's default."""
 
     spread: Spread

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Tensor
@@ -156,8 +158,7 @@ def shared_nodes(kernels: Kernels, share: Share, manner: Manner, mixture: Mixtur
     return (Columns(name, up, elements, manner), Local(name, (activation,)), rows_node, Local(name, rest))
 
 
-@dataclass(frozen=True)
-class Routed:
+class Routed(msgspec.Struct, frozen=True):
     """Tokens to their experts and back.
 
     Parameters

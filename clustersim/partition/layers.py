@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+
+import msgspec
 
 from clustersim.model import Kernel, Layer
 from clustersim.parallel import ParallelConfig
@@ -18,8 +20,7 @@ from clustersim.partition.tensor import Columns, Manner, Rows
 from clustersim.partition.ulysses import coming_home_beside
 
 
-@dataclass(frozen=True)
-class Cutter:
+class Cutter(msgspec.Struct, frozen=True):
     """What decides a layer's nodes beside its kernels.
 
     ``between`` : elements per sample of what layers hand on to each other.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from clustersim.model import Kernel
 from clustersim.partition.base import Item
 from clustersim.partition.listing import Listing
@@ -61,8 +63,7 @@ class Sums(Local):
         """Nothing."""
 
 
-@dataclass(frozen=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """A tensor that changes its layout over some dimensions between two kernels: an exchange and its adjoint.
 
     Parameters
@@ -89,8 +90,7 @@ class Changed:
             out.exchange(name, self.kinds[1], self.dims, self.elements, "I", dtype=self.dtype)
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """Cross-entropy over a vocabulary that tensor parallelism divides (Megatron-LM tensor_parallel/cross_entropy.py).
 
     Three fp32 all_reduces of one number per token: the largest logit, the target's logit, the sum of exponentials.

@@ -124,8 +124,7 @@ class Again:
             node.backward(out)
 
 
-@dataclass(frozen=True)
-class Rebuilt:
+class Rebuilt(msgspec.Struct, frozen=True):
     """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
 
     ``brings`` : its elements per sample.

@@ -9,10 +9,10 @@ times the mean; which are popular is drawn. ``histogram``: as often as was measu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,8 +31,7 @@ STEEPEST = 64.0
 """Exponent of a popularity that no router exceeds: one expert gets all it can."""
 
 
-@dataclass(frozen=True)
-class Router:
+class Router(msgspec.Struct, frozen=True):
     """What decides who gets how much.
 
     Parameters
@@ -55,8 +54,7 @@ class Router:
     histogram: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Routed:
+class Routed(msgspec.Struct, frozen=True):
     """What expert-parallel positions send and receive.
 
     Parameters

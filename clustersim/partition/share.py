@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Model, Tensor
@@ -13,8 +15,7 @@ _WITH_KEYS = frozenset({"rotary", "qk_norm", "repeat_kv"})
 """Kernels over queries and keys, of which a rank always has a whole head."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The degrees that divide a layer, and the sizes that do not divide evenly.
 
     Parameters

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.model import Layer, Model, Tensor
@@ -75,8 +77,7 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
         raise ScenarioError(f"cp = {parallel.cp} splits a sequence; {model.name} has none; use 1 (at $.parallel.cp)")
 
 
-@dataclass(frozen=True)
-class _Passes:
+class _Passes(msgspec.Struct, frozen=True):
     """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
 
     forward: tuple[Item, ...]
@@ -84,8 +85,7 @@ class _Passes:
     held: Held
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(msgspec.Struct, frozen=True):
     """Blocks behind one checkpoint, up to and with the layer it is about; ``ends``: that is the last of them."""
 
     layers: tuple[int, ...]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from clustersim.model import Kernel
 from clustersim.partition import overlap
 from clustersim.partition.listing import Listing
@@ -121,8 +123,7 @@ class Columns:
             out.work(self.name, self.kernels, "W")
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """A linear with 1/t of its inputs on a rank, or the lookup in 1/t of an embedding's rows: a partial sum.
 
     Parameters

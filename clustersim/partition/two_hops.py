@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from clustersim.byte_matrix import ByteMatrix, byte_matrix
@@ -14,8 +13,7 @@ from clustersim.partition.nodes import Kernels
 from clustersim.partition.routing import distinct
 
 
-@dataclass(frozen=True)
-class TwoHops:
+class TwoHops(msgspec.Struct, frozen=True):
     """One copy of a token per node that wants it, to the GPU of the sender's place there, and from it one per rank.
 
     Both hops are one kernel that pipelines them, so the exchanges run beside each other. Weights travel inside.

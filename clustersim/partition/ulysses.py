@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from clustersim.partition.context import Swapped
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels, Local, Nodes
 
 
-@dataclass(frozen=True)
-class Ulysses:
+class Ulysses(msgspec.Struct, frozen=True):
     """Products that make queries, keys and values, and an attention whose gradients come home beside their backward.
 
     Autograd runs the last product of forward first: gradients of values are awaited at once, those of keys and queries

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PATH_CLASSES, PCIE_SWITCH, Floats, Ints, Topology
@@ -175,8 +175,7 @@ class Template:
         return "PXB" if inner.count(PCIE_SWITCH) > 1 else "PIX"
 
 
-@dataclass(frozen=True, eq=False)
-class Islands:
+class Islands(msgspec.Struct, frozen=True, eq=False):
     """A topology cut into islands.
 
     ``of`` (V,) int is the island of a vertex (-1: network switches), ``local`` (V,) its index there; ``vertices`` and

@@ -7,7 +7,7 @@ takes differs, so that each rank's times can be taken from the Program of its ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -20,8 +20,7 @@ from clustersim.model import StepCost
 from clustersim.program import Compute, Op, Program
 
 
-@dataclass(frozen=True, eq=False)
-class Kind:
+class Kind(msgspec.Struct, frozen=True, eq=False):
     """GPUs of one kind: the ``device``, what a step ``cost``s on it, and the ``ranks`` that drive one, ascending."""
 
     device: Device

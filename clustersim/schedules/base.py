@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from clustersim.errors import ScenarioError, nearest
 
 Placement = Literal["loop", "v", "both"]
@@ -44,8 +46,7 @@ Options: TypeAlias = Mapping[str, Any]
 """What a schedule's options are, by name."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """A knob of one schedule: its name in a scenario, its type, what it is if not given, and the least it may be."""
 
     name: str

@@ -12,8 +12,9 @@ An action waits for the action before it on its rank and for its input:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import UNIT, Action, Costs, Order, Orders, Slot, rank_and_chunk, stage_count, stage_of
@@ -29,8 +30,7 @@ Place = tuple[str, int, int]
 MAKES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(msgspec.Struct, frozen=True):
     """When each action ran: ``spans[rank][k]`` is of ``actions[rank][k]``, the rank's k-th, pairs taken apart.
 
     ``busy``: for how long each rank computed.

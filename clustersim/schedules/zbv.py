@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
+
+import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.schedules.base import UNIT, Action, Costs, Orders, Schedule
@@ -28,18 +29,17 @@ UP = {("F", 1), ("I", 0)}
 """Passes whose input comes from the rank behind; those of the others come from the rank before."""
 
 
-@dataclass
-class Rank:
+class Rank(msgspec.Struct):
     """One rank while the search writes its order. ``ends[kind, chunk]`` has the end of each micro-batch's pass."""
 
     clock: float = 0.0
     idle: float = 0.0
     held: int = 0
-    ends: dict[tuple[str, int], list[float]] = field(
+    ends: dict[tuple[str, int], list[float]] = msgspec.field(
         default_factory=lambda: {(kind, chunk): [] for kind in "FI" for chunk in (0, 1)}
     )
-    pending: deque[Action] = field(default_factory=deque)
-    order: list[Action] = field(default_factory=list)
+    pending: deque[Action] = msgspec.field(default_factory=deque)
+    order: list[Action] = msgspec.field(default_factory=list)
 
     def count(self, kind: str, chunk: int) -> int:
         """How many passes of this kind are written; also the micro-batch of the next."""

@@ -18,9 +18,10 @@ real model the order comes out different from the one for F = I = W.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
+
+import msgspec
 
 from clustersim.schedules.base import UNIT, Action, Costs, Option, Options, Orders, Schedule
 from clustersim.schedules.interleaved_zero_bubble import skew_less_weights
@@ -45,16 +46,15 @@ class Habits(NamedTuple):
     fill: bool
 
 
-@dataclass
-class Rank:
+class Rank(msgspec.Struct):
     """One rank while the search writes its order: its clock, what it holds, its idle time since its first forward."""
 
     clock: float = 0.0
     idle: float = 0.0
-    forwards: list[float] = field(default_factory=list)
-    gradients: list[float] = field(default_factory=list)
+    forwards: list[float] = msgspec.field(default_factory=list)
+    gradients: list[float] = msgspec.field(default_factory=list)
     weights: int = 0
-    order: list[Action] = field(default_factory=list)
+    order: list[Action] = msgspec.field(default_factory=list)
 
     @property
     def held(self) -> int:

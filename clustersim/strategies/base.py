@@ -7,7 +7,6 @@ so the same file serves a roofline, a fitted device and a measured profile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -52,8 +51,7 @@ Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]
 """``(model, cost, mesh, config, steps, seed) -> Program``."""
 
 
-@dataclass(frozen=True)
-class Strategy:
+class Strategy(msgspec.Struct, frozen=True):
     """A way to train: one file, one row in ``STRATEGIES``.
 
     Parameters
@@ -80,8 +78,7 @@ class Strategy:
     together: Callable[[Any], bool] = lambda config: True
 
 
-@dataclass
-class OpList:
+class OpList(msgspec.Struct):
     """An op list in the making: keeps the step number, and hands out op indices.
 
     Parameters
@@ -91,7 +88,7 @@ class OpList:
     """
 
     step: int = 0
-    ops: list[Op] = field(default_factory=list)
+    ops: list[Op] = msgspec.field(default_factory=list)
     kernel: int = -1
     waits: tuple[int, ...] = ()
     owed: float = 0.0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from clustersim.memo import kept_with_first
 from clustersim.model import Model, Tensor
 from clustersim.strategies.walk import Part
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True):
     """Gradients that are all-reduced together: tensor names and ``nbytes`` [bytes] as stored, before any comm hook."""
 
     names: tuple[str, ...]

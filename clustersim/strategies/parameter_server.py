@@ -21,8 +21,8 @@ Read :mod:`~clustersim.strategies.ps_worker`, then :mod:`~clustersim.strategies.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from clustersim.holding import Holding, always, piling_up
@@ -76,8 +76,7 @@ def _cast(who: Layout, config: ParameterServerConfig) -> list[tuple[str, Ints, i
     return ([("worker", only_work, -1)] if len(only_work) else []) + served
 
 
-@dataclass
-class _Rank:
+class _Rank(msgspec.Struct):
     """The hooks of a rank that works, serves, or does both. Parameters are fetched before forward; a sum of gradients,
     where workers update by themselves, after backward."""
 

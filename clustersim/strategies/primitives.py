@@ -9,8 +9,9 @@ Every function appends to an :class:`~clustersim.strategies.base.OpList` and ret
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypedDict, Unpack
+
+import msgspec
 
 from clustersim.mesh import Ints
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM, Collective, Compute, Recv, Send
@@ -20,8 +21,7 @@ REQUEST_BYTES = 64.0
 """A pull's request: a key and a header."""
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One direction of talk between two kinds of ranks, as one side sees it.
 
     Parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -67,16 +66,14 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
         return self.mode == "sync" or self.staleness == 0
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Neighbouring layers that travel in one message: ``layers``, indices in ascending order, and a name for them."""
 
     name: str
     layers: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, eq=False):
     """Who is who.
 
     Parameters

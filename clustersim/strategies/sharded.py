@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from clustersim.errors import ProgramError, UnitError
@@ -23,8 +23,7 @@ ADAM_HOST_BYTES = 28
 three; half-precision weights go out as they are made."""
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """Parameters that are gathered, freed and reduced together.
 
     Parameters
@@ -116,8 +115,7 @@ def _divisors(n: int) -> Iterator[int]:
     return (d for d in range(1, n + 1) if n % d == 0)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """The CPU's side of an offload.
 
     Parameters

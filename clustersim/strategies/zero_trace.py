@@ -10,14 +10,13 @@ released unless they are used again within ``stage3_max_reuse_distance`` paramet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from clustersim.model import Layer, Model, Tensor
 from clustersim.strategies.zero_config import ZeroOptimization, elements
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(msgspec.Struct, frozen=True):
     """A sub-module with parameters to gather.
 
     Parameters
@@ -33,8 +32,7 @@ class Module:
     share: float
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True):
     """One use of a sub-module.
 
     Parameters
@@ -91,15 +89,14 @@ def visits(found: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool
     return tuple(walk.visit(k) for k in range(len(order)))
 
 
-@dataclass
-class _Walk:
+class _Walk(msgspec.Struct):
     """The coordinator's state: what is available, and how far prefetching has read the record."""
 
     sizes: list[int]
     order: tuple[int, ...]
     block: ZeroOptimization
     recorded: bool
-    available: set[int] = field(default_factory=set)
+    available: set[int] = msgspec.field(default_factory=set)
     live: int = 0
     read: int = 0
 

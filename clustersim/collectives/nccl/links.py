@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from clustersim.collectives.nccl.view import C2C, NET, NVL, PIX, SYS, NodeView, Slot, nvlink_bandwidth, socket_bandwidth
 
@@ -11,15 +11,14 @@ Vertex = tuple[str, int]
 ``("nvs", 0)``, all NVSwitches as one."""
 
 
-@dataclass(frozen=True, eq=False)
-class Links:
+class Links(msgspec.Struct, frozen=True, eq=False):
     """Directed links, made in pairs: ``ends``, ``bandwidth`` [GB/s] and ``kind`` of each; those ``out`` of a vertex,
     the widest first."""
 
-    ends: list[tuple[Vertex, Vertex]] = field(default_factory=list)
-    bandwidth: list[float] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    out: dict[Vertex, list[int]] = field(default_factory=dict)
+    ends: list[tuple[Vertex, Vertex]] = msgspec.field(default_factory=list)
+    bandwidth: list[float] = msgspec.field(default_factory=list)
+    kind: list[int] = msgspec.field(default_factory=list)
+    out: dict[Vertex, list[int]] = msgspec.field(default_factory=dict)
 
     def join(self, a: Vertex, b: Vertex, kind: int, rate: float) -> None:
         """Add a link and its way back."""

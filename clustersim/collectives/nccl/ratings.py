@@ -8,7 +8,8 @@ here are NCCL's, us and GB/s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
 from clustersim.collectives.nccl.layout import TREE
@@ -33,8 +34,7 @@ _FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3", "float8_e5m2", "f8e4m3", "
 _NARROW = (*_FP8, "int8", "uint8")
 
 
-@dataclass(frozen=True)
-class Rating:
+class Rating(msgspec.Struct, frozen=True):
     """Latency [us] and algorithm bandwidth [GB/s] of a pair, before the size is known; ``why`` says why it is out."""
 
     algorithm: str

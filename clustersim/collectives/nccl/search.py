@@ -8,9 +8,9 @@ knows a machine: the result follows from the :class:`~clustersim.collectives.ncc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 from msgspec.structs import replace
 
 from clustersim.collectives.nccl import bounds
@@ -27,8 +27,7 @@ _BUDGET = 1 << 14
 _SAME_BUDGET = 1 << 8
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True):
     """What the search found for one algorithm.
 
     Parameters

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+
+import msgspec
 
 from clustersim.collectives.nccl.constants import TREE_CORRECTION
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
@@ -21,8 +23,7 @@ from clustersim.collectives.nccl.system import Asked, System
 from clustersim.errors import ProgramError
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """An algorithm with a protocol, as the tuner rates it for one request.
 
     Parameters

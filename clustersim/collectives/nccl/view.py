@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from clustersim.topology import PATH_CLASSES
 
 LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(len(PATH_CLASSES))
@@ -21,8 +23,7 @@ INTEL_SOCKET_BANDWIDTH = {"emr": 40.0, "gnr": 40.0, "spr": 22.0, "skl": 10.0, "c
 INTEL_P2P_OVERHEAD = 6 / 5
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """Where a device hangs in the PCIe tree.
 
     ``parent`` is a PCIe switch's index, or ``-1 - s`` for socket s; ``bandwidth`` [GB/s] is what NCCL takes the link up
@@ -33,8 +34,7 @@ class Slot:
     bandwidth: float
 
 
-@dataclass(frozen=True)
-class Nic:
+class Nic(msgspec.Struct, frozen=True):
     """A NIC: its slot, its line rate [GB/s], and whether the GPUs' memory can be reached without the CPU."""
 
     slot: Slot

@@ -6,8 +6,9 @@ What a path may be used for depends on its class, the worst link it crosses (ncc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from clustersim.collectives.nccl.links import Vertex, links_of, socket_of
 from clustersim.collectives.nccl.view import (
@@ -28,8 +29,7 @@ from clustersim.collectives.nccl.view import (
 )
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(msgspec.Struct, frozen=True):
     """Links crossed (ids), the narrowest [GB/s], and the path class."""
 
     links: tuple[int, ...]
