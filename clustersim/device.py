@@ -248,7 +248,8 @@ def _tokens(text: str) -> list[str]:
 
 def _build(name: str, raw: Table) -> Device:
     entry = _inherit(name, raw["device"])
-    family, defaults = raw["family"][entry["family"]], raw["defaults"]
+    family = raw["family"][entry["family"]]
+    times = {**raw["defaults"], **family}  # that most families share
     peak = {dtype: parse_flops(text) for dtype, text in entry["peak"].items()}
     estimate = f"estimated from family {entry['family']}: {family['source']}"
     own = {dtype: _figure(pair) for dtype, pair in entry.get("matmul", {}).items()}
@@ -271,17 +272,11 @@ def _build(name: str, raw: Table) -> Device:
         matmul=MappingProxyType(matmul),
         stream=stream,
         attention=MappingProxyType({k: _rates(table, half) for k, table in family["attention"].items()}),
-        kernel_floor=_of_family("kernel_floor", family, defaults),
-        launch=_of_family("launch", family, defaults),
+        kernel_floor=Figure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
+        launch=Figure(parse_time(times["launch"]), times["launch_source"]),
         source=entry["source"],
         notes=notes,
     )
-
-
-def _of_family(name: str, family: Table, defaults: Table) -> Figure:
-    """A time that most families share."""
-    said = family if name in family else defaults
-    return Figure(parse_time(said[name]), said[f"{name}_source"])
 
 
 def _inherit(name: str, table: Table) -> Table:

@@ -212,6 +212,13 @@ class Folder(msgspec.Struct, frozen=True):
             yield path_of
             path_of(MANIFEST).write_bytes(self._said())
 
+    def write(self, name: str, said: Any, pictures: Mapping[str, Picture] | None = None) -> None:
+        """Plain values as the JSON file ``name``, and pictures beside it, all or none. Raises :class:`ClusterSimError`
+        where they cannot be written, or the folder holds something else."""
+        with self.files() as path_of:
+            path_of(name).write_bytes(json_text(said))
+            draw_all(pictures or {}, path_of)
+
     def _said(self) -> bytes:
         return json_text(msgspec.structs.asdict(self.manifest))
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from conftest import ROOT
 
 from clustersim import plots, scenario
-from clustersim.campaign import PARTS, Asked, answer, folder_for, play, write
+from clustersim.campaign import PARTS, Asked, answer, folder_for, play
 from clustersim.campaign.batches import BATCH, played
 from clustersim.campaign.causes import sets
 from clustersim.campaign.job import campaign
@@ -210,7 +210,7 @@ def test_other_campaigns_have_a_page_too(loaded, changes, tmp_path):
     one, asked = loaded.changed(changes), Asked(replicas=20, what_if=True)
     folder = folder_for(one, tmp_path / "out", asked)
     found = answer(one, asked, folder)
-    write(found, folder)
+    folder.write("campaign.json", found)
     assert "A month" in study_html(tmp_path / "out")
     if changes == {"campaign.factor": 0}:
         assert found["failures"]["p95"] == 0
@@ -258,7 +258,7 @@ def test_every_picture_says_in_words_what_it_shows(said):
 def test_the_page_opens_and_fits_a_phone(loaded, tmp_path):
     asked = Asked(replicas=50, what_if=True)
     folder = folder_for(loaded, tmp_path / "out", asked)
-    write(answer(loaded, asked, folder), folder)
+    folder.write("campaign.json", answer(loaded, asked, folder))
     text = study_html(tmp_path / "out")
     _, console = opened(text, tmp_path, "console.log('seen');")
     assert ["seen" in line for line in console] == [True]

@@ -51,7 +51,7 @@ def plan(**changes):
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")
     read = plan()
-    return read, folder, planner.search(read, "plan.toml", folder, jobs=1)
+    return read, folder, planner.search(read, "plan.toml", folder, planner.How(jobs=1))
 
 
 def figures(found):
@@ -77,7 +77,7 @@ def test_the_command_that_an_answer_names_writes_launch_files_of_its_option(smal
 
 def test_the_pruned_search_finds_exactly_the_exhaustive_front(small, tmp_path):
     read, _, pruned = small
-    every = planner.search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    every = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
     assert figures(pruned) == figures(every)
     assert sum(one.state == "simulated" for one in every.options) > sum(
         one.state == "simulated" for one in pruned.options
@@ -86,7 +86,7 @@ def test_the_pruned_search_finds_exactly_the_exhaustive_front(small, tmp_path):
 
 def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
     read, _, _ = small
-    every = planner.search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    every = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
     for one in (one for one in every.options if one.state == "simulated"):
         bound = step_bound(scenario_of(read, "plan.toml", one.candidate).prepare())
         assert bound.step_s <= one.result["step_time_s"]
@@ -96,12 +96,12 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
     monkeypatch.setattr("clustersim.planner.rounds.compute", lambda *_: pytest.fail("simulated again"))
-    assert figures(planner.search(read, "plan.toml", folder, jobs=1)) == figures(before)
+    assert figures(planner.search(read, "plan.toml", folder, planner.How(jobs=1))) == figures(before)
 
 
 def test_processes_and_one_process_give_the_same_answer(small, tmp_path):
     read, _, before = small
-    after = planner.search(read, "plan.toml", tmp_path, jobs=2)
+    after = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=2))
     assert planner.told(read, after) == planner.told(read, before)
 
 
@@ -120,7 +120,7 @@ def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
     [({"tokens": 1e9, "deadline": "1 h"}, "days"), ({"tokens": 1e9, "budget_usd": 1.0}, "USD"), ({"gpus": 8}, "")],
 )
 def test_limits_are_kept_and_what_breaks_one_says_which(limits, word, tmp_path):
-    found = planner.search(plan(limits=limits), "plan.toml", tmp_path, jobs=1)
+    found = planner.search(plan(limits=limits), "plan.toml", tmp_path, planner.How(jobs=1))
     if "gpus" in limits:
         assert max(one.candidate.gpus for one in found.options) == 8
         return
@@ -200,7 +200,7 @@ def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
     read = plan(machines=[{"topology": "pcie-rtx3090", "nodes": [1]}], model={"name": "resnet50"},
                 **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
                            "strategies": [{"kind": "ddp"}]}}, batch={"samples": [32, 256]})  # fmt: skip
-    found = planner.search(read, "plan.toml", tmp_path, jobs=1)
+    found = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1))
     said = planner.told(read, found)
     assert said["unit"] == "samples"
     assert said["front"][0]["usd_per_1e9"] is None
@@ -213,7 +213,7 @@ def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
 def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
     machines = [{"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0},
                 {"topology": "pcie-a100", "nodes": [1]}]  # fmt: skip
-    found = planner.search(plan(machines=machines), "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    found = planner.search(plan(machines=machines), "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
     unpriced = [one for one in found.options if one.counts and one.candidate.machine.label == "pcie-a100"]
     assert unpriced
     for one in unpriced:
@@ -227,7 +227,7 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
     assert "among those with a price (pcie-a100 has none)" in said["verdict"]
     assert "pcie-a100: no price" in plots.alt_text(front_figure(said))
     dear = planner.search(
-        plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}), "plan.toml", tmp_path, jobs=1
+        plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}), "plan.toml", tmp_path, planner.How(jobs=1)
     )
     reasons = {
         one.reason for one in dear.options if one.candidate.machine.label == "pcie-a100" and one.state == "limits"
@@ -337,7 +337,7 @@ def test_what_cannot_be_planned_is_one_clear_error(changes, words):
 
 def test_a_batch_that_no_machine_makes_is_an_error(tmp_path):
     with pytest.raises(ClusterSimError, match=r"\$\.batch\.samples"):
-        planner.search(plan(batch={"samples": 3}), "plan.toml", tmp_path, jobs=1)
+        planner.search(plan(batch={"samples": 3}), "plan.toml", tmp_path, planner.How(jobs=1))
 
 
 def test_the_command_prints_the_front_and_writes_the_answer(tmp_path: Path):

@@ -16,7 +16,7 @@ from clustersim.planner.candidates import candidates, scenario_of
 from clustersim.planner.form import Refused
 from clustersim.planner.knobs import combinations
 from clustersim.planner.options import rule
-from clustersim.planner.searching import search
+from clustersim.planner.searching import How, search
 from clustersim.planner.seen import FINALISTS, ROUGH, machines_of
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import from_table
@@ -162,7 +162,7 @@ SMALL = DENSE | {
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     read = from_table(SMALL)
-    return read, folder, search(read, "plan.toml", folder, jobs=1)
+    return read, folder, search(read, "plan.toml", folder, How(jobs=1))
 
 
 def figures(found):
@@ -171,7 +171,7 @@ def figures(found):
 
 def test_the_front_over_split_models_is_the_exhaustive_one(small, tmp_path):
     read, _, found = small
-    every = search(read, "plan.toml", tmp_path, jobs=1, exhaustive=True)
+    every = search(read, "plan.toml", tmp_path, How(jobs=1, exhaustive=True))
     assert figures(found) == figures(every)
     whole = [sum(one.state == "simulated" for one in each.options) for each in (found, every)]
     assert whole[0] < whole[1]
@@ -204,8 +204,8 @@ HUNDREDS = DENSE | {
 @pytest.mark.slow
 def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_is_off_by_more_than_is_taken(tmp_path):
     read = from_table(HUNDREDS)
-    found = search(read, "plan.toml", tmp_path / "pruned", jobs=1)
-    every = search(read, "plan.toml", tmp_path / "every", jobs=1, exhaustive=True)
+    found = search(read, "plan.toml", tmp_path / "pruned", How(jobs=1))
+    every = search(read, "plan.toml", tmp_path / "every", How(jobs=1, exhaustive=True))
     assert len(every.options) > 250
     assert figures(found) == figures(every)
     ran = [one for one in every.options if one.state == "simulated"]
@@ -219,12 +219,12 @@ def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monke
     read, folder, before = small
     for name in ("compute", "roughly"):
         monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
-    assert figures(search(read, "plan.toml", folder, jobs=1)) == figures(before)
+    assert figures(search(read, "plan.toml", folder, How(jobs=1))) == figures(before)
 
 
 def test_what_the_sieve_said_is_kept_and_of_another_plan_it_is_not(small, monkeypatch):
     read, folder, _ = small
-    options = [option.candidate for option in search(read, "plan.toml", folder, jobs=1).options]
+    options = [option.candidate for option in search(read, "plan.toml", folder, How(jobs=1)).options]
     sieve = Sieve(read, "plan.toml", machines_of(read, "plan.toml")[0])
     said = dict(sieve.look(options))
     monkeypatch.setattr(Sieve, "look", lambda *_: pytest.fail("sieved again"))
@@ -265,7 +265,7 @@ def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
 def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have_given(monkeypatch, tmp_path):
     monkeypatch.setattr("clustersim.planner.seen.EXACT", 5)
     read = from_table(SMALL | {"try": SMALL["try"] | {"simulations": 8}})
-    found = search(read, "plan.toml", tmp_path, jobs=1)
+    found = search(read, "plan.toml", tmp_path, How(jobs=1))
     left = [one for one in found.options if one.state == "left"]
     assert left
     assert found.front
@@ -290,7 +290,7 @@ def test_alternatives_differ_from_the_fastest_in_a_degree(small):
 @pytest.fixture(scope="module")
 def robust(small):
     read, folder, _ = small
-    return search(read, "plan.toml", folder, jobs=1, robust=True)
+    return search(read, "plan.toml", folder, How(jobs=1, robust=True))
 
 
 def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_best_at_every_corner(small, robust):
@@ -333,7 +333,7 @@ def test_a_robust_search_goes_on_where_it_was_and_its_page_has_the_table(small, 
     read, folder, _ = small
     for name in ("compute", "roughly"):
         monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
-    again = search(read, "plan.toml", folder, jobs=1, robust=True)
+    again = search(read, "plan.toml", folder, How(jobs=1, robust=True))
     assert again.turned == robust.turned
     said = planner.told(read, again)
     (part,) = [one for one in plan_page(said).sections if one.id == "robust"]

@@ -40,7 +40,7 @@ def now(prepared):
 
 @pytest.fixture(scope="module")
 def said(loaded):
-    return sensitivity.study(loaded, nodes=[1, 2, 4])
+    return sensitivity.study(loaded, sensitivity.Asked(nodes=[1, 2, 4]))
 
 
 # ---- knobs -----------------------------------------------------------------------------------------------------------

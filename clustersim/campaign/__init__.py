@@ -6,7 +6,7 @@ Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`, :mod:`sums`) answer w
 
 from __future__ import annotations
 
-from clustersim.campaign.answer import answer, folder_for, outcome, write
+from clustersim.campaign.answer import FILE, answer, folder_for, outcome
 from clustersim.campaign.batches import Asked
 from clustersim.campaign.job import Campaign, Job
 from clustersim.campaign.ledger import GOODPUTS, PARTS, Runs
@@ -14,6 +14,6 @@ from clustersim.campaign.many import play
 from clustersim.campaign.replica import Replica, replica
 
 __all__ = [
-    "GOODPUTS", "PARTS", "Asked", "Campaign", "Job", "Replica", "Runs", "answer", "folder_for", "outcome", "play",
-    "replica", "write",
+    "FILE", "GOODPUTS", "PARTS", "Asked", "Campaign", "Job", "Replica", "Runs", "answer", "folder_for", "outcome",
+    "play", "replica",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from clustersim.campaign.ledger import Runs, percentiles
 from clustersim.campaign.of_scenario import Bill, job_of, table_of
 from clustersim.campaign.replica import replica
 from clustersim.campaign.whatif import answers, largest_job, over_interval, over_nodes
-from clustersim.outputs import Folder, Picture, draw_all, json_text
+from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.sweeps.row import Fingerprints
@@ -166,10 +166,3 @@ def folder_for(scenario: Scenario, out: str | Path, asked: Asked) -> Folder:
     folder = Folder(Path(out), "campaign", scenario.title, FILES, of)
     folder.check()
     return folder
-
-
-def write(said: Mapping[str, Any], folder: Folder, pictures: Mapping[str, Picture] | None = None) -> None:
-    """``campaign.json`` in a folder, and pictures beside it, all or none. Raises :class:`ClusterSimError`."""
-    with folder.files() as path_of:
-        path_of(FILE).write_bytes(json_text(said))
-        draw_all(pictures or {}, path_of)

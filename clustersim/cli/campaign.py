@@ -59,8 +59,8 @@ def campaign(
         from clustersim.report.campaign import pictures
 
         drawn = {f"{name}.png": partial(plots.save, figure) for name, figure in pictures(said).items()}
-        campaigns.write(said, folder, drawn)
-        wrote = [f"{out}/{name}" for name in ("campaign.json", *drawn)]
+        folder.write(campaigns.FILE, said, drawn)
+        wrote = [f"{out}/{name}" for name in (campaigns.FILE, *drawn)]
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 

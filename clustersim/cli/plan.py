@@ -51,7 +51,7 @@ def plan(
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
         found = planner.search(
-            read, path, out, jobs=jobs, exhaustive=exhaustive, robust=robust, progress=progress,
+            read, path, out, planner.How(None, jobs, exhaustive, robust), progress=progress,
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
         )  # fmt: skip
         said = planner.with_campaign(planner.told(read, found, path), read)

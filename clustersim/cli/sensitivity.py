@@ -53,22 +53,22 @@ def sensitivity(
     network slower and faster (how slow may it be?), and other numbers of nodes with the same batch (strong scaling) or
     the same work per GPU (weak scaling: how efficient is it, what is lost to what, when does doubling stop paying?).
     """
-    from clustersim.sensitivity import folder_for, study, write
+    from clustersim.sensitivity import FILE, Asked, folder_for, study
 
     needs_out(page, out)
     chosen, title = _scenario(scenario, changes, place)
-    asked: dict[str, Any] = {"nodes": _nodes(nodes), "swing": swing, "growth": growth, "gain": gain}
-    folder = None if out is None else folder_for(chosen, out, **asked)
+    asked = Asked(_nodes(nodes), swing, growth, gain)
+    folder = None if out is None else folder_for(chosen, out, asked)
     with working(f"studying {title}") as progress:
-        said = study(chosen, title=title, tell=lambda _: progress(progress.done + 1, progress.total), **asked)
+        said = study(chosen, asked, title=title, tell=lambda _: progress(progress.done + 1, progress.total))
     wrote = []
     if folder is not None:
         from clustersim import plots
         from clustersim.report.sensitivity import pictures as drawn
 
         pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in drawn(said).items()}
-        write(said, folder, pictures)
-        wrote = [f"{out}/{name}" for name in ("sensitivity.json", *pictures)]
+        folder.write(FILE, said, pictures)
+        wrote = [f"{out}/{name}" for name in (FILE, *pictures)]
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 

@@ -10,7 +10,7 @@ from clustersim.planner.answer import told, write
 from clustersim.planner.campaigns import with_campaign
 from clustersim.planner.options import Option, Searched, title
 from clustersim.planner.pareto import dominates, front
-from clustersim.planner.searching import search
+from clustersim.planner.searching import How, search
 from clustersim.planner.spec import PlanFile, from_table, load
 from clustersim.sweeps.crews import Executor
 
@@ -38,7 +38,7 @@ def plan(
     Raises :class:`clustersim.errors.ScenarioError` for a plan that cannot be read.
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
-    found = search(read, path, out, executor=executor, jobs=jobs, exhaustive=exhaustive, robust=robust)
+    found = search(read, path, out, How(executor, jobs, exhaustive, robust))
     said = told(read, found, path)
     said = with_campaign(said, read)
     write(said, out)
@@ -46,22 +46,6 @@ def plan(
 
 
 __all__ = [
-    "Option",
-    "PlanFile",
-    "Power",
-    "Rates",
-    "Searched",
-    "costs",
-    "dominates",
-    "from_table",
-    "front",
-    "load",
-    "plan",
-    "rates",
-    "search",
-    "title",
-    "told",
-    "watts_per_gpu",
-    "with_campaign",
-    "write",
-]
+    "How", "Option", "PlanFile", "Power", "Rates", "Searched", "costs", "dominates", "from_table", "front", "load",
+    "plan", "rates", "search", "title", "told", "watts_per_gpu", "with_campaign", "write",
+]  # fmt: skip

@@ -64,6 +64,19 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How an option runs a form: where, on which stages by which schedule, and in which order its ``passes`` of
+    ``micro`` samples."""
+
+    place: Place
+    parts: Partition
+    row: Schedule
+    orders: Orders
+    micro: int
+    passes: int
+
+
 @dataclass(eq=False)
 class Form:
     """Options that differ in machine, micro-batch and passes alone."""
@@ -111,7 +124,7 @@ class Form:
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
-        return self._bound(place, parts, row, orders, micro, passes, held)
+        return self._bound(_Way(place, parts, row, orders, micro, passes), held)
 
     def _with(self, **knobs: int) -> Scenario:
         """The scenario with other micro-batches or passes."""
@@ -172,11 +185,9 @@ class Form:
             f"{format_bytes(float(held[worst] - always[worst] - CONTEXT_BYTES))})"
         )
 
-    def _bound(
-        self, place: Place, parts: Partition, row: Schedule, orders: Orders, micro: int, passes: int, held: Floats
-    ) -> Bound:
-        times, traffic = self._time(place, parts, row, orders, micro)
-        first, zero = times.first, np.zeros(1)
+    def _bound(self, way: _Way, held: Floats) -> Bound:
+        times, traffic = self._time(way)
+        first, zero, row, passes = times.first, np.zeros(1), way.row, way.passes
         head = np.concatenate([zero, np.cumsum(times.forward)])[first]
         tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
         # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
@@ -184,9 +195,9 @@ class Form:
         # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
         each = passes / 2 if row.placement == "both" else float(passes)
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
-        serial, beside, shard = self._data(traffic, parts, row, passes)
-        local = self._local(place, micro)
-        dense, expert = self.known.counts(parts)
+        serial, beside, shard = self._data(traffic, way)
+        local = self._local(way.place, way.micro)
+        dense, expert = self.known.counts(way.parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
         whole = ramp + each * times.whole + serial
         r = int(np.argmax(whole))
@@ -197,8 +208,9 @@ class Form:
             max(float(serial[r]), step / SLACK - float(whole[r]) - update), tuple(held.tolist()),
         )  # fmt: skip
 
-    def _time(self, place: Place, parts: Partition, row: Schedule, orders: Orders, micro: int) -> tuple[Times, Traffic]:
+    def _time(self, way: _Way) -> tuple[Times, Traffic]:
         """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
+        place, parts, row, micro = way.place, way.parts, way.row, way.micro
         topology, mesh = self.known.machines[place]
         if place not in self._traffic:
             self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
@@ -207,7 +219,7 @@ class Form:
         key = self._stagewise, self._kept, *near
         if key not in self.known.times:
             local = self._local(place, micro)
-            paired = any(len(slot) > 1 for slot in orders[0])
+            paired = any(len(slot) > 1 for slot in way.orders[0])
             kinds = ("F", "I", "W") if row.splits_backward else ("F", "B")
 
             def least(layer: LocalLayer, kind: str) -> Least:
@@ -230,12 +242,10 @@ class Form:
     def _local(self, place: Place, micro: int) -> LocalCost:
         return local_cost(self._with(micro_batch_size=micro), self.known.device(place[0], self.scenario, self.model))
 
-    def _data(
-        self, traffic: Traffic, parts: Partition, row: Schedule, passes: int
-    ) -> tuple[Floats, float, tuple[float, float]]:
+    def _data(self, traffic: Traffic, way: _Way) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
-        dense, expert = self.known.counts(parts)
+        dense, expert = self.known.counts(way.parts)
         dims, config = traffic.dims, self.scenario.config
 
         def slope(kind: str, *names: str) -> float:
@@ -243,14 +253,14 @@ class Form:
 
         if isinstance(config, FSDPConfig):
             shard = ("dp_shard", "cp")
-            blocks = [one.parameters for one in parts.stages[0].layers if one.kind == "block"]
+            blocks = [one.parameters for one in way.parts.stages[0].layers if one.kind == "block"]
             again = 0.0 if dims.pp > 1 or config.keeps else float(sum(blocks) - max(blocks, default=0))
-            often = 1 if dims.pp > 1 or config.keeps else passes
+            often = 1 if dims.pp > 1 or config.keeps else way.passes
             moved = float(dense.max() + again) * DTYPE_BYTES[config.param_dtype] * often
             return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
         if sharding_zero(self.scenario) is not None:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
-        knobs = replica_config(self._with(gradient_accumulation_steps=passes), self.parallel, row)
+        knobs = replica_config(self._with(gradient_accumulation_steps=way.passes), self.parallel, way.row)
         if self.parallel.num_distributed_optimizer_instances > 1:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
         kind = "reduce_scatter" if knobs.distributed else "all_reduce"

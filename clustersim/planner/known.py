@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.device import AS_IS, Device, device
+from clustersim.memo import Keeper, kept_with_first
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.partition.base import Partition
@@ -30,7 +31,7 @@ MOST_PARTS = 64
 
 
 @dataclass(eq=False)
-class Known:
+class Known(Keeper):
     """What is known of the machines, and of forms that options share.
 
     Parameters
@@ -46,8 +47,6 @@ class Known:
     _parts: OrderedDict[object, tuple[Partition, Schedule]] = field(default_factory=OrderedDict)
     _counted: tuple[Partition, tuple[Floats, Floats]] | None = None
     _least: dict[object, Least] = field(default_factory=dict)
-    _rooms: dict[Place, float] = field(default_factory=dict)
-    _ways: dict[Place, float] = field(default_factory=dict)
     states: dict[object, tuple[Floats, Floats]] = field(default_factory=dict)
     held: dict[object, Floats] = field(default_factory=dict)
     times: dict[object, Times] = field(default_factory=dict)
@@ -72,20 +71,17 @@ class Known:
             self._least[key] = make()
         return self._least[key]
 
+    @kept_with_first(maxsize=None)
     def room(self, place: Place) -> float:
         """Bytes of the GPU with least memory."""
-        if place not in self._rooms:
-            topology, mesh = self.machines[place]
-            nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
-            names = {topology.node_types[n].device for n in nodes}
-            self._rooms[place] = min(device(name).memory_bytes for name in names)
-        return self._rooms[place]
+        topology, mesh = self.machines[place]
+        nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
+        return min(device(topology.node_types[n].device).memory_bytes for n in nodes)
 
+    @kept_with_first(maxsize=None)
     def way_out(self, place: Place) -> float:
         """What leads out of a node [bytes/s]."""
-        if place not in self._ways:
-            self._ways[place] = way_out(*self.machines[place])
-        return self._ways[place]
+        return way_out(*self.machines[place])
 
     def place(self, option: Candidate) -> Place:
         """Where it runs."""

@@ -20,7 +20,7 @@ what half of published steps lay within. One that would be worth having if its p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustersim.outputs import Folder
@@ -39,15 +39,29 @@ ROUND = 8
 """Candidates simulated between two looks at what they prune."""
 
 
+@dataclass(frozen=True)
+class How:
+    """How a plan is searched.
+
+    Parameters
+    ----------
+    executor, jobs : as for :func:`clustersim.sweeps.sweep`. exhaustive : simulate also what bounds rule out; the answer
+        is the same. robust : run the rivals of the fastest again at the ends of what is uncertain
+        (:mod:`clustersim.planner.robust`).
+    """
+
+    executor: Executor | None = None
+    jobs: int | None = None
+    exhaustive: bool = False
+    robust: bool = False
+
+
 def search(
     plan: PlanFile,
     path: str | Path,
     out: str | Path,
+    how: How = How(),
     *,
-    executor: Executor | None = None,
-    jobs: int | None = None,
-    exhaustive: bool = False,
-    robust: bool = False,
     progress: Callable[[int, int], None] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Searched:
@@ -56,8 +70,6 @@ def search(
     Parameters
     ----------
     path : the plan's file. out : folder of ``results.jsonl``; rows that are there are not simulated again.
-    executor, jobs : as for :func:`clustersim.sweeps.sweep`. exhaustive : simulate also what bounds rule out.
-    robust : run the rivals of the fastest again at the ends of what is uncertain (:mod:`clustersim.planner.robust`).
     progress : called with (options done with, options in all). told : called with the size of the space, in words,
         before anything is looked at.
 
@@ -67,20 +79,20 @@ def search(
     folder = Folder(store.path, "plan", name, FILES, (name, plan.model))
     folder.check()
     seen = Seen(plan, path, *machines_of(plan, path), told=told)
-    team = crew(executor, jobs)
+    team = crew(how.executor, how.jobs)
     try:
         with store.writing(folder) as writer:
             best = seen.open(store.path)
             runner = Runner(plan, path, store, writer.append, team)
-            for rough in (False,) if exhaustive else (True, False):
+            for rough in (False,) if how.exhaustive else (True, False):
                 waiting = seen.waiting(best, rough=rough)
                 while waiting:
-                    turn, waiting = _next_round(waiting, seen, exhaustive, rough)
+                    turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
                     seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
                     if progress:
                         progress(len(seen.options) - len(waiting), len(seen.options))
             found = seen.done()
-            return replace(found, turned=at_corners(found, seen, runner)) if robust else found
+            return replace(found, turned=at_corners(found, seen, runner)) if how.robust else found
     finally:
         team.close()
 

@@ -5,21 +5,12 @@ All of it is real runs of the scenario with something changed, none of it a boun
 
 from __future__ import annotations
 
-from clustersim.sensitivity.answer import folder_for, study, write
+from clustersim.sensitivity.answer import FILE, Asked, folder_for, study
 from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Point, curve, last_worthwhile
 from clustersim.sensitivity.tornado import KNOBS, Swing, tornado
 
 __all__ = [
-    "KNOBS",
-    "BreakEven",
-    "Point",
-    "Swing",
-    "break_even",
-    "curve",
-    "folder_for",
-    "last_worthwhile",
-    "study",
-    "tornado",
-    "write",
-]
+    "FILE", "KNOBS", "Asked", "BreakEven", "Point", "Swing", "break_even", "curve", "folder_for", "last_worthwhile",
+    "study", "tornado",
+]  # fmt: skip

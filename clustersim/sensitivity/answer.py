@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clustersim.outputs import Folder, Picture, draw_all, json_text
+from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.rerun import step_time
 from clustersim.sensitivity.network import BreakEven, break_even
@@ -20,24 +20,30 @@ FILE = "sensitivity.json"
 FILES = (FILE, "tornado.png", "network.png", "scaling.png")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a study asks.
+
+    Parameters
+    ----------
+    nodes : to scale over; None doubles from an eighth of the scenario's to twice. swing : of every hardware number.
+    growth : of the step that a slower network may cost. gain : of throughput that a doubling of nodes must buy.
+    """
+
+    nodes: Sequence[int] | None = None
+    swing: float = 0.2
+    growth: float = 0.05
+    gain: float = 0.5
+
+
 def study(
-    scenario: Scenario,
-    *,
-    title: str | None = None,
-    nodes: Sequence[int] | None = None,
-    swing: float = 0.2,
-    growth: float = 0.05,
-    gain: float = 0.5,
-    tell: Told = lambda _: None,
+    scenario: Scenario, asked: Asked = Asked(), *, title: str | None = None, tell: Told = lambda _: None
 ) -> dict[str, Any]:
     """Tornado, break-even network and scaling of a scenario.
 
     Parameters
     ----------
-    title : None is the scenario's own.
-    nodes : to scale over; None doubles from an eighth of the scenario's to twice. swing : of every hardware number.
-    growth : of the step that a slower network may cost. gain : of throughput that a doubling of nodes must buy.
-    tell : called with what is being run.
+    title : None is the scenario's own. tell : called with what is being run.
 
     Returns a dict: ``verdict``; ``title``, ``step_s``, ``nodes``, ``swing``, ``gain``; ``tornado``, ``network`` (None
     without one), ``strong`` and ``weak`` as dicts of their dataclasses; ``stops``, by kind (nodes, gain) or None.
@@ -45,19 +51,24 @@ def study(
     prepared = scenario.prepare()
     tell("the scenario as it is")
     now = step_time(prepared.run().timeline)
-    swings = tornado(prepared, now, swing, tell)
-    network = break_even(prepared, now, growth, tell)
-    counts = nodes or _doublings(prepared.mesh.n_nodes)
+    swings = tornado(prepared, now, asked.swing, tell)
+    network = break_even(prepared, now, asked.growth, tell)
+    counts = asked.nodes or _doublings(prepared.mesh.n_nodes)
     kinds: tuple[Kind, ...] = ("strong", "weak")
     curves = {kind: curve(scenario, counts, kind, tell) for kind in kinds}
-    stops = {kind: last_worthwhile(points, gain) for kind, points in curves.items()}
+    stops = {kind: last_worthwhile(points, asked.gain) for kind, points in curves.items()}
+    said = (
+        _most(now, swings, asked.swing),
+        _network(network),
+        _scaling(curves["strong"], stops["strong"], asked.gain),
+    )
     return {
         "title": scenario.title if title is None else title,
-        "verdict": _verdict(now, swings, network, curves["strong"], stops["strong"], swing, gain),
+        "verdict": "; ".join(filter(None, said)) + ".",
         "step_s": now,
         "nodes": prepared.mesh.n_nodes,
-        "swing": swing,
-        "gain": gain,
+        "swing": asked.swing,
+        "gain": asked.gain,
         "tornado": [asdict(one) for one in swings],
         "network": None if network is None else asdict(network),
         **{kind: [asdict(one) for one in points] for kind, points in curves.items()},
@@ -68,19 +79,6 @@ def study(
 def _doublings(nodes: int) -> list[int]:
     """From an eighth to twice as many, where those are whole."""
     return [nodes // by for by in (8, 4, 2) if nodes % by == 0] + [nodes, 2 * nodes]
-
-
-def _verdict(
-    now: float,
-    swings: Sequence[Swing],
-    network: BreakEven | None,
-    strong: Sequence[Point],
-    stop: tuple[int, float] | None,
-    swing: float,
-    gain: float,
-) -> str:
-    said = [_most(now, swings, swing), _network(network), _scaling(strong, stop, gain)]
-    return "; ".join(part for part in said if part) + "."
 
 
 def _most(now: float, swings: Sequence[Swing], swing: float) -> str:
@@ -128,17 +126,9 @@ def _scaling(points: Sequence[Point], stop: tuple[int, float] | None, gain: floa
     return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 
 
-def write(said: Mapping[str, Any], folder: Folder, pictures: Mapping[str, Picture] | None = None) -> None:
-    """``sensitivity.json`` in a folder, and pictures beside it, all or none. Raises :class:`ClusterSimError` where they
-    cannot be written, or the folder holds something else."""
-    with folder.files() as path_of:
-        path_of(FILE).write_bytes(json_text(said))
-        draw_all(pictures or {}, path_of)
-
-
-def folder_for(scenario: Scenario, out: str | Path, **asked: Any) -> Folder:
+def folder_for(scenario: Scenario, out: str | Path, asked: Asked) -> Folder:
     """Where the study of a scenario goes; ``asked`` : how it is studied. Raises :class:`ClusterSimError` where the
     folder holds something else."""
-    folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asked))
+    folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asdict(asked)))
     folder.check()
     return folder
