@@ -16,6 +16,9 @@ from clustersim.paths import data_path
 from clustersim.texts import Table
 from clustersim.topology import Topology
 
+VAGUE = 0.10
+"""Error of a kind of strategy from which it is said that it cannot be ranked."""
+
 
 class Range(msgspec.Struct, frozen=True):
     """A range around a prediction.
@@ -92,3 +95,15 @@ def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
     which is the better."""
     error = max(of_step(a_kind).p50, of_step(b_kind).p50)
     return abs(a - b) <= error * min(a, b)
+
+
+def off_by(kind: str) -> str:
+    """How coarsely steps of a kind of strategy are predicted, in words."""
+    known = of_step(kind)
+    return f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}"
+
+
+def within() -> str:
+    """What the ``+-`` beside a rate is, in words."""
+    rows = of_step("all").rows
+    return f"+-: half of {rows} published steps lay within it, by kind of strategy (validated {as_of()})"

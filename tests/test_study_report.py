@@ -14,6 +14,7 @@ from clustersim import planner, plots, sweeps
 from clustersim.cli import cli
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.planner import of_sweep
+from clustersim.planner.swept import Swept, load
 from clustersim.report import holds_study, study_html
 
 SWEEP = """
@@ -82,7 +83,7 @@ def of(rates, question=None, kind="ddp"):
         "gpus": np.full(n, 8),
         "fits": np.full(n, True),
     }
-    return of_sweep.Swept("t", table, ("choice", "run.seed"), question, 0)
+    return Swept("t", table, ("choice", "run.seed"), question, 0)
 
 
 # ---- what a sweep answers --------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_the_answer_comes_first_and_is_the_commands(folder):
     if (folder / "plan.json").exists():
         answer = json.loads((folder / "plan.json").read_text())["verdict"]
     else:
-        answer = of_sweep.answer(of_sweep.load(folder))["verdict"]
+        answer = of_sweep.answer(load(folder))["verdict"]
     assert words(said) == answer.replace("+-", "±")
     body = page[page.index("<main>") :]
     parts = ['class="verdict"', 'id="front"', 'id="assumed"', 'id="all"']
@@ -205,7 +206,7 @@ def test_the_commands_write_the_same_page(swept, tmp_path):
     again = CliRunner().invoke(cli, ["sweep", file, "--out", str(swept), "--report", str(tmp_path / "b.html")])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-    assert of_sweep.answer(of_sweep.load(swept))["verdict"] in again.stdout
+    assert of_sweep.answer(load(swept))["verdict"] in again.stdout
 
 
 def test_the_front_is_drawn_large_and_said_in_words():

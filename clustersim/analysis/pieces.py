@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.columns import OpColumns, did
+from clustersim.analysis.cuts import cuts, seen, stretches
 from clustersim.analysis.occupancy import on_host
 from clustersim.analysis.sample import Classes, classes
-from clustersim.arrays import Bools, Floats, Ints
+from clustersim.arrays import Columns, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
@@ -108,7 +107,7 @@ def is_server(op: OpInfo) -> bool:
     return "server" in op.role
 
 
-def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> dict[str, npt.NDArray[Any]]:
+def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> Columns:
     """Spans that touch the window as columns owner, op, ready, start, end; times from ``t0`` on."""
     spans = timeline.spans(ranks.tolist())
     inside = (spans["end"] > t0) & (spans["ready"] < t1)
@@ -121,36 +120,6 @@ def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> dict[str, n
 
 AT_ONCE = 2**16
 """Spans that are cut up together: whole ranks of them."""
-
-
-def _cuts(spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float) -> tuple[Floats, Ints, Ints, Ints]:
-    """Where any span of a rank begins or ends, as sorted and unique keys, the window's edges among them; and which
-    of them each span's ready, start and end are."""
-    base, offset = np.arange(n) * scale, spans["owner"] * scale
-    marks = np.concatenate([base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))])
-    order = np.argsort(marks, kind="stable")  # a few sorted runs: far from random
-    ordered = marks[order]
-    new = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    place = np.empty(len(marks), dtype=np.int64)
-    place[order] = np.cumsum(new) - 1
-    ready, start, end = place[2 * n :].reshape(3, -1)
-    return ordered[new], ready, start, end
-
-
-def _seen(spans: dict[str, npt.NDArray[Any]], n: int, scale: float, left: Floats, owner: Ints) -> Bools:
-    """Whether a piece lies between its rank's first and last span."""
-    first, last = np.full(n, np.inf), np.full(n, -np.inf)
-    np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
-    np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
-    found: Bools = (left >= first[owner]) & (left < last[owner])
-    return found
-
-
-def _stretches(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """The numbers from each ``left`` up to its ``right``, one after another, and how many there are of each."""
-    each = np.maximum(right - left, 0)
-    numbers: Ints = np.repeat(left - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
-    return numbers, each
 
 
 class Partition:
@@ -167,7 +136,7 @@ class Partition:
         self._peer = np.array([*peer, BUBBLE], dtype=np.int64)
         self._nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
 
-    def of(self, chosen: Classes, spans: dict[str, npt.NDArray[Any]], t0: float, t1: float) -> Pieces:
+    def of(self, chosen: Classes, spans: Columns, t0: float, t1: float) -> Pieces:
         """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
         n, scale = len(chosen.ranks), 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
         each = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
@@ -184,14 +153,14 @@ class Partition:
         return Pieces(*whole, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
 
     def _cut(
-        self, spans: dict[str, npt.NDArray[Any]], n: int, length: float, scale: float
+        self, spans: Columns, n: int, length: float, scale: float
     ) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
         """Owner, begin and end (as keys), rule, op and hidden transfer of each piece of ``n`` ranks."""
-        key, ready, start, end = _cuts(spans, n, length, scale)
+        key, ready, start, end = cuts(spans, n, length, scale)
         owner = (key / scale + 1e-9).astype(np.int64)
         inside = owner[1:] == owner[:-1]
         if self.timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
-            inside &= _seen(spans, n, scale, key[:-1], owner[:-1])
+            inside &= seen(spans, n, scale, key[:-1], owner[:-1])
         why, op, beside = (column[:-1][inside] for column in self._holders(spans["op"], ready, start, end, len(key)))
         return owner[:-1][inside], key[:-1][inside], key[1:][inside], why, op, beside
 
@@ -199,7 +168,7 @@ class Partition:
         """The partition of a window for one rank alone."""
         mine = columns.of_rank(rank, begin, end)
         order = np.lexsort((mine.op, mine.start))
-        spans: dict[str, npt.NDArray[Any]] = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
+        spans: Columns = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
         for name, column in (("ready", mine.ready), ("start", mine.start), ("end", mine.end)):
             spans[name] = np.clip(column[order] - begin, 0.0, end - begin)
         alone = Classes(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
@@ -221,10 +190,10 @@ class Partition:
         best = np.full(n, NOTHING * self._n_streams * base)
         hidden = np.full(n, self._n_streams * base)
         for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
-            at, each = _stretches(left, right)
+            at, each = stretches(left, right)
             np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
         moves = self._running[of] == TRANSFER
-        at, each = _stretches(start[moves], end[moves])
+        at, each = stretches(start[moves], end[moves])
         np.minimum.at(hidden, at, np.repeat(name[moves], each))
         why = best // (self._n_streams * base) if base else best + NOTHING
         op = np.where(why < NOTHING, best % max(base, 1), -1)

@@ -102,10 +102,9 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
 
     console = stdout()
     if "" in table.get("error", ()):
-        from clustersim.planner import of_sweep
+        from clustersim.planner import of_sweep, swept
 
-        answer = of_sweep.answer(of_sweep.load(outcome.folder))["verdict"]
-        console.say(answer)
+        console.say(of_sweep.answer(swept.load(outcome.folder))["verdict"])
     if table:
         console.print(_table(table, axes, title))
     if len(table.get("key", ())) > SHOWN:

@@ -155,12 +155,8 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
             "is beaten is not run again; those whose whole run is too long are run folded, one replica for all; of "
             "options closer than their error the one with the best worst case is named"
         )
-    everything = ranges.of_step("all")
     uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
-    yield (
-        f"+-: half of {everything.rows} published steps lay within it, by kind of strategy (validated "
-        f"{ranges.as_of()}); {uncounted} not counted"
-    )
+    yield f"{ranges.within()}; {uncounted} not counted"
 
 
 def write(said: Mapping[str, Any], out: str | Path, pictures: Mapping[str, Picture] | None = None) -> None:

@@ -4,114 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from clustersim import sweeps
-from clustersim.arrays import Floats
-from clustersim.economics import costs, rates
+from clustersim.economics import rates
 from clustersim.errors import ClusterSimError
 from clustersim.planner.options import at_worst
 from clustersim.planner.pareto import front
-from clustersim.ranges import alike, as_of, of_step
+from clustersim.planner.swept import Swept
+from clustersim.ranges import VAGUE, of_step, off_by, within
+from clustersim.texts import Table
 from clustersim.units import format_change
 
-Columns = Mapping[str, npt.NDArray[Any]]
 
-
-@dataclass(frozen=True)
-class Case:
-    """One combination of the axes that are not in question.
-
-    Parameters
-    ----------
-    words : of it. rows : value in question -> number of its row in the table, those that have a result.
-    """
-
-    words: str
-    rows: Mapping[Any, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Swept:
-    """A sweep's rows with a result. axes : columns that vary. question : as in the file, None where it asks none."""
-
-    title: str
-    table: Columns
-    axes: tuple[str, ...]
-    question: Mapping[str, Any] | None
-    failed: int
-
-    @cached_property
-    def axis(self) -> str | None:
-        """The column in question; without a question the first whose values are words."""
-        if self.question is not None:
-            return str(self.question["axis"])
-        return next((name for name in self.axes if self.table[name].dtype.kind == "U"), None)
-
-    @cached_property
-    def unit(self) -> str:
-        """``"tokens"``, or ``"samples"`` where a model has no tokens."""
-        return "samples" if np.isnan(self.table["tokens_per_s"]).any() else "tokens"
-
-    @cached_property
-    def rate(self) -> Floats:
-        """(rows,) tokens/s or samples/s of the whole machine."""
-        return np.asarray(self.table[f"{self.unit}_per_s"], dtype=np.float64)
-
-    @cached_property
-    def cases(self) -> list[Case]:
-        """In the order of the grid."""
-        found: dict[str, dict[Any, int]] = {}
-        for i in range(len(self.rate)):
-            words = self.said(i, [name for name in self.axes if name != self.axis])
-            value = None if self.axis is None else self.table[self.axis][i].item()
-            found.setdefault(words, {})[value] = i
-        return [Case(words, rows) for words, rows in found.items()]
-
-    def said(self, i: int, names: Sequence[str] | None = None) -> str:
-        """A row by its axes."""
-        shown = ((name, self.table[name][i].item()) for name in names or ())
-        return ", ".join(str(v) if name == self.axis and isinstance(v, str) else worded(name, v) for name, v in shown)
-
-    def kind(self, i: int) -> str:
-        """Of a row's strategy."""
-        return str(self.table["strategy"][i])
-
-    def alike(self, i: int, j: int) -> bool:
-        """Whether two rows differ by less than their predictions are off."""
-        return alike(self.kind(i), float(self.rate[i]), self.kind(j), float(self.rate[j]))
-
-
-def worded(name: str, value: Any) -> str:
-    """A value of an axis for people.
-
-    >>> worded("cluster.nodes", 4), worded("NIC", "25 Gb/s"), worded("strategy.micro_batch_size", 2)
-    ('4 nodes', 'NIC 25 Gb/s', 'micro batch size 2')
-    """
-    last = name.rsplit(".", 1)[-1].replace("_", " ")
-    if last in {"nodes", "gpus", "steps"}:
-        return f"{value:,} {last if value != 1 else last[:-1]}"
-    return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
-
-
-def load(folder: str | Path) -> Swept:
-    """The sweep in a folder. Raises :class:`ClusterSimError` where there is none, or no row has a result."""
-    about, table = sweeps.about(folder), sweeps.read(folder)
-    good = table["error"] == "" if "error" in table else np.zeros(0, dtype=bool)
-    if not good.any():
-        raise ClusterSimError(f"{folder}: no row of this sweep has a result")
-    kept = {name: column[good] for name, column in table.items()}
-    varied = tuple(name for name in about["axes"] if len(np.unique(kept[name])) > 1)
-    return Swept(about["title"], kept, varied, about.get("question"), int((~good).sum()))
-
-
-def answer(swept: Swept) -> dict[str, Any]:
+def answer(swept: Swept) -> Table:
     """The whole answer.
 
     Returns a dict: ``verdict``, a sentence; ``title``, ``unit``; ``head`` and ``cases``, the table behind the verdict;
@@ -175,7 +82,7 @@ def _either(names: Sequence[Any]) -> str:
     return f"{', '.join(map(str, names[:-1]))} or {names[-1]}"
 
 
-def _how_slow(swept: Swept, choice: Any, fastest: Mapping[str, Any]) -> str:
+def _how_slow(swept: Swept, choice: Any, fastest: Mapping[str, object]) -> str:
     """How much slower than the fastest a choice is at worst, and where."""
     times = {
         case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])
@@ -245,7 +152,7 @@ def _in_money(swept: Swept, share: float) -> str:
 def _fastest(swept: Swept) -> str:
     """Without a question: the best and the worst row."""
     best, worst = int(np.argmax(swept.rate)), int(np.argmin(swept.rate))
-    error = of_step(swept.kind(best)).p50
+    error = swept.error(best)
     return (
         f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
         f"{swept.unit}/s +-{error:.0%}, {swept.rate[best] / swept.rate[worst]:.2f} times the slowest "
@@ -253,27 +160,15 @@ def _fastest(swept: Swept) -> str:
     )
 
 
-def _front(swept: Swept) -> Iterator[dict[str, Any]]:
+def _front(swept: Swept) -> Iterator[Table]:
     """Rows that fit, fastest first, and whether no other beats them in speed, cost, GPUs and energy at once, errors
     counted; none where models differ, or all have as many GPUs."""
     table = swept.table
     if len(np.unique(table["model"])) > 1 or len(np.unique(table["gpus"])) < 2:
         return
-    spent = [_costs(swept, i) for i in range(len(swept.rate))]
-    points = [
-        at_worst(
-            (
-                -float(swept.rate[i]),
-                np.inf if one["usd_per_sample"] is None else one["usd_per_sample"],
-                float(table["gpus"][i]),
-                float(one["kwh_per_sample"] or 0.0),
-            ),
-            of_step(swept.kind(i)).p50,
-        )
-        for i, one in enumerate(spent)
-    ]
-    fits = [i for i in range(len(points)) if bool(table["fits"][i])]
-    kept = {fits[k] for k in front([points[i] for i in fits])}
+    fits = np.flatnonzero(table["fits"]).tolist()
+    spent = {i: swept.costs(i) for i in fits}
+    kept = {fits[k] for k in front([_objectives(swept, i, spent[i]) for i in fits])}
     for i in sorted(fits, key=lambda i: -swept.rate[i]):
         usd, kwh = spent[i]["usd_per_sample"], spent[i]["kwh_per_sample"]
         yield {
@@ -282,16 +177,18 @@ def _front(swept: Swept) -> Iterator[dict[str, Any]]:
             "machine": str(table["topology"][i]),
             "gpus": int(table["gpus"][i]),
             "rate": float(swept.rate[i]),
-            "error": of_step(swept.kind(i)).p50,
+            "error": swept.error(i),
             "usd_per_1e9": None if usd is None else usd * 1e9,
             "kwh_per_1e9": None if kwh is None else kwh * 1e9,
             "best": i in kept,
         }
 
 
-def _costs(swept: Swept, i: int) -> dict[str, float | None]:
-    result = {name: float(swept.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s")}
-    return costs(rates(str(swept.table["device"][i])), int(swept.table["gpus"][i]), float(swept.rate[i]), result)
+def _objectives(swept: Swept, i: int, spent: Mapping[str, float | None]) -> tuple[float, ...]:
+    """Speed, cost, GPUs and energy of a row, at the worse end of its error; smaller is better."""
+    usd, kwh = spent["usd_per_sample"], spent["kwh_per_sample"]
+    plain = (-float(swept.rate[i]), np.inf if usd is None else usd, float(swept.table["gpus"][i]), float(kwh or 0.0))
+    return at_worst(plain, swept.error(i))
 
 
 def _warnings(swept: Swept) -> Iterator[str]:
@@ -301,9 +198,8 @@ def _warnings(swept: Swept) -> Iterator[str]:
     if full:
         yield f"{full:,} scenarios do not fit in memory; they are timed as if they did"
     for kind in sorted(set(swept.table["strategy"].tolist())):
-        known = of_step(kind)
-        if known.p50 > 0.10:
-            yield f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}"
+        if of_step(kind).p50 > VAGUE:
+            yield off_by(kind)
 
 
 def _assumptions(swept: Swept) -> Iterator[str]:
@@ -313,8 +209,4 @@ def _assumptions(swept: Swept) -> Iterator[str]:
             yield f"{name}: no price known, so nothing is said of its cost"
         else:
             yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
-    everything = of_step("all")
-    yield (
-        f"+-: half of {everything.rows} published steps lay within it, by kind of strategy (validated {as_of()}); the "
-        "input pipeline, failures and checkpoints are not counted"
-    )
+    yield f"{within()}; the input pipeline, failures and checkpoints are not counted"

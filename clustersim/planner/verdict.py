@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from clustersim.memory_use import may_run_out
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import PlanFile
-from clustersim.ranges import alike, of_step
+from clustersim.ranges import VAGUE, alike, of_step, off_by
 from clustersim.units import format_bytes
 
-VAGUE = 0.10
-"""Error of a kind of strategy from which it is said that it cannot be ranked."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
@@ -129,11 +127,7 @@ def too_close(found: Searched) -> Iterator[str]:
                 f"{first.candidate.form.family}, less than predictions are off: choose by something else, or measure"
             )
     for kind in sorted(vague):
-        known = of_step(kind)
-        yield (
-            f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}: a {kind} option "
-            "that looks a little better or worse than another may not be"
-        )
+        yield f"{off_by(kind)}: a {kind} option that looks a little better or worse than another may not be"
 
 
 def left_over(found: Searched) -> str:

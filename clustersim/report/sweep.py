@@ -10,12 +10,13 @@ import numpy as np
 from clustersim import plots, sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.planner import of_sweep
+from clustersim.planner.swept import Swept, load, worded
 from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
 
 
 def sweep_page(folder: Path) -> Page:
     """The page of the sweep in a folder. Raises :class:`ClusterSimError` where there is none."""
-    swept = of_sweep.load(folder)
+    swept = load(folder)
     said = of_sweep.answer(swept)
     figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
                ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
@@ -30,11 +31,11 @@ def sweep_page(folder: Path) -> Page:
     return Page(str(said["title"]), str(said["verdict"]), kept, figures, list(said["warnings"]))
 
 
-def _cases_words(swept: of_sweep.Swept) -> list[str]:
+def _cases_words(swept: Swept) -> list[str]:
     asked = swept.question or {}
     if asked.get("value") is None:
         return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
-    other = of_sweep.worded(str(swept.axis), asked["against"])
+    other = worded(str(swept.axis), asked["against"])
     return [f"Throughput with each {swept.axis}, against {other}; + is faster."]
 
 
@@ -49,7 +50,7 @@ def _looks_numeric(cell: str) -> bool:
     return not cell.strip("0123456789.,%+-")
 
 
-def _curves(folder: Path, swept: of_sweep.Swept) -> list[Any]:
+def _curves(folder: Path, swept: Swept) -> list[Any]:
     about = sweeps.about(folder)
     try:
         return drawn(plots.sweep_curves(sweeps.read(folder), about["axes"]), "curves")
