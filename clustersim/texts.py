@@ -36,6 +36,8 @@ SHOWN = 60
 Raised = type[ClusterSimError]
 Table: TypeAlias = dict[str, Any]
 """Of a file that people write, as it was parsed: by key text, numbers, lists and further tables."""
+Plain: TypeAlias = dict[str, Any]
+"""An answer in plain values, as ``--json`` prints it: by key text, numbers, lists and further answers."""
 
 
 def shown(value: object) -> str:

@@ -19,6 +19,7 @@ from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import workers
 from clustersim.analysis.transfers import sort_of
 from clustersim.arrays import Bools, Floats, Ints
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -35,7 +36,7 @@ class _Work:
     nbytes: float
 
 
-def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> dict[str, Any]:
+def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> Plain:
     """Where two runs differ.
 
     Returns
@@ -52,7 +53,7 @@ def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> dict[str, Any
     names = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
              "nbytes_b")  # fmt: skip
     ops = {name: np.array([rows[i][name] for i in order]) for name in names}
-    found: dict[str, Any] = {"ops": ops, "states": _states(a, b, warmup_steps)}
+    found: Plain = {"ops": ops, "states": _states(a, b, warmup_steps)}
     for key, run in (("step_a", a), ("step_b", b)):
         window = steady_window(run, warmup_steps)
         found[key] = (window.end - window.begin) / len(window.steps)
@@ -135,9 +136,9 @@ def _by_sort(work: _Work) -> object:
     return work.kind, sort_of(work.name)
 
 
-def _row(one: _Work | None, other: _Work | None) -> dict[str, Any]:
+def _row(one: _Work | None, other: _Work | None) -> Plain:
     some = one or other
-    row: dict[str, Any] = {"kind": some.kind if some else ""}
+    row: Plain = {"kind": some.kind if some else ""}
     for side, work in (("a", one), ("b", other)):
         row |= {
             f"name_{side}": work.name if work else "",
@@ -149,7 +150,7 @@ def _row(one: _Work | None, other: _Work | None) -> dict[str, Any]:
     return row
 
 
-def _states(a: Timeline, b: Timeline, warmup_steps: int) -> dict[str, Any]:
+def _states(a: Timeline, b: Timeline, warmup_steps: int) -> Plain:
     tables = [breakdown(run, warmup_steps=warmup_steps) for run in (a, b)]
     seconds = [t["seconds"][workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
     return {
@@ -160,7 +161,7 @@ def _states(a: Timeline, b: Timeline, warmup_steps: int) -> dict[str, Any]:
     }
 
 
-def _text(found: dict[str, Any]) -> list[str]:
+def _text(found: Plain) -> list[str]:
     """The step, what it went to, and the ops that differ most."""
     before, after = found["step_a"], found["step_b"]
     if before <= 0:
@@ -179,7 +180,7 @@ def _text(found: dict[str, Any]) -> list[str]:
     return said
 
 
-def _from_to(table: dict[str, Any], i: int) -> str:
+def _from_to(table: Plain, i: int) -> str:
     return f"{format_time(float(table['seconds_a'][i]))} to {format_time(float(table['seconds_b'][i]))}"
 
 
@@ -187,7 +188,7 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
 
 
-def sentences(found: dict[str, Any], top: int = 10) -> list[str]:
+def sentences(found: Plain, top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
     ops, said = found["ops"], []
     for rows in _like(ops)[:top]:
@@ -211,7 +212,7 @@ ROUNDING = 1e-9
 """Differences below this share of all ops' time are no differences."""
 
 
-def _like(ops: dict[str, Any]) -> list[Ints]:
+def _like(ops: Plain) -> list[Ints]:
     """Rows that differ the same way and are of one sort, as layers of one block are; what differs most first."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, change in enumerate(ops["difference_s"].tolist()):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import KERNELS, STATES, by_class, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.arrays import Ints
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 
 PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
@@ -30,7 +30,7 @@ device (measured runs), a queue at a server."""
 
 def critical_path(
     timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
-) -> dict[str, Any]:
+) -> Plain:
     """The path through the steady state (or a window [s]), in order of time.
 
     Returns
@@ -55,7 +55,7 @@ def critical_path(
         if piece.link >= 0:
             name = names[piece.link]
             by_link[name] = by_link.get(name, 0.0) + (piece.end - piece.begin) / steps
-    columns: dict[str, Any] = {
+    columns: Plain = {
         name: np.array([getattr(piece, name) for piece in found]) for name in ("op", "rank", "begin", "end", "kind")
     }
     return columns | {

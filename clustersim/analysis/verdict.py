@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clustersim.analysis.stalls import Causes, costliest
 from clustersim.analysis.step_words import Loss, losses
+from clustersim.texts import Plain
 from clustersim.units import format_bytes, format_time
 
 HEADLINES = {
@@ -50,7 +50,7 @@ class Facts:
     missing_bytes: float = 0.0
 
     @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Facts:
+    def of(cls, result: Plain) -> Facts:
         """From what ``clustersim run --json`` prints."""
         memory = result.get("memory") or {}
         what = "{model} on {gpus:,} {device} ({strategy})".format(**result) if result.get("model") else ""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,6 +42,7 @@ from clustersim.analysis.pieces import (
 )
 from clustersim.mix import Mix
 from clustersim.program import COMPUTE_STREAM
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 
 WORDS = {
@@ -89,7 +89,7 @@ class Waterfall:
         """What is left of the peak."""
         return self.useful / self.step if self.step else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Plain values, in seconds of a step."""
         return {"stage": self.stage, "step_s": self.step, "useful_s": self.useful, "lost_s": dict(self.lost)}
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.sweeps.row import Fingerprints
+from clustersim.texts import Plain
 from clustersim.units import DAY, HOUR, format_bytes, format_long
 
 FILE = "campaign.json"
@@ -33,7 +32,7 @@ ENOUGH = 0.9
 
 def answer(
     scenario: Scenario, asked: Asked | None = None, folder: Folder | None = None, told: Told = lambda done, total: None
-) -> dict[str, Any]:
+) -> Plain:
     """Simulate the step, play the campaign, and say what became of it.
 
     Parameters
@@ -62,7 +61,7 @@ def answer(
     return said | {"verdict": _verdict(said, made)}
 
 
-def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> dict[str, Any]:
+def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> Plain:
     """What became of replicas: days, failures, goodput, ledger, cost."""
     mfu, elapsed = made.job.mfu, runs.elapsed.mean()
     productive = runs.part("productive") / runs.elapsed
@@ -80,7 +79,7 @@ def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> dict[str, A
     }
 
 
-def _inputs(table: CampaignTable, job: Job, made: Campaign) -> dict[str, Any]:
+def _inputs(table: CampaignTable, job: Job, made: Campaign) -> Plain:
     """What is played, with every figure that followed from something else."""
     found = sets().get(table.failures) if isinstance(table.failures, str) else None
     plan = {
@@ -97,7 +96,7 @@ def _inputs(table: CampaignTable, job: Job, made: Campaign) -> dict[str, Any]:
     return {"job": asdict(job), "table": table.plain(), "plan": plan}
 
 
-def _cost(made: Campaign, runs: Runs, bill: Bill) -> dict[str, Any]:
+def _cost(made: Campaign, runs: Runs, bill: Bill) -> Plain:
     """USD of GPUs, spares included, that are paid for whatever they do; kWh of those that train and those that wait."""
     each = made.job.gpus / made.job.nodes
     gpus = made.job.gpus + each * (made.spares or 0)
@@ -117,7 +116,7 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> dict[str, Any]:
     }
 
 
-def _questions(made: Campaign, seed: int) -> dict[str, Any]:
+def _questions(made: Campaign, seed: int) -> Plain:
     nodes = over_nodes(made, seed)
     return {
         "what_if": [asdict(one) for one in answers(made, seed)],
@@ -136,7 +135,7 @@ def _hopeless(made: Campaign) -> str:
     )
 
 
-def _verdict(said: Mapping[str, Any], made: Campaign) -> str:
+def _verdict(said: Plain, made: Campaign) -> str:
     days, ideal = said["days"], made.axis.work / DAY
     if not said["finishes"]:
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from clustersim.economics import Power, Rates, costs, rates, watts_per_gpu
 from clustersim.planner.answer import told, write
@@ -13,6 +12,7 @@ from clustersim.planner.pareto import dominates, front
 from clustersim.planner.searching import How, search
 from clustersim.planner.spec import PlanFile, from_table, load
 from clustersim.sweeps.crews import Executor
+from clustersim.texts import Plain
 
 
 def plan(
@@ -23,7 +23,7 @@ def plan(
     jobs: int | None = None,
     exhaustive: bool = False,
     robust: bool = False,
-) -> dict[str, Any]:
+) -> Plain:
     """Search the options of a plan, and say which are worth having and why.
 
     Parameters

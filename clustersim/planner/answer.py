@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from clustersim import ranges
 from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
@@ -19,6 +18,7 @@ from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.planner.verdict import left_over, too_close, verdict
 from clustersim.planner.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
+from clustersim.texts import Plain
 
 Pair = tuple[int, int]
 STATES = {
@@ -32,7 +32,7 @@ STATES = {
 }
 
 
-def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dict[str, Any]:
+def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Plain:
     """The whole answer. ``path`` : the plan's file, where relative names in it start.
 
     Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front``, ``tempting`` and
@@ -73,13 +73,13 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> dic
     } | ({"robust": robust} if robust else {})
 
 
-def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> dict[str, Any]:
+def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> Plain:
     """An option's figures with its scenario."""
     per_step = round(one.rate * float(one.result["step_time_s"])) if found.tokens else None
     return row(one, found) | {"scenario": _tables(plan, one), "path": str(path), "tokens_per_step": per_step}
 
 
-def row(option: Option, found: Searched) -> dict[str, Any]:
+def row(option: Option, found: Searched) -> Plain:
     """One option's figures: ``option``, its name without what all worth having share, and ``in_full``; ``rate``
     [tokens/s or samples/s], ``error`` (relative, of its kind of strategy), ``usd_per_1e9`` and ``kwh_per_1e9`` (None
     where not known), ``days`` and ``usd`` for the plan's tokens."""
@@ -106,7 +106,7 @@ def row(option: Option, found: Searched) -> dict[str, Any]:
     }
 
 
-def landscape(found: Searched) -> Iterator[dict[str, Any]]:
+def landscape(found: Searched) -> Iterator[Plain]:
     """The shortest step of each tp and pp on the fastest option's machine: ``step_s`` [s], None where none fits;
     ``sure``, that it was simulated; ``best``."""
     if not found.split or not found.front:
@@ -159,7 +159,7 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
     yield f"{ranges.within()}; {uncounted} not counted"
 
 
-def write(said: Mapping[str, Any], out: str | Path, pictures: Mapping[str, Picture] | None = None) -> None:
+def write(said: Plain, out: str | Path, pictures: Mapping[str, Picture] | None = None) -> None:
     """``plan.json`` in the plan's folder, and pictures beside it, all or none.
 
     Raises :class:`ClusterSimError` where they cannot be written.

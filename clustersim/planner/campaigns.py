@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,10 +19,10 @@ from clustersim.errors import ScenarioError
 from clustersim.planner.pareto import dominates
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario import Scenario
+from clustersim.texts import Plain
 from clustersim.units import DAY, HOUR
 
 REPLICAS = 400
-Told = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Played:
     wrong: str = ""
 
 
-def with_campaign(said: Told, plan: PlanFile, seed: int = 0) -> dict[str, Any]:
+def with_campaign(said: Plain, plan: PlanFile, seed: int = 0) -> Plain:
     """A plan's answer with ``campaign``, as of :class:`Played`, in each row of its front, and ``failures``: sentences
     about what the options' differences are made of. The same where the plan names no campaign."""
     if plan.campaign is None:
@@ -58,7 +57,7 @@ def with_campaign(said: Told, plan: PlanFile, seed: int = 0) -> dict[str, Any]:
     return dict(said) | {"front": front, "failures": list(_sentences(rows, found))}
 
 
-def _played(row: Told, plan: PlanFile, seed: int) -> Played:
+def _played(row: Plain, plan: PlanFile, seed: int) -> Played:
     try:
         made, job = _campaign(row, plan)
         if made.hopeless:
@@ -78,7 +77,7 @@ def _played(row: Told, plan: PlanFile, seed: int) -> Played:
     )
 
 
-def goodput(row: Told, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
+def goodput(row: Plain, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
     """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
     finish."""
     try:
@@ -91,13 +90,13 @@ def goodput(row: Told, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> floa
     return float(np.median(runs.goodput("effective_training_time")))
 
 
-def _campaign(row: Told, plan: PlanFile) -> tuple[Campaign, Job]:
+def _campaign(row: Plain, plan: PlanFile) -> tuple[Campaign, Job]:
     loaded = _scenario(row, plan)
     job = _job(row, loaded)
     return campaign(table_of(loaded), job), job
 
 
-def _job(row: Told, loaded: Scenario) -> Job:
+def _job(row: Plain, loaded: Scenario) -> Job:
     """Of the step that the search has found, unless a step varies or is slow for a while: then it is run."""
     slow = any(one.factor is None for one in table_of(loaded).degraded)
     if slow or loaded.file.run.variation is not None or loaded.file.run.jitter or not row["tokens_per_step"]:
@@ -105,12 +104,12 @@ def _job(row: Told, loaded: Scenario) -> Job:
     return job_at(loaded, row["step_s"], row["tokens_per_step"])
 
 
-def _scenario(row: Told, plan: PlanFile) -> Scenario:
+def _scenario(row: Plain, plan: PlanFile) -> Scenario:
     loaded = scenario.from_table(dict(row["scenario"]), row["path"])
     return replace(loaded, file=msgspec.structs.replace(loaded.file, campaign=plan.campaign))
 
 
-def _cost(row: Told, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
+def _cost(row: Plain, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
     """Of the option's GPUs and of spares, at the plan's own price."""
     if row["usd"] is None or not row["days"]:
         return None
@@ -118,7 +117,7 @@ def _cost(row: Told, spares: int, gpus_per_node: float, runs: Runs) -> dict[str,
     return percentiles(hourly * runs.elapsed / HOUR)
 
 
-def _beaten(i: int, rows: Sequence[Told], found: Sequence[Played]) -> str:
+def _beaten(i: int, rows: Sequence[Plain], found: Sequence[Played]) -> str:
     """Another option that is better in days, cost, GPUs and energy, failures counted."""
     mine = _objectives(rows[i], found[i])
     names = (rows[j]["option"] for j in range(len(rows)) if j != i and found[j].days is not None
@@ -126,14 +125,14 @@ def _beaten(i: int, rows: Sequence[Told], found: Sequence[Played]) -> str:
     return str(next(names, ""))
 
 
-def _objectives(row: Told, one: Played) -> tuple[float, ...] | None:
+def _objectives(row: Plain, one: Played) -> tuple[float, ...] | None:
     if one.days is None:
         return None
     usd = np.inf if one.usd is None else one.usd["p50"]
     return one.days["p50"], usd, float(row["gpus"]), float(row["kwh_per_1e9"] or 0.0) / one.goodput
 
 
-def _sentences(rows: Sequence[Told], found: Sequence[Played]) -> Iterator[str]:
+def _sentences(rows: Sequence[Plain], found: Sequence[Played]) -> Iterator[str]:
     """Of each option and the next: how far apart they are, and how much of that is failure."""
     there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
     for (a, first), (b, second) in pairwise(there):

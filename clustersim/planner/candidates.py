@@ -19,7 +19,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
 from clustersim.scenario.splitting import PLAYED
 
-RUN: Mapping[str, Any] = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
+RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
 """What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
 options differ by less than a draw."""
 
@@ -38,8 +38,8 @@ class Form(msgspec.Struct, frozen=True, gc=False):
         and checkpointing, vary. split : whether the step builder plays it.
     """
 
-    strategy: Mapping[str, Any]
-    parallel: Mapping[str, Any]
+    strategy: Table
+    parallel: Table
     family: str
     knobs: tuple[str, ...]
     tells: tuple[bool, bool]
@@ -81,7 +81,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.gpus // self.form.inside * self.played[0] * self.played[1]
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> Table:
         """Field -> value, on the plan's base."""
         micro, passes = self.played
         knobs = {**self.form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
@@ -137,7 +137,7 @@ def scenario_of(plan: PlanFile, path: str | Path, candidate: Candidate) -> Scena
 
 
 def candidates(
-    plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Mapping[str, Any]] = ({},)
+    plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table] = ({},)
 ) -> Iterator[Candidate]:
     """Every combination whose batch is within the plan's bounds and whose GPUs are within its limit.
 
@@ -161,7 +161,7 @@ def candidates(
                         yield Candidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
 
 
-def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Mapping[str, Any]]) -> int:
+def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table]) -> int:
     """How many combinations of machines and knobs a plan has, whether or not they are possible."""
     return (
         sum(_count(table) for table in plan.tried.strategies) * len(tables) * len(gpus_of)
@@ -169,7 +169,7 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
     )  # fmt: skip
 
 
-def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
+def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[Form]:
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
     names = {name for one in tables for name in one}
     told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
@@ -187,7 +187,7 @@ def _forms(plan: PlanFile, tables: Sequence[Mapping[str, Any]]) -> Iterator[Form
             yield Form(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
 
 
-def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def expanded(table: Table) -> Iterator[Table]:
     """Every choice of the lists in a strategy's table, inner tables included.
 
     >>> list(expanded({"kind": "fsdp", "version": 2, "reshard_after_forward": [True, False]}))[1]
@@ -203,7 +203,7 @@ def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield dict(zip(table, chosen, strict=True))
 
 
-def _count(table: Mapping[str, Any]) -> int:
+def _count(table: Table) -> int:
     """How many tables :func:`expanded` makes."""
     sizes = (_count(v) if isinstance(v, dict) else len(v) if isinstance(v, list) else 1 for v in table.values())
     return math.prod(sizes)
@@ -223,7 +223,7 @@ def _accumulations(plan: PlanFile, form: Form, gpus: int, micro: int) -> list[in
     return sorted({fewest, most}) if 0 < fewest <= most else []
 
 
-def _words(strategy: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> str:
+def _words(strategy: Table, among: Sequence[Table]) -> str:
     """A strategy in words: its kind, and the knobs that tell it from others of its kind.
 
     >>> tables = [{"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": stage}} for stage in (1, 3)]
@@ -236,10 +236,10 @@ def _words(strategy: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> s
     return ", ".join([str(strategy.get("kind", "?")), *said])
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(table: Table, prefix: str = "") -> Table:
+    flat: Table = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from clustersim.errors import ScenarioError, nearest
 from clustersim.limits import MOST_VALUES, counted
 from clustersim.parallel import ModelShape, ParallelConfig
 from clustersim.parallel.config import AtLeastOne
-from clustersim.texts import shown
+from clustersim.texts import Table, shown
 
 SEARCH = "search"
 MOST_STAGES, MOST_CHUNKS, MOST_CP = 64, 16, 16
@@ -36,7 +36,7 @@ OF_DIMENSION = {
 """Knobs that mean nothing where a dimension has degree 1."""
 
 
-def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, where: str) -> list[dict[str, Any]]:
+def combinations(asked: Table, shape: ModelShape, per_node: int, where: str) -> list[Table]:
     """Every ``[parallel]`` table that is to be tried, equal ones once, in order; ``[{}]`` for none.
 
     Parameters
@@ -52,7 +52,7 @@ def combinations(asked: Mapping[str, Any], shape: ModelShape, per_node: int, whe
         _check(name, choices, where)
         total *= len(choices)
     counted(total, MOST_VALUES, f"{where}: $.try.parallel: tables", ScenarioError)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Table] = {}
     for chosen in itertools.product(*values.values()):
         table = _meant(dict(zip(values, chosen, strict=True)))
         found.setdefault(repr(table), table)
@@ -70,26 +70,24 @@ def _check(name: str, choices: Sequence[Any], where: str) -> None:
             )
 
 
-def _meant(table: Mapping[str, Any]) -> dict[str, Any]:
+def _meant(table: Table) -> Table:
     """Without knobs of dimensions that are not split, and without those that are left unset."""
     return {name: value for name, value in table.items() if value is not None and meant(name, table)}
 
 
-def meant(name: str, table: Mapping[str, Any]) -> bool:
+def meant(name: str, table: Table) -> bool:
     """Whether a knob means something in a table: it is of no dimension, or that is split."""
     return name not in OF_DIMENSION or (table.get(OF_DIMENSION[name]) or 1) > 1
 
 
-def _values(
-    name: str, said: Any, shape: ModelShape, per_node: int, asked: Mapping[str, Any], where: str
-) -> Iterator[Any]:
+def _values(name: str, said: Any, shape: ModelShape, per_node: int, asked: Table, where: str) -> Iterator[Any]:
     at = f"$.try.parallel.{name}"
     if name not in ParallelConfig.__struct_fields__:
         known = nearest(name, ParallelConfig.__struct_fields__)
         raise ScenarioError(f"{where}: unknown field {name!r} = {said!r}; {known} (at {at})")
     if said == SEARCH:
         yield from _searched(name, shape, per_node, asked, where)
-    elif isinstance(said, Mapping) and set(said) <= {"from", "to", "times", "step"}:
+    elif isinstance(said, dict) and set(said) <= {"from", "to", "times", "step"}:
         yield from _ranged(said, f"{where}: {name} = {dict(said)!r}", at)
     elif isinstance(said, list):
         yield from said
@@ -97,7 +95,7 @@ def _values(
         yield said
 
 
-def _ranged(said: Mapping[str, Any], what: str, at: str) -> Iterator[int]:
+def _ranged(said: Table, what: str, at: str) -> Iterator[int]:
     one = {"from", "to", "step"}, {"from", "to", "times"}
     whole = all(isinstance(value, int) and value >= 1 for value in said.values())
     if set(said) not in one or not whole or said.get("times", 2) < 2:
@@ -108,7 +106,7 @@ def _ranged(said: Mapping[str, Any], what: str, at: str) -> Iterator[int]:
         value = value * said["times"] if "times" in said else value + said["step"]
 
 
-def _searched(name: str, shape: ModelShape, per_node: int, asked: Mapping[str, Any], where: str) -> Sequence[Any]:
+def _searched(name: str, shape: ModelShape, per_node: int, asked: Table, where: str) -> Sequence[Any]:
     """What the model and the machine allow."""
     ends = sum(_says(asked.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
     degrees: dict[str, Sequence[Any]] = {

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from clustersim.planner.candidates import Candidate
 from clustersim.planner.limits import Bound
 from clustersim.planner.pareto import front
 from clustersim.ranges import of_step
+from clustersim.texts import Plain
 from clustersim.topology import Topology
 
 
@@ -38,7 +38,7 @@ class Option(msgspec.Struct, frozen=True):
     candidate: Candidate
     state: str = ""
     reason: str = ""
-    result: Mapping[str, Any] = {}
+    result: Plain = {}
     rate: float = 0.0
     costs: Mapping[str, float | None] = {}
     objectives: tuple[float, ...] = ()

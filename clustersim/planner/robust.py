@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from clustersim.planner.options import Option, Searched, Turned
 from clustersim.planner.rounds import Runner
 from clustersim.planner.seen import Seen
 from clustersim.ranges import of_collective, of_step
+from clustersim.texts import Plain
 from clustersim.topology import Topology
 
 RIVALS = 6
@@ -35,7 +35,7 @@ FAILURES = 2.0
 """Failures are at most so many times as often or as rare: two clusters of one owner differ by 2.8 (6.50 and 2.34 a
 thousand node-days, Kokolis et al., arXiv:2410.21680), and Llama 3's (3.79, arXiv:2407.21783) lies between them."""
 FAILING = "failures"
-Worth = Mapping[str, Any]
+Worth = Plain
 Goodput = Callable[[int, float], float | None]
 """(number of an option, how often failures come) -> share of the time that makes new steps; None where that never
 ends."""
@@ -112,7 +112,7 @@ def _rivals(found: Searched, seen: Seen) -> Iterator[Option]:
             yield one
 
 
-def robustness(found: Searched, goodput: Goodput | None = None) -> dict[str, Any] | None:
+def robustness(found: Searched, goodput: Goodput | None = None) -> Plain | None:
     """What is robust, in plain values; None where nothing was run again. ``goodput`` : with a campaign.
 
     Returns a dict: ``verdict``, a sentence; ``uncertain``, rows of ``name``, ``low``, ``high``; ``rows``, of each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from clustersim.sweeps.left import Task
 from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
 from clustersim.sweeps.running import compute
 from clustersim.sweeps.store import Store
+from clustersim.texts import Plain
 
 SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
 """How near a run is to the whole one: see :mod:`clustersim.scenario.folded`."""
@@ -43,7 +44,7 @@ def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequenc
     return time.perf_counter() - begin, lines
 
 
-def _rough(one: scenario.Scenario, fidelity: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _rough(one: scenario.Scenario, fidelity: str, inputs: Plain) -> Plain:
     try:
         found = one.folded(roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
@@ -67,7 +68,7 @@ class Runner:
         team: Any,
     ) -> None:
         self.plan, self.path, self.append, self.team = plan, path, append, team
-        self.rows: dict[str, dict[str, Any]] = {row["key"]: row for row in store.rows()}
+        self.rows: dict[str, Plain] = {row["key"]: row for row in store.rows()}
         self.prints = Fingerprints()
         self.run_table = base(plan)["run"]
         self.layers = len(model_of(scenario.from_table(base(plan), path)).layers)
@@ -80,24 +81,22 @@ class Runner:
         each = self.layers / candidate.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
         return WHOLE if not candidate.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
-    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, dict[str, Any]]:
+    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, Plain]:
         """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Plain] = {}
         for how in (SKETCHED, FOLDED, WHOLE):
             found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how)
         return found
 
     def turned(self, chosen: Sequence[Candidate], factors: Factors) -> dict[int, float]:
         """Seconds of a step by number, as first runs have it, on a machine with rates turned; those that ran."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Plain] = {}
         for how in (SKETCHED, FOLDED):
             mine = [one for one in chosen if self.fidelity(one, rough=True) == how]
             found |= self._run(mine, how, factors)
         return {number: float(row["result"]["step_time_s"]) for number, row in found.items() if "result" in row}
 
-    def _run(
-        self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None
-    ) -> dict[int, dict[str, Any]]:
+    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None) -> dict[int, Plain]:
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
@@ -112,7 +111,7 @@ class Runner:
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)
             for text in lines:
-                row: dict[str, Any] = msgspec.json.decode(text)
+                row: Plain = msgspec.json.decode(text)
                 self.rows[row["key"]] = row
 
         known_as = base(self.plan), str(self.path), version()

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,6 +23,7 @@ from clustersim.planner.pareto import Better
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.scenario.parts import machine, model_of, shape_of
+from clustersim.texts import Plain
 from clustersim.topology import Topology
 
 ROUGH = 0.05
@@ -196,7 +196,7 @@ class Seen:
             what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
         self._note(option, option.state or "bound", what, by.candidate.number)
 
-    def take(self, rows: Mapping[int, Mapping[str, Any]], *, rough: bool) -> None:
+    def take(self, rows: Mapping[int, Plain], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
         for number, row in rows.items():
             option = self.options[number]
@@ -212,7 +212,7 @@ class Seen:
                 worst = at_worst(option.objectives, slack)
                 self._better.add(number, worst, at_worst(worst, option.error))
 
-    def _simulated(self, option: Option, result: Mapping[str, Any], state: str) -> Option:
+    def _simulated(self, option: Option, result: Plain, state: str) -> Option:
         candidate, known = option.candidate, self.rates_of(option.candidate)
         rate = candidate.batch * (self.seq_len or 1) / float(result["step_time_s"])
         if result["samples_per_s"]:
@@ -249,7 +249,7 @@ def _per_day(spent: Mapping[str, float | None]) -> float:
     return math.inf if hourly is None else 24.0 * hourly
 
 
-def _parts_of(result: Mapping[str, Any], bound: Bound | None) -> dict[str, Any]:
+def _parts_of(result: Plain, bound: Bound | None) -> Plain:
     """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
     step, least = float(result["step_time_s"]), bound or Bound(0.0, 0.0)
     compute = min(step, least.compute_s / SLACK)
@@ -265,7 +265,7 @@ def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:
         return 0
 
 
-def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[dict[str, Any]]:
+def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Plain]:
     """What is tried as ``[parallel]``."""
     if not plan.tried.parallel:
         return [{}]

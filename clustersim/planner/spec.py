@@ -43,7 +43,7 @@ In TOML::
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -77,8 +77,8 @@ class Machine(_Strict, frozen=True):
     name: str = ""
     device: str | None = None
     gpus_per_node: Positive | None = None
-    changes: list[dict[str, Any]] = []
-    fabric: dict[str, Any] = {}
+    changes: list[Table] = []
+    fabric: Table = {}
     usd_per_gpu_hour: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     power: dict[str, float] = {}
 
@@ -150,10 +150,10 @@ class Try(_Strict, frozen=True):
     simulations : of a space of more than :data:`EXACT` options at most so many are simulated, best bound first.
     """
 
-    strategies: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
+    strategies: Annotated[tuple[Table, ...], Meta(min_length=1)]
     micro_batch_size: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 2, 4, 8)
     activation_checkpointing: Annotated[tuple[str, ...], Meta(min_length=1)] = ("none", "full")
-    parallel: dict[str, Any] = {}
+    parallel: Table = {}
     simulations: Positive = 400
 
 
@@ -168,13 +168,13 @@ class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
         it days and cost of what is worth having are told with failures, as percentiles.
     """
 
-    model: dict[str, Any]
+    model: Table
     machines: Annotated[tuple[Machine, ...], Meta(min_length=1)]
     batch: Batch
     tried: Try
     title: str = ""
     limits: Limits = Limits()
-    run: dict[str, Any] = {}
+    run: Table = {}
     campaign: CampaignTable | None = None
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from clustersim.planner.limits import SLACK
 from clustersim.planner.options import Option, Searched, rule
+from clustersim.texts import Plain
 from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
@@ -82,7 +81,7 @@ def at_least_as_good(a: Option, b: Option) -> bool:
     return all(x <= y for x, y in zip(a.robust, b.robust, strict=True))
 
 
-def where_it_goes(result: Mapping[str, Any]) -> str:
+def where_it_goes(result: Plain) -> str:
     """The largest part of a step that is not the model's own work, in words.
 
     >>> where_it_goes({"phase_shares": {"forward": 0.3, "exposed_communication": 0.31, "idle": 0.0},
@@ -107,7 +106,7 @@ def where_it_goes(result: Mapping[str, Any]) -> str:
     return text
 
 
-def _recomputed(result: Mapping[str, Any]) -> float:
+def _recomputed(result: Plain) -> float:
     """Share of the step that executes FLOPs a second time: what HFU has over MFU, of the time in kernels."""
     mfu, hfu = result.get("mfu") or 0.0, result.get("hfu") or 0.0
     if hfu <= mfu or not result.get("step_time_s"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
@@ -14,6 +13,7 @@ from clustersim.scenario.parts import machine
 from clustersim.scenario.reading import Changes, Table
 from clustersim.scenario.split_forms import split_forms
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Plain
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
 """Knobs of the scenario's own strategy that every other is given too."""
@@ -51,7 +51,7 @@ class Form:
 
 def compare(
     path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
-) -> list[dict[str, Any]]:
+) -> list[Plain]:
     """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
 
     Parameters
@@ -117,8 +117,8 @@ def _gpus(own: Scenario) -> int:
         return 1
 
 
-def _row(own: Scenario, form: Form) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(
+def _row(own: Scenario, form: Form) -> Plain:
+    row: Plain = dict.fromkeys(
         (
             "step_time_s", "samples_per_s", "exposed_communication_s", "exposed_transfer_s", "waiting_for_peer_s",
             "peak_memory_bytes", "bytes_sent_per_gpu", "fits",

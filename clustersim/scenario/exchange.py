@@ -8,7 +8,6 @@ device and pull from it: N Z through its link in, then N Z out, at B bytes/s 2 N
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from clustersim.mesh import Mesh
 from clustersim.program import Collective, Program, Role
 from clustersim.strategies import base
 from clustersim.strategies.primitives import Link, answer, pull, push, request, requested, take
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -85,7 +85,7 @@ def _served(n: int, nbytes: float) -> Program:
 
 def exchanges(
     counts: Iterable[int], nbytes: float, hows: Iterable[str] = (SERVER, "ring"), topology: str = MACHINE
-) -> list[dict[str, Any]]:
+) -> list[Plain]:
     """A row for each way and number of devices.
 
     Returns

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clustersim.errors import ClusterSimError
 from clustersim.memory_use import MemoryUse
 from clustersim.scenario import load
 from clustersim.scenario.comparison import OWN, forms, scenario_of, told
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.reading import Changes
+from clustersim.texts import Plain
 
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
@@ -19,7 +18,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[dict[str, Any]]:
+def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[Plain]:
     """A row for the scenario as it is written, and with ``every`` one for each other strategy, or way to split it.
 
     Parameters
@@ -51,7 +50,7 @@ def table(path: str, changes: Changes | None = None, *, every: bool = False) -> 
     return rows
 
 
-def _row(found: Held, kind: str, variant: str) -> dict[str, Any]:
+def _row(found: Held, kind: str, variant: str) -> Plain:
     use, card = found.use, found.card
     states = found.whole().model_states
     split = found.split
@@ -75,7 +74,7 @@ def _row(found: Held, kind: str, variant: str) -> dict[str, Any]:
     }
 
 
-def _at_peak(use: MemoryUse) -> dict[str, Any]:
+def _at_peak(use: MemoryUse) -> Plain:
     return {"peak": use.peak, "at_peak": use.at_peak(), "total_bytes": use.total}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.mesh import Ints, Mesh
 from clustersim.routing import Router
+from clustersim.texts import Plain
 from clustersim.topology import NVSWITCH, Topology
 
 PAIRS = 8
@@ -73,7 +74,7 @@ MOST_RANKS = 1024
 """Ranks of a world whose groups are all listed."""
 
 
-def drawable(topology: Topology, mesh: Mesh) -> dict[str, object]:
+def drawable(topology: Topology, mesh: Mesh) -> Plain:
     """The mesh in plain values, for a picture: ``world``, ``per_node`` and, by dimension, ``name``, ``degree``,
     ``links``, ``first`` (rank 0's group) and ``of_rank``, the group of each rank; None where those are too many."""
     dims = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from clustersim import ranges
+from clustersim.texts import Plain
 from clustersim.tomls import plainly
 from clustersim.units import format_bytes, format_time
 
@@ -75,7 +76,7 @@ def _batch(p: Prepared) -> str:
     return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
 
 
-def trust(prepared: Prepared) -> dict[str, Any]:
+def trust(prepared: Prepared) -> Plain:
     """The range around the step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from,
     and ``as_of``, the day of the validation."""
     kind = str(prepared.scenario.file.strategy["kind"])
@@ -87,7 +88,7 @@ def trust(prepared: Prepared) -> dict[str, Any]:
     return {"p50": found.p50, "p90": found.p90, **counted, "as_of": ranges.as_of()}
 
 
-def trust_words(found: dict[str, Any]) -> str:
+def trust_words(found: Plain) -> str:
     """:func:`trust` in a sentence."""
     return (
         f"half of {found['rows']:,} published steps of this kind lay within {found['p50']:.0%} of their prediction, "

@@ -15,6 +15,7 @@ from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.settled import outcome_notes
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -68,7 +69,7 @@ class Result:
         return (*self.prepared.notes, *outcome_notes(self))
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Plain:
         """The figures of :func:`clustersim.analysis.metrics.summary`."""
         from clustersim.analysis.metrics import summary
         from clustersim.analysis.where import told_apart
@@ -96,21 +97,21 @@ class Result:
         return where(self.timeline) if self.prepared.split is not None else []
 
     @cached_property
-    def volume_by_dimension(self) -> dict[str, Any]:
+    def volume_by_dimension(self) -> Plain:
         """Bytes a step moves over each dimension: :func:`clustersim.analysis.volume.by_dimension`."""
         from clustersim.analysis.volume import by_dimension
 
         return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
 
     @cached_property
-    def volume(self) -> dict[str, Any]:
+    def volume(self) -> Plain:
         """Bytes a step moves, by op and by kind of link: :func:`clustersim.analysis.volume.volume`."""
         from clustersim.analysis.volume import volume
 
         return volume(self.timeline, self.summary["steady_steps"])
 
     @cached_property
-    def of_strategy(self) -> dict[str, Any]:
+    def of_strategy(self) -> Plain:
         """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
         p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
         if row.report is None:
@@ -170,7 +171,7 @@ class Result:
 
         return SavedRun(self.timeline, self.prepared.topology, self.facts())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Everything but the Timeline, in plain values: what ``clustersim run --json`` prints."""
         p = self.prepared
         return {
@@ -200,7 +201,7 @@ class Result:
             "notes": list(self.notes),
         }
 
-    def _memory(self) -> dict[str, object]:
+    def _memory(self) -> Plain:
         """What :meth:`to_dict` says of the fullest rank's memory."""
         return {
             "device_bytes": self.prepared.device.memory_bytes,
@@ -212,7 +213,7 @@ class Result:
             "message": str(self.verdict),
         }
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Plain:
         """What a saved run carries beside its Timeline: :meth:`to_dict`, every input, and memory over a step."""
         course = self.memory.course
         return {
@@ -223,7 +224,7 @@ class Result:
             **self._split_facts(),
         }
 
-    def _split_facts(self) -> dict[str, Any]:
+    def _split_facts(self) -> Plain:
         """Of a split model: memory over a step of every stage, and the mesh."""
         from clustersim.scenario.mesh_table import drawable
 

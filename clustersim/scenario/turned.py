@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from clustersim.analysis.step_words import unit_costs
 from clustersim.errors import ClusterSimError
 from clustersim.scenario.reading import Changes
 from clustersim.scenario.rerun import step_time
+from clustersim.texts import Plain
 
 if TYPE_CHECKING:
     from clustersim.parallel import ParallelConfig
@@ -58,7 +59,7 @@ class Turned:
         said = "nothing changes" if abs(self.saving) < SAME else f"{abs(self.saving):.1%} {more} time per sample"
         return f"{self.choice.what}: {said}{'' if self.fits else ', but it does not fit in memory'} (run again)"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Plain values."""
         return {"what": self.choice.what, "changes": dict(self.choice.changes), "saving": self.saving,
                 "step_time_s": self.step_s, "fits": self.fits}  # fmt: skip
@@ -125,7 +126,7 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
         f"{'without' if was else 'with'} sequence_parallel", {"parallel.sequence_parallel": not was, **without}
     )
     if parallel.tp_overlap == "none":
-        said: dict[str, object] = {"parallel.tp_overlap": "userbuffers"}
+        said: Plain = {"parallel.tp_overlap": "userbuffers"}
         if not was:
             said["parallel.sequence_parallel"] = True
         extra = "" if was else ", with sequence_parallel"
@@ -140,7 +141,7 @@ def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
     for one, other in (("tp", "pp"), ("pp", "tp")):
         if degrees[one] < 2 or degrees[one] % 2:
             continue
-        half: dict[str, object] = {f"parallel.{one}": degrees[one] // 2}
+        half: Plain = {f"parallel.{one}": degrees[one] // 2}
         m = _micro_batches(prepared)
         halve = m % 2 == 0 and parallel.global_batch_size is None
         batch = _with_micro_batches(parallel, m // 2, prepared) if halve else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
@@ -13,6 +12,7 @@ from clustersim.scenario.rerun import step_time
 from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Kind, Point, curve, last_worthwhile
 from clustersim.sensitivity.tornado import Swing, tornado
+from clustersim.texts import Plain
 from clustersim.units import format_time
 
 Told = Callable[[str], None]
@@ -38,7 +38,7 @@ class Asked:
 
 def study(
     scenario: Scenario, asked: Asked = Asked(), *, title: str | None = None, tell: Told = lambda _: None
-) -> dict[str, Any]:
+) -> Plain:
     """Tornado, break-even network and scaling of a scenario.
 
     Parameters

@@ -20,6 +20,7 @@ from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
 from clustersim.parallel.config import AtLeastOne
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -73,7 +74,7 @@ class Strategy(msgspec.Struct, frozen=True):
     world_size: int | None = None
     place: Callable[[Topology, Mesh, Any], Mesh] | None = None
     launch: str | None = None
-    report: Callable[[Program, Timeline, Topology, Mesh, Any], dict[str, Any]] | None = None
+    report: Callable[[Program, Timeline, Topology, Mesh, Any], Plain] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] | None = None
     together: Callable[[Any], bool] = lambda config: True
 

@@ -10,11 +10,12 @@ import numpy as np
 from clustersim.arrays import Floats, Ints
 from clustersim.mesh import Mesh
 from clustersim.program import Program, Role, Send, Serve
+from clustersim.texts import Plain
 from clustersim.timeline import LinkUse, Timeline, step_ends
 from clustersim.topology import Topology
 
 
-def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> dict[str, Any]:
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Plain:
     """Figures of a run.
 
     Returns a dict: ``staleness`` (steps -> how many reads were that stale), ``staleness_mean`` and ``_max``;
@@ -91,7 +92,7 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     return rate
 
 
-def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> dict[str, Any]:
+def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> Plain:
     first, played, makespan = _first(program, role), timeline.per_op(), timeline.makespan
     busy = sum(
         float(played["seconds"][first + i])

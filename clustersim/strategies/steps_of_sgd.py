@@ -28,6 +28,7 @@ from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
 from clustersim.strategies import base
 from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import Rank, walked
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -133,7 +134,7 @@ def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
     return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), gathered)
 
 
-def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> dict[str, Any]:
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Plain:
     """``phases``: in order, each with ``seconds`` (of the last step, from its first op's start to its last op's end,
     over all ranks), ``bound`` (what limited most of it) and ``idle`` (the share of it in which a GPU computed nothing,
     mean over GPUs)."""

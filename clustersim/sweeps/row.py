@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from clustersim.errors import ClusterSimError
 from clustersim.paths import data_path, plain
 from clustersim.scenario.parts import located
-from clustersim.texts import plain_file
+from clustersim.texts import Plain, plain_file
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -53,7 +53,7 @@ class Identity:
     """
 
     key: str
-    inputs: Mapping[str, Any]
+    inputs: Plain
     files: Mapping[str, str]
 
 
@@ -98,7 +98,7 @@ class Fingerprints:
         return self.digests[path]
 
 
-def identity(inputs: Mapping[str, Any], files: Mapping[str, str]) -> Identity:
+def identity(inputs: Plain, files: Mapping[str, str]) -> Identity:
     """The identity of these inputs and contents of files."""
     whole = {"format": FORMAT, "version": version(), "inputs": inputs, "files": files}
     text = msgspec.json.encode(whole, order="sorted", enc_hook=str)
@@ -119,7 +119,7 @@ def _paths(kind: str, given: str) -> tuple[Path, ...]:
 def line_of(scenario: Scenario, known: Identity) -> bytes:
     """Run a scenario; its row as one line of JSON. What cannot run is a row with its error."""
     try:
-        outcome: dict[str, Any] = {"result": figures(scenario.run())}
+        outcome: Plain = {"result": figures(scenario.run())}
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
@@ -127,7 +127,7 @@ def line_of(scenario: Scenario, known: Identity) -> bytes:
     return line(known, outcome)
 
 
-def line(known: Identity, outcome: Mapping[str, Any]) -> bytes:
+def line(known: Identity, outcome: Plain) -> bytes:
     """A row as one line of JSON; ``outcome`` is its ``result`` or its ``error``."""
     whole = {"key": known.key, "version": version(), "inputs": known.inputs, "files": known.files, **outcome}
     return msgspec.json.encode(plain(whole)) + b"\n"
@@ -141,7 +141,7 @@ def failure(error: Exception, folder: Path) -> dict[str, str]:
     return {"class": type(error).__name__, "message": text}
 
 
-def figures(result: Result) -> dict[str, Any]:
+def figures(result: Result) -> Plain:
     """What a row keeps of a result: the figures of ``clustersim run --json`` that do not grow with the ranks."""
     found = result.to_dict()
     for name in ("scenario", "changes", "per_rank", "steady_steps"):

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 import msgspec
 from msgspec import Meta
 
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import MANIFEST, Folder, output_folder, regular, writing
-from clustersim.texts import decoded
+from clustersim.texts import Plain, decoded
 
 RESULTS = "results.jsonl"
 
@@ -69,14 +69,14 @@ class _Row(msgspec.Struct):
     error: _Failure | None = None
 
 
-def row_of(text: bytes, where: str) -> dict[str, Any]:
+def row_of(text: bytes, where: str) -> Plain:
     """A row from its line. Raises :class:`ClusterSimError` for one that is damaged: no result, a figure missing or
     negative; ``where`` is the error's beginning."""
     damaged = f"{where} is damaged; take it out, and it is simulated again"
     checked = decoded(text, _Row, damaged, ClusterSimError)
     if (checked.result is None) == (checked.error is None):
         raise ClusterSimError(f"{damaged}: it has no result and no error, or both")
-    return decoded(text, dict[str, Any], damaged, ClusterSimError)
+    return decoded(text, Plain, damaged, ClusterSimError)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Store:
             place += len(text)
         return found
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Plain]:
         """Every row: ``key``, ``version``, ``inputs``, ``files``, and ``result`` or ``error``."""
         return (row_of(text, f"{self.file}: row {number}") for number, (_, text) in enumerate(self.lines(), 1))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from clustersim.outputs import fresh, writing
 from clustersim.program import PHASES
 from clustersim.sweeps.left import ABOUT, CASES
 from clustersim.sweeps.store import RESULTS, Store, row_of
-from clustersim.texts import Table, decoded
+from clustersim.texts import Plain, Table, decoded
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -45,7 +45,7 @@ class _Case(msgspec.Struct):
     axes: Table
 
 
-def about(folder: str | Path) -> dict[str, Any]:
+def about(folder: str | Path) -> Plain:
     """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns),
     ``question`` (None where the file asks none), ``cases``, ``version``.
 
@@ -60,7 +60,7 @@ def about(folder: str | Path) -> dict[str, Any]:
     return msgspec.structs.asdict(decoded(text, _About, damaged, ClusterSimError))
 
 
-def rows(folder: str | Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def rows(folder: str | Path) -> Iterator[tuple[Plain, Plain]]:
     """(axes, row) of every case of the sweep in a folder that has a row, in the order of the grid.
 
     A row is as :meth:`Store.rows` gives it. Two cases that are the same scenario share one.
@@ -93,12 +93,12 @@ def read(folder: str | Path) -> Columns:
     return {name: _column([line[name] for line in flat]) for name in names}
 
 
-def _flat(row: Mapping[str, Any], taken: list[str]) -> dict[str, Any]:
+def _flat(row: Plain, taken: list[str]) -> Plain:
     result = row.get("result") or {}
     error = row.get("error")
     links = result.get("hottest_links") or [{}]
     shares = result.get("phase_shares") or {}
-    flat: dict[str, Any] = {"key": row["key"], "error": f"{error['class']}: {error['message']}" if error else ""}
+    flat: Plain = {"key": row["key"], "error": f"{error['class']}: {error['message']}" if error else ""}
     flat |= {name: str(result.get(name, "")) for name in WORDS}
     flat |= {name: _number(result.get(name)) for name in FIGURES}
     flat |= {f"share_{name}": _number(shares.get(name, 0.0 if result else None)) for name in SHARES}

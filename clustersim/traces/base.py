@@ -6,7 +6,6 @@ import gzip
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from clustersim.arrays import Ints
 from clustersim.errors import TraceError
 from clustersim.outputs import fresh, named
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
+from clustersim.texts import Plain
 from clustersim.timeline import LinkUse, OpInfo, Timeline, step_ends
 
 Place = tuple[int, int]
@@ -99,7 +99,7 @@ def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int,
     return zip(spans["rank"].tolist(), spans["op"].tolist(), *whole, strict=True)
 
 
-def said_of(timeline: Timeline) -> list[dict[str, Any]]:
+def said_of(timeline: Timeline) -> list[Plain]:
     """What the viewer shows of each op: Kineto's words for collectives, and the simulator's own facts."""
     number = {name: i for i, name in enumerate(streams(timeline))}
     return [
@@ -110,11 +110,11 @@ def said_of(timeline: Timeline) -> list[dict[str, Any]]:
     ]
 
 
-def _kernel_args(op: OpInfo) -> dict[str, Any]:
+def _kernel_args(op: OpInfo) -> Plain:
     return {name: value for name, value in (("GFLOP", op.flops / 1e9), ("bytes", op.nbytes)) if value}
 
 
-def _collective_args(op: OpInfo, world: int) -> dict[str, Any]:
+def _collective_args(op: OpInfo, world: int) -> Plain:
     detail = dict(op.detail)
     dtype, size = str(detail.pop("dtype", "fp32")), int(detail.pop("group_size", world))
     elements = int(op.nbytes / DTYPE_BYTES.get(dtype, 4))

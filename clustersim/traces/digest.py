@@ -9,6 +9,7 @@ import numpy as np
 
 from clustersim.collectives.base import bus_factor
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.traces.samples import Samples
 from clustersim.traces.told import Told
@@ -17,7 +18,7 @@ LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
-def digest(read: Timeline | Samples | Told) -> dict[str, Any]:
+def digest(read: Timeline | Samples | Told) -> Plain:
     """What a measured Timeline, Samples or a log says, in plain numbers: seconds, bytes, bytes/s, shares of 1."""
     if isinstance(read, Told):
         return {"what": "told", "source": read.source, "lines": list(read.lines), **read.facts,
@@ -25,7 +26,7 @@ def digest(read: Timeline | Samples | Told) -> dict[str, Any]:
     return _samples(read) if isinstance(read, Samples) else _timeline(read)
 
 
-def _samples(samples: Samples) -> dict[str, Any]:
+def _samples(samples: Samples) -> Plain:
     groups: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for row in samples.rows:
         groups[row.kind, row.ranks, row.nodes, row.launch, row.version].append(row)
@@ -42,7 +43,7 @@ def _samples(samples: Samples) -> dict[str, Any]:
             "skipped": dict(samples.skipped), "notes": list(samples.notes)}  # fmt: skip
 
 
-def _timeline(run: Timeline) -> dict[str, Any]:
+def _timeline(run: Timeline) -> Plain:
     spans = run.spans()
     measured = np.unique(spans["rank"]).tolist()
     mine = [spans["rank"] == rank for rank in measured]
@@ -80,7 +81,7 @@ def _union(start: Any, end: Any) -> float:
     return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
 
 
-def _collectives(run: Timeline) -> list[dict[str, Any]]:
+def _collectives(run: Timeline) -> list[Plain]:
     """One row per kind, size, type and group: how often, and transfer time and skew over the repeats [s]."""
     length = run.row_end - run.row_ready
     first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.errors import TraceError
-from clustersim.texts import short
+from clustersim.texts import Table, short
 from clustersim.traces import files
 from clustersim.traces.told import Told
 
@@ -78,7 +78,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> Table:
     data = files.whole(path)
     if len(data) > LARGEST:
         raise TraceError(f"{path}: more than {LARGEST // 2**20} MiB is no Flight Recorder dump")
@@ -94,7 +94,7 @@ def _load(path: Path) -> dict[str, Any]:
     return told
 
 
-def _calls(dump: Mapping[str, Any], skipped: Counter[str]) -> Iterator[Call]:
+def _calls(dump: Table, skipped: Counter[str]) -> Iterator[Call]:
     for entry in dump.get("entries") or []:
         try:
             if entry["is_p2p"]:
@@ -117,7 +117,7 @@ def _members(config: Any, members: dict[str, set[int]]) -> None:
             members[str(name)] = {int(rank) for rank in ranks[:100_000]}
 
 
-def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) -> Iterator[dict[str, Any]]:
+def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) -> Iterator[Table]:
     """Of each group, the first collective that not all have called, or that differs between its ranks."""
     by_group: defaultdict[str, defaultdict[int, dict[int, Call]]] = defaultdict(lambda: defaultdict(dict))
     for rank, mine in calls.items():

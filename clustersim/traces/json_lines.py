@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from clustersim.errors import TraceError
+from clustersim.texts import Table
 from clustersim.traces import files
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
 
@@ -53,7 +53,7 @@ def _line(
     line: str, source: str, path: str, sieve: Sieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
 ) -> None:
     try:
-        said: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        said: Table = msgspec.json.decode(line, type=Table)
         if "coll_perf" in said:
             row, busbw = _inspected(said, source, path)
             key = str(said["header"]["id"]), int(said["coll_perf"]["coll_sn"]), row.kind
@@ -75,7 +75,7 @@ def _kind(name: object) -> str:
     return kind
 
 
-def _inspected(said: dict[str, Any], source: str, path: str) -> tuple[Sample, float]:
+def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
     head, perf, about = said["header"], said["coll_perf"], said.get("metadata") or {}
     kind, ranks = _kind(perf["coll"]), int(head["n_ranks"])
     nbytes = float(perf["coll_msg_size_bytes"]) * (ranks if kind in ("all_gather", "reduce_scatter") else 1)
@@ -85,7 +85,7 @@ def _inspected(said: dict[str, Any], source: str, path: str) -> tuple[Sample, fl
     return row, float(perf.get("coll_busbw_gbs", math.nan)) * 1e9
 
 
-def _benched(said: dict[str, Any], source: str, path: str) -> tuple[Sample, float]:
+def _benched(said: Table, source: str, path: str) -> tuple[Sample, float]:
     kind, dtype = _kind(said["name"]), dtype_of(str(said["type"])) or "fp32"
     ranks = int(said.get("ranks") or said["gpus"])
     row = Sample(kind, float(said["size"]), float(said["time"]) * 1e-6, ranks, dtype,

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
 from clustersim.errors import TraceError
 from clustersim.program import COLLECTIVES
-from clustersim.texts import short
+from clustersim.texts import Plain, short
 from clustersim.tomls import toml_value
 from clustersim.topology import Topology
 from clustersim.traces import files
@@ -43,7 +42,7 @@ def sniff(head: bytes) -> bool:
 
 def read(paths: Sequence[Path]) -> Told:
     """What NCCL said of itself. Raises :class:`TraceError` for a log without anything known."""
-    facts: dict[str, Any] = {"versions": [], "ranks": 0, "nodes": 0, "channels": {}, "set": {}}
+    facts: Plain = {"versions": [], "ranks": 0, "nodes": 0, "channels": {}, "set": {}}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
     for line in (line for path in paths for line in files.text(path).splitlines()):
@@ -111,7 +110,7 @@ def pins(told: Told) -> str:
     """
     from clustersim.collectives.nccl_backend import TUNED
 
-    found: list[dict[str, object]] = []
+    found: list[Plain] = []
     ranks = told.facts["ranks"]
     often = sorted(told.facts["choices"], key=lambda row: -row["count"])
     chosen = {(row["kind"], row["nbytes"]): row for row in reversed(often)}  # the most frequent of a size
@@ -137,7 +136,7 @@ def _name(word: str, known: Sequence[str]) -> str:
     return next(same, word)
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def _lines(facts: Plain) -> list[str]:
     version = f"NCCL {', '.join(facts['versions'])}: " if facts["versions"] else ""
     lines = [f"{version}{facts['ranks'] or '?'} ranks on {facts['nodes'] or '?'} nodes"]
     if facts["channels"]:

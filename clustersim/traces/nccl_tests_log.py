@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from clustersim.errors import TraceError
+from clustersim.texts import Table
 from clustersim.traces import files
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
 
@@ -229,14 +230,14 @@ def _read_report(path: Path) -> Samples:
     return sieve.done(str(path))
 
 
-def _json_rows(results: Any) -> Iterator[tuple[int, dict[str, Any], float]]:
+def _json_rows(results: Any) -> Iterator[tuple[int, Table, float]]:
     for number, row in enumerate(results if isinstance(results, list) else []):
         if isinstance(row, dict):
             timed = row.get("out_of_place") or row.get("in_place") or {}
             yield number, row, _number(str(timed.get("bus_bw", "nan")))
 
 
-def _row_of_report(cells: dict[str, Any], busbw: float, run: _Run, sieve: Sieve, source: str, case: str) -> None:
+def _row_of_report(cells: Table, busbw: float, run: _Run, sieve: Sieve, source: str, case: str) -> None:
     def seconds(place: str) -> float:
         timed = cells.get(place) or {}
         return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6

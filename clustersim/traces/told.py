@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from clustersim.texts import Plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,5 +20,5 @@ class Told:
 
     source: str
     lines: tuple[str, ...]
-    facts: Mapping[str, Any]
+    facts: Plain
     skipped: Mapping[str, int] = field(default_factory=dict)
