@@ -55,9 +55,9 @@ class Costs:
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.944 * US, "nvlink/LL128": 1.86 * US, "nvlink/Simple": 2.92 * US,
+        "nvlink/LL": 0.91 * US, "nvlink/LL128": 1.89 * US, "nvlink/Simple": 3.02 * US,
         "pcie/LL": 4.02 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.48 * US,
-        "net/LL": 3.98 * US, "net/LL128": 5.13 * US, "net/Simple": 13.3 * US,
+        "net/LL": 4.04 * US, "net/LL128": 4.95 * US, "net/Simple": 14.4 * US,
     })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
@@ -66,7 +66,7 @@ class Costs:
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
                 "volta": (1.46, 1.52, 1.46),
-                "ampere": (1.4, 1.37, 1.91),
+                "ampere": (1.37, 1.37, 1.93),
                 "hopper": (1.0, 1.0, 1.0),
                 "blackwell": (1.3, 1.29, 1.3),
                 "amd": (1.5, 1.5, 1.8),
@@ -78,9 +78,9 @@ class Costs:
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
     empty_steps: float = 0.255
-    simple_ring_net: float = 0.391  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    simple_ring_net: float = 0.381  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.319, LL128=0.6, Simple=0.53)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.318, LL128=0.6, Simple=0.517)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(**{
         "nvlink/LL": 0.342, "nvlink/LL128": 0.723, "nvlink/Simple": 0.813,
@@ -99,16 +99,16 @@ class Costs:
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
     nvls_share: Mapping[str, float] = _table(hopper=0.69, blackwell=0.65)
     nvls_tree_share: float = 0.922
-    tree_levels: float = 1.2  # network hops per log2(nodes), each way
-    nvls_latency: float = 25.2 * US
-    nvls_tree_hop: float = 19.8 * US
+    tree_levels: float = 1.15  # network hops per log2(nodes), each way
+    nvls_latency: float = 24.9 * US
+    nvls_tree_hop: float = 19.6 * US
     # Point to point (all_to_all, send): channels open as the message grows.
     p2p_share: float = 0.754
-    p2p_net_share: float = 0.893
+    p2p_net_share: float = 0.906
     send_share: float = 0.817
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=17.6e9, hopper=87.0e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=17.2e9, hopper=87.0e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20, volta=2.2 * 2**20, ampere=2.43 * 2**20, hopper=66.8 * 2**20, blackwell=66 * 2**20,
@@ -119,19 +119,21 @@ class Costs:
     base: float = 3.61 * US
     rooted_base: float = 4.81 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=12.7 * US, amd=13.8 * US, power=15.0 * US, arm=10.9 * US)
+    host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.5 * US, power=15.0 * US, arm=10.9 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.5 * US
-    host_floor_per_gpu: float = 2.76 * US
-    host_block: float = 0.142 * US  # of that, for each block of its kernel
-    host_p2p_factor: float = 2.5  # of that, for all_to_all: many more launches and proxies
+    host_single: float = 9.43 * US
+    host_floor_per_gpu: float = 2.87 * US
+    # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
+    # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
+    host_block: Mapping[str, float] = _table(queue=0.211 * US, arguments=0.0512 * US)
+    host_p2p_factor: float = 2.57  # of that, for all_to_all: many more launches and proxies
     # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
     # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
-    host_p2p: float = 12.3 * US
-    host_p2p_peer: float = 2.8 * US
-    threads_base: float = 8.0 * US
-    threads_step: float = 2.18 * US
-    fill_norm: float = 0.721
+    host_p2p: float = 13.1 * US
+    host_p2p_peer: float = 2.89 * US
+    threads_base: float = 7.89 * US
+    threads_step: float = 2.22 * US
+    fill_norm: float = 0.729
     fill_span: float = 30.5  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two

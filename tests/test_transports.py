@@ -14,6 +14,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import choice, seconds
+from clustersim.collectives.nccl_sends import P2P_LL, p2p_device
 from clustersim.collectives.nccl_terms import host_floor
 from clustersim.costs import COSTS, overlaid
 from clustersim.errors import ProgramError
@@ -106,8 +107,21 @@ def test_messages_above_the_eager_limit_wait_for_their_receivers_at_every_hop():
     assert seconds(large, COSTS) - seconds(large, without) == pytest.approx(waits, rel=1e-6)
 
 
-def test_one_process_writes_down_each_gpus_blocks_before_it_launches():
+@pytest.mark.parametrize(("version", "where"), [((2, 21), "queue"), ((2, 22), "arguments")])
+def test_whoever_drives_a_gpu_writes_down_its_kernels_blocks_before_the_launch(version, where):
     machine = fabrics.load("hgx-a100", nodes=1)
-    one, each = (Group(machine, fabrics.mesh(machine).gpus, mode) for mode in ("single_process", "process_per_gpu"))
-    more = [host_floor("all_reduce", of, COSTS, 24) - host_floor("all_reduce", of, COSTS, 0) for of in (one, each)]
-    assert more == pytest.approx([8 * 24 * COSTS.host_block, 0.0])
+    modes = ("single_process", "process_per_gpu", "threads")
+    groups = [Group(machine, fabrics.mesh(machine).gpus, mode, version) for mode in modes]
+    more = [host_floor("all_reduce", of, COSTS, 24) - host_floor("all_reduce", of, COSTS, 0) for of in groups]
+    assert more == pytest.approx([8 * 24 * COSTS.host_block[where], *2 * [24 * COSTS.host_block[where]]])
+
+
+def test_a_batch_of_eight_peers_waits_for_the_one_before_it_over_a_network():
+    def beyond_the_bytes(nodes: int, per_peer: float) -> float:
+        machine = fabrics.load("hgx-a100", nodes=nodes)
+        group = Group(machine, fabrics.mesh(machine).gpus)
+        return p2p_device(Request("all_to_all", per_peer * group.size), group, COSTS)(0.0)
+
+    for per_peer, protocol in ((P2P_LL, "LL"), (P2P_LL + 1, "Simple")):
+        more = beyond_the_bytes(4, per_peer) - beyond_the_bytes(2, per_peer)  # 32 peers are 4 batches, 16 are 2
+        assert more == pytest.approx(2 * COSTS.hop[f"net/{protocol}"], rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,23 +32,36 @@ def p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], f
     return lambda wire: floored(device(wire), floor, costs)
 
 
+P2P_LL = 2.0**14
+"""Bytes for a peer up to which a send goes by LL (nccl src/enqueue.cc: NCCL_P2P_LL_THRESHOLD)."""
+
+BATCH = 8
+"""Peers whose sends a kernel has in flight at once (nccl src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
+
+
 def p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
-    """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds."""
+    """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds.
+
+    Over a network a batch of peers begins when the one before it is through: a hop more for each.
+    """
     where, loads = placement(group), loads_of(request, group, "direct", 1)
-    hops = costs.base + loads.steps * inner_hop(loads, "Simple", group, costs)
-    if where.islands > 1:
-        hops += loads.net_steps * (costs.net_extra[where.net] + costs.hop["net/LL"])
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
+    hops = costs.base + loads.steps * inner_hop(loads, "Simple", group, costs)
+    outer = 0.0
+    if where.islands > 1:
+        protocol, waits = ("LL", 1.0) if per_peer <= P2P_LL else ("Simple", 2.0)
+        outer = loads.net_steps * (costs.hop[f"net/{protocol}"] + waits * costs.net_extra[where.net])
     if request.protocol == COPY_ENGINE:
-        return lambda wire: hops + wire
+        return lambda wire: hops + outer + wire
     limit = _channel_limit(per_peer, group, costs)
-    return lambda wire: norm(hops, max(wire, limit), costs.p2p_norm)
+    later = outer * (math.ceil((_peers(request, group) + 1) / BATCH) - 1)
+    return lambda wire: norm(hops + outer, max(wire, limit), costs.p2p_norm) + later
 
 
 def _peers(request: Request, group: Group) -> int:
-    """Whom a member posts sends and receives for, at most."""
+    """Whom a member posts sends and receives for, at most; itself left out."""
     if request.matrix is not None:
         posted = request.matrix.between > 0
         return int(max(posted.sum(axis=0).max(), posted.sum(axis=1).max()))

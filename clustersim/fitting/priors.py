@@ -106,7 +106,9 @@ PRIORS: Mapping[str, Prior] = {
     "host_floor.arm": Prior(11.0 * US, 0.4),
     "host_single": Prior(10.0 * US, 0.3),
     "host_floor_per_gpu": Prior(3.2 * US, 0.3),
-    "host_block": Prior(0.1 * US, 0.7),
+    # A work of 512 bytes, or a batch of 16 among the kernel's arguments.
+    "host_block.queue": Prior(0.2 * US, 0.5),
+    "host_block.arguments": Prior(0.05 * US, 0.5),
     "host_p2p_factor": Prior(2.0, 0.4),
     "host_p2p": Prior(12.0 * US, 0.4),
     "host_p2p_peer": Prior(2.5 * US, 0.4),
