@@ -9,6 +9,7 @@ from clustersim.device import device
 from clustersim.model import Kernel
 from clustersim.models import model
 from clustersim.models.audio import waveglow
+from clustersim.models.fastpitch import fastpitch
 from clustersim.models.recurrent import gnmt, recurrence, tacotron2
 from clustersim.models.seq2seq import seq2seq
 
@@ -54,6 +55,23 @@ def test_gnmt_has_the_parameters_that_its_training_logs_print() -> None:
 def test_tacotron_2_has_the_parameters_of_nvidias_checkpoint() -> None:
     # NVIDIA/tacotron2's modules counted in torch: 28.2 million.
     assert model("tacotron2").parameters == 28_193_153
+
+
+def test_fastpitch_has_the_parameters_of_its_modules() -> None:
+    # DeepLearningExamples FastPitch 1.1 with its defaults: fastpitch/{model,transformer,attention}.py.
+    wide, head, inner, predicted, mels = 384, 64, 1536, 256, 80
+    norm = 2 * wide
+    block = 3 * head * (wide + 1) + head * wide + norm + inner * (3 * wide + 1) + wide * (3 * inner + 1) + norm
+    predictor = predicted * (3 * wide + 1) + predicted * (3 * predicted + 1) + 4 * predicted + predicted + 1
+    keys = 2 * wide * (3 * wide + 1) + mels * (2 * wide + 1)
+    queries = 2 * mels * (3 * mels + 1) + mels * (2 * mels + 1) + mels * (mels + 1)
+    between = 3 * predictor + 2 * wide * (3 + 1) + keys + queries + mels + 1
+    assert model("fastpitch").parameters == 148 * wide + 12 * block + between + mels * (wide + 1)
+
+
+def test_a_longer_clip_of_fastpitch_costs_more_than_its_share_of_blocks() -> None:
+    short, long = fastpitch(566, 400).flops_per_sample(), fastpitch(566, 800).flops_per_sample()
+    assert 1.7 * short < long < 2.5 * short
 
 
 def test_jasper_has_the_parameters_of_its_paper() -> None:

@@ -124,7 +124,7 @@ def test_dimensions_override_a_name() -> None:
 
 BAD = [
     ({"model": ""}, "names no model"),
-    ({"model": "FastPitch"}, "speech network"),
+    ({"model": "NCF"}, "recommender"),
     ({"model": "T5-11B"}, "gives no seq_len"),
     ({"model": "GPT-2 8B", "layers": "7"}, "gives no layers and d_model"),
     ({"model": "Llama-99B", "layers": "7", "d_model": "512", "heads": "8"}, "gated MLP"),

@@ -31,7 +31,6 @@ _CONVNET_WORDS = {"inceptionv3": "inception_v3", "inception3": "inception_v3", "
 _CONVNET_WORDS |= {"ssd": "ssd300_resnet50", "ssd300": "ssd300_resnet50"}
 _UNSUPPORTED = {
     "maskrcnn": "a detection network (Mask R-CNN) is not described",
-    "fastpitch": "a speech network (FastPitch) is not described",
     "ncf": "a recommender (NCF) is not described",
     "switch": "an encoder-decoder mixture of experts (Switch) is not described",
     "deberta": "DeBERTa's disentangled attention is not described",

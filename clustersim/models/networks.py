@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from clustersim.model import Model
 from clustersim.models.audio import jasper, waveglow
+from clustersim.models.fastpitch import fastpitch
 from clustersim.models.recurrent import gnmt, tacotron2
 
 NETWORKS: Mapping[str, Callable[..., Model]] = {
@@ -13,5 +14,6 @@ NETWORKS: Mapping[str, Callable[..., Model]] = {
     "tacotron2": tacotron2,
     "waveglow": waveglow,
     "jasper": jasper,
+    "fastpitch": fastpitch,
 }
 """By name; options are the function's."""
