@@ -17,8 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.engine.flows import CEILING, Equals
-from clustersim.engine.loads import INSTANT
+from clustersim.engine.flows import Equals
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -28,9 +27,6 @@ TIE = 1e-12
 
 SMALL = 64
 """Entries (class x slot) that plain Python fills sooner than numpy."""
-
-SHORT = 8
-"""Slots of a class that plain Python books sooner than numpy."""
 
 
 def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceilings: Floats) -> Floats:
@@ -79,79 +75,38 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
     return rates
 
 
-def level(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
-    """Max-min fair rates of these classes in what ``usage`` (of each slot) leaves, and what holds each of them."""
-    if len(some) == 1:
-        return _level_one(some[0], usage, rng)
-    if sum(len(one.slot_list) for one in some) <= SMALL:
-        return _level_few(some, usage)
-    return _level_many(some, usage, rng)
+def level(some: Sequence[tuple[Equals, npt.NDArray[np.bool_]]], taken: Floats) -> list[float]:
+    """Max-min fair rates of the flows of these classes, in what ``taken`` leaves of each slot. Of each class only some
+    slots can hold anybody back: a mask."""
+    ceilings = [one.ceiling for one, _ in some]
+    slots = [one.slots[mask] for one, mask in some]
+    weights = [one.weights[mask] * len(one.flows) for one, mask in some]
+    if sum(map(len, slots)) <= SMALL:
+        entries = [list(zip(s.tolist(), w.tolist(), strict=True)) for s, w in zip(slots, weights, strict=True)]
+        return _level_few(entries, ceilings, taken)
+    used, at = np.unique(np.concatenate(slots), return_inverse=True)
+    ptr, room = np.cumsum([0, *map(len, slots)]), np.maximum(1.0 - taken[used], 0.0)
+    return max_min(ptr, at, np.concatenate(weights), room, np.array(ceilings)).tolist()  # type: ignore[no-any-return]
 
 
-def _level_one(one: Equals, usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
-    """A class by itself: its ceiling, or what the slot with the least room leaves each of its flows."""
-    share = np.maximum(1.0 - usage[one.slots], 0.0) / (one.weights * one.n)
-    least: float = share.min(initial=np.inf)
-    if one.ceiling <= least * (1 + INSTANT):
-        return [min(one.ceiling, least)], [CEILING]
-    return [least], [int(one.slots[rng.choice(np.flatnonzero(share <= least * (1 + 1e-10)))])]
-
-
-def _level_few(some: Sequence[Equals], usage: Floats) -> tuple[list[float], list[int]]:
-    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
-    rates, held = [0.0] * len(some), [CEILING] * len(some)
-    left: dict[int, float] = {}
+def _level_few(some: list[list[tuple[int, float]]], ceilings: list[float], taken: Floats) -> list[float]:
+    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python: of each class what it takes of which slot."""
+    rates = ceilings.copy()
+    left = {s: max(1.0 - taken.item(s), 0.0) for entries in some for s, _ in entries}
     rising = list(range(len(some)))
     while rising:
-        weight: dict[int, float] = {}
+        weight = dict.fromkeys(left, 0.0)
         for i in rising:
-            one = some[i]
-            n = one.n
-            for s, w in one.pairs:
-                weight[s] = weight.get(s, 0.0) + w * n
-        if not left:
-            left = {s: max(1.0 - usage.item(s), 0.0) for s in weight}
-        at, water = CEILING, np.inf
+            for s, w in some[i]:
+                weight[s] += w
+        at, water = -1, min([ceilings[i] for i in rising])
         for s, total in weight.items():
             if left[s] < water * total:
                 at, water = s, left[s] / total
-        lowest = min([some[i].ceiling for i in rising])
-        if lowest <= water:
-            at, water = CEILING, lowest
-            stops = [i for i in rising if some[i].ceiling <= lowest]
-        else:
-            stops = [i for i in rising if at in some[i].users]
+        stops = [i for i in rising if (any(s == at for s, _ in some[i]) if at >= 0 else ceilings[i] <= water)]
         for i in stops:
-            rates[i], held[i] = water, at
-        if len(stops) == len(rising):
-            break
-        for i in stops:
-            for s, w in some[i].pairs:
-                left[s] = max(left[s] - w * some[i].n * water, 0.0)
+            rates[i] = water
+            for s, w in some[i]:
+                left[s] = max(left[s] - w * water, 0.0)
         rising = [i for i in rising if i not in stops]
-    return rates, held
-
-
-def _level_many(some: Sequence[Equals], usage: Floats, rng: np.random.Generator) -> tuple[list[float], list[int]]:
-    ptr = np.cumsum([0, *(len(one.slot_list) for one in some)])
-    slots = np.concatenate([one.slots for one in some])
-    number = np.zeros(len(usage), dtype=np.int64)
-    number[slots] = 1
-    used = np.flatnonzero(number)
-    number[used] = np.arange(len(used))
-    slots = number[slots]
-    weights = np.concatenate([one.weights * one.n for one in some])
-    room = np.maximum(1.0 - usage[used], 0.0)
-    ceilings = np.array([one.ceiling for one in some])
-    rates = max_min(ptr, slots, weights, room, ceilings)
-    owner = np.repeat(np.arange(len(some)), np.diff(ptr))
-    carried = np.bincount(slots, weights * rates[owner], len(used))
-    fastest = np.zeros(len(used))
-    np.maximum.at(fastest, slots, rates[owner])
-    full = (carried[slots] >= room[slots] - 1e-10) & (rates[owner] >= fastest[slots] * (1 - 1e-10))
-    held = np.full(len(some), CEILING)
-    # Any full slot holds. They are spread, so that few look for another when one goes.
-    holds = rng.permutation(np.flatnonzero(full))
-    held[owner[holds]] = used[slots[holds]]
-    held[rates >= ceilings * (1 - INSTANT)] = CEILING
-    return rates.tolist(), held.tolist()
+    return rates

@@ -1,15 +1,15 @@
 """Flows that always have one rate, as one object, and what came of them.
 
-Flows that cross the same slots with the same weights under the same ceiling are equal to max-min fairness, so they
-have one rate: a class of :class:`Equals`. The rates a class had over time are its :class:`Course`, and a transfer is
-known by the course it ran with, from when to when (:class:`Spells`): stretches of constant rate are made of these when
-the run is over, for most are never looked at.
+Flows that cross the same watched slots (:mod:`clustersim.engine.network`) with the same weights under one ceiling are
+equal to max-min fairness, so they have one rate: a class of :class:`Equals`. The rates a class had over time are its
+:class:`Course`, and a transfer is known by the courses it ran with, from when to when (:class:`Spells`): stretches of
+constant rate are made of these when the run is over, for most are never looked at.
 """
 
 from __future__ import annotations
 
 from array import array
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
@@ -20,38 +20,47 @@ from clustersim.engine.loads import INSTANT
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-CEILING, UNKNOWN = -1, -2
-"""What holds a class back where no slot does: its own ceiling; nobody has looked yet."""
+
+class Way:
+    """What flows of one load and ceiling take of which slot.
+
+    slots, weights, slot_list : of the load, [s/byte]. ceiling : [bytes/s], no more than the slots let through.
+    asks : part of each slot that a flow takes at its ceiling. n : flows on their way; one : their class, where any are.
+    """
+
+    __slots__ = ("asks", "ceiling", "n", "one", "slot_list", "slots", "weights")
+
+    def __init__(self, slots: Ints, weights: Floats, ceiling: float) -> None:
+        self.slots, self.weights, self.slot_list = slots, weights, slots.tolist()
+        self.ceiling = min(ceiling, 1.0 / weights.max()) if len(slots) else ceiling
+        self.asks = weights * self.ceiling
+        self.n = 0
+        self.one: Equals | None = None
 
 
 class Equals:
     """The flows of one class that are on their way.
 
-    number : of the class. slots, weights : what each takes, as arrays, as lists, and as ``pairs``. ceiling : [bytes/s].
-    n : flows. rate : [bytes/s] of each. moved : [bytes] that a flow there from the start has moved until ``since`` [s].
-    held : the slot that holds them back. booked : what the class takes in the books: rate times flows.
-    flows : heap of (``moved`` at its end, transfer, begin); ``planned``, the first one's end that was asked for.
+    number, key : of the class. slots, weights : the watched slots they cross, and what each takes [s/byte].
+    ceiling : [bytes/s]. rate : [bytes/s] of each.
+    moved : [bytes] that a flow there from the start has moved until ``since`` [s].
+    flows : heap of (``moved`` at its end, transfer, begin, way); ``planned``, the first one's end that was asked for.
     course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("booked", "ceiling", "course", "flows", "held", "moved", "n", "number", "pairs", "planned", "rate",
-                 "since", "slot_list", "slots", "users", "version", "weight_list", "weights")  # fmt: skip
+    __slots__ = ("ceiling", "course", "flows", "key", "moved", "number", "planned", "rate", "since", "slots",
+                 "version", "weights")  # fmt: skip
 
-    def __init__(self, number: int, slots: Ints, weights: Floats, ceiling: float) -> None:
-        self.number, self.slots, self.weights, self.ceiling = number, slots, weights, ceiling
-        self.slot_list, self.weight_list = slots.tolist(), weights.tolist()
-        self.pairs = list(zip(self.slot_list, self.weight_list, strict=True))
-        self.users = frozenset(self.slot_list)
-        self.flows: list[tuple[float, int, float]] = []
+    def __init__(self, number: int, key: object, slots: Ints, weights: Floats, ceiling: float, now: float) -> None:
+        self.number, self.key, self.slots, self.weights, self.ceiling = number, key, slots, weights, ceiling
+        self.flows: list[tuple[float, int, float, Way]] = []
         self.version = 0
-        self.empty(0.0)
+        self.empty(now)
 
     def empty(self, now: float) -> None:
-        """Nobody is left."""
-        self.n, self.rate, self.moved, self.since = 0, 0.0, 0.0, now
-        self.held, self.booked, self.planned = UNKNOWN, 0.0, -1.0
+        """Nobody is there yet, or any more."""
+        self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
         self.course: Course | None = None
-        self.version += 1
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""
@@ -59,23 +68,37 @@ class Equals:
             self.moved += self.rate * (now - self.since)
             self.since = now
 
-    def join(self, transfer: int, nbytes: float, now: float) -> None:
+    def join(self, transfer: int, nbytes: float, now: float, way: Way) -> None:
         """A flow begins, with so many bytes to move."""
         self.advance(now)
-        heappush(self.flows, (self.moved + nbytes, transfer, now))
-        self.n += 1
+        heappush(self.flows, (self.moved + nbytes, transfer, now, way))
+        way.n += 1
 
-    def over(self, now: float, spells: Spells) -> list[int]:
-        """Transfers that end now."""
+    def leave(self, way: Way, now: float, spells: Spells) -> list[tuple[int, float]]:
+        """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""
         self.advance(now)
-        most = self.moved + self.rate * now * INSTANT
-        done: list[int] = []
-        while self.flows and (not done or self.flows[0][0] <= most):
-            _, transfer, begin = heappop(self.flows)
+        gone = sorted(flow for flow in self.flows if flow[3] is way)
+        self.flows = [flow for flow in self.flows if flow[3] is not way]
+        heapify(self.flows)
+        for _, transfer, begin, _ in gone:
             if self.course is not None:
                 spells.add(transfer, self.course, begin, now)
-            done.append(transfer)
-        self.n -= len(done)
+        way.n -= len(gone)
+        return [(transfer, max(end - self.moved, 0.0)) for end, transfer, _, _ in gone]
+
+    def over(self, now: float, spells: Spells) -> list[tuple[int, Way]]:
+        """Transfers that end now, and their ways."""
+        self.advance(now)
+        most = self.moved + self.rate * now * INSTANT
+        done: list[tuple[int, Way]] = []
+        while self.flows and (not done or self.flows[0][0] <= most):
+            _, transfer, begin, way = heappop(self.flows)
+            if self.course is not None:
+                spells.add(transfer, self.course, begin, now)
+            way.n -= 1
+            if not way.n:
+                way.one = None
+            done.append((transfer, way))
         return done
 
     def set(self, rate: float, now: float) -> bool:

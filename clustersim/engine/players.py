@@ -89,7 +89,7 @@ class Flows:
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""
         plans = site.plans
-        return self.network.not_before(plans.load.item(meeting), plans.alone.item(meeting))
+        return self.network.not_before(site.first + meeting, plans.load.item(meeting), plans.alone.item(meeting))
 
     def transfers(self) -> tuple[Ints, Ints]:
         """Transfers are meetings."""
