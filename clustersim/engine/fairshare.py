@@ -11,13 +11,10 @@ one round together, not one each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from clustersim.engine.flows import Equals
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -75,38 +72,37 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
     return rates
 
 
-def level(some: Sequence[tuple[Equals, npt.NDArray[np.bool_]]], taken: Floats) -> list[float]:
-    """Max-min fair rates of the flows of these classes, in what ``taken`` leaves of each slot. Of each class only some
-    slots can hold anybody back: a mask."""
-    ceilings = [one.ceiling for one, _ in some]
-    slots = [one.slots[mask] for one, mask in some]
-    weights = [one.weights[mask] * len(one.flows) for one, mask in some]
-    if sum(map(len, slots)) <= SMALL:
-        entries = [list(zip(s.tolist(), w.tolist(), strict=True)) for s, w in zip(slots, weights, strict=True)]
-        return _level_few(entries, ceilings, taken)
-    used, at = np.unique(np.concatenate(slots), return_inverse=True)
-    ptr, room = np.cumsum([0, *map(len, slots)]), np.maximum(1.0 - taken[used], 0.0)
-    return max_min(ptr, at, np.concatenate(weights), room, np.array(ceilings)).tolist()  # type: ignore[no-any-return]
+def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+    """Max-min fair rates in what ``taken`` leaves of each slot.
+
+    ``some`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
+    """
+    if sum(len(slots) for _, slots, _ in some) <= SMALL:
+        return _level_few(some, taken)
+    used, at = np.unique(np.array([s for _, slots, _ in some for s in slots]), return_inverse=True)
+    weights = np.array([w for _, _, weights in some for w in weights])
+    ptr, room = np.cumsum([0, *(len(slots) for _, slots, _ in some)]), np.maximum(1.0 - taken[used], 0.0)
+    return max_min(ptr, at, weights, room, np.array([c for c, _, _ in some])).tolist()  # type: ignore[no-any-return]
 
 
-def _level_few(some: list[list[tuple[int, float]]], ceilings: list[float], taken: Floats) -> list[float]:
-    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python: of each class what it takes of which slot."""
-    rates = ceilings.copy()
-    left = {s: max(1.0 - taken.item(s), 0.0) for entries in some for s, _ in entries}
+def _level_few(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
+    rates = [ceiling for ceiling, _, _ in some]
+    left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in some for s in slots}
     rising = list(range(len(some)))
     while rising:
         weight = dict.fromkeys(left, 0.0)
         for i in rising:
-            for s, w in some[i]:
+            for s, w in zip(some[i][1], some[i][2], strict=True):
                 weight[s] += w
-        at, water = -1, min([ceilings[i] for i in rising])
+        at, water = -1, min([some[i][0] for i in rising])
         for s, total in weight.items():
             if left[s] < water * total:
                 at, water = s, left[s] / total
-        stops = [i for i in rising if (any(s == at for s, _ in some[i]) if at >= 0 else ceilings[i] <= water)]
+        stops = [i for i in rising if (at in some[i][1] if at >= 0 else some[i][0] <= water)]
         for i in stops:
             rates[i] = water
-            for s, w in some[i]:
+            for s, w in zip(some[i][1], some[i][2], strict=True):
                 left[s] = max(left[s] - w * water, 0.0)
         rising = [i for i in rising if i not in stops]
     return rates

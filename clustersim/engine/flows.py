@@ -24,16 +24,20 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 class Way:
     """What flows of one load and ceiling take of which slot.
 
-    slots, weights, slot_list : of the load, [s/byte]. ceiling : [bytes/s], no more than the slots let through.
-    asks : part of each slot that a flow takes at its ceiling. n : flows on their way; one : their class, where any are.
+    ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
+    kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
+    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are.
     """
 
-    __slots__ = ("asks", "ceiling", "n", "one", "slot_list", "slots", "weights")
+    __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
 
-    def __init__(self, slots: Ints, weights: Floats, ceiling: float) -> None:
-        self.slots, self.weights, self.slot_list = slots, weights, slots.tolist()
+    def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
+        self.slots, self.weights = slots, weights
+        self.slot_list: list[int] = slots.tolist()
         self.ceiling = min(ceiling, 1.0 / weights.max()) if len(slots) else ceiling
-        self.asks = weights * self.ceiling
+        self.many, self.asks = len(slots) >= max(most, 1), weights * self.ceiling
+        columns = [] if self.many else [self.slot_list, weights.tolist(), self.asks.tolist()]
+        self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
         self.n = 0
         self.one: Equals | None = None
 
@@ -41,26 +45,36 @@ class Way:
 class Equals:
     """The flows of one class that are on their way.
 
-    number, key : of the class. slots, weights : the watched slots they cross, and what each takes [s/byte].
+    number, key : of the class. slot_list : the watched slots they cross; of ``many``, all of a way, as ``slots``, too.
     ceiling : [bytes/s]. rate : [bytes/s] of each.
     moved : [bytes] that a flow there from the start has moved until ``since`` [s].
     flows : heap of (``moved`` at its end, transfer, begin, way); ``planned``, the first one's end that was asked for.
     course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("ceiling", "course", "flows", "key", "moved", "number", "planned", "rate", "since", "slots",
-                 "version", "weights")  # fmt: skip
+    __slots__ = ("_weights", "ceiling", "course", "flows", "key", "many", "moved", "number", "planned", "rate", "since",
+                 "slot_list", "slots", "version")  # fmt: skip
 
-    def __init__(self, number: int, key: object, slots: Ints, weights: Floats, ceiling: float, now: float) -> None:
-        self.number, self.key, self.slots, self.weights, self.ceiling = number, key, slots, weights, ceiling
+    def __init__(self, number: int, key: object, way: Way, watched: tuple[tuple[int, float], ...]) -> None:
+        self.number, self.key, self.many, self.slots, self.ceiling = number, key, way.many, way.slots, way.ceiling
+        self.slot_list = way.slot_list if way.many else [slot for slot, _ in watched]
+        self._weights = way.weights if way.many else dict(watched)
         self.flows: list[tuple[float, int, float, Way]] = []
         self.version = 0
-        self.empty(now)
+        self.empty(0.0)
 
     def empty(self, now: float) -> None:
         """Nobody is there yet, or any more."""
         self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
         self.course: Course | None = None
+
+    def takes(self, slots: list[int]) -> list[float]:
+        """What all of them take of some of their slots [s/byte]."""
+        n = len(self.flows)
+        if isinstance(self._weights, dict):
+            return [self._weights[slot] * n for slot in slots]
+        found: list[float] = (self._weights[np.searchsorted(self.slots, slots)] * n).tolist()
+        return found
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""

@@ -14,10 +14,10 @@ joined by tight slots with those that somebody came to, or left: the rates of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from clustersim.units import format_time
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 MANY = 16
 """Slots of a load from which all of them are watched."""
@@ -75,9 +74,11 @@ class Network:
         n = len(self.loads.pairs)
         self._slot_of = {link: slots.slot.item(slots.ptr[n + i]) for i, link in enumerate(self.loads.changing.tolist())}
         self._taken = np.zeros(slots.n)
-        self._asked = np.zeros(slots.n)
-        self._asked[list(self._slot_of.values())] = np.inf
-        self._watched = np.zeros(slots.n, dtype=np.bool_)
+        self._all_asked = np.zeros(slots.n)
+        self._all_asked[list(self._slot_of.values())] = np.inf
+        # The same: a few are looked at sooner one by one.
+        self._asked = cast(MutableSequence[float], self._all_asked.data)
+        self._watched: set[int] = set()
         self._opened = True
         return slots
 
@@ -122,17 +123,17 @@ class Network:
             way = self._ways.get((load, ceiling))
             if way is None:
                 mine = slice(slots.ptr[load], slots.ptr[load + 1])
-                way = self._ways[load, ceiling] = Way(slots.slot[mine], slots.weight[mine], ceiling)
+                way = self._ways[load, ceiling] = Way(slots.slot[mine], slots.weight[mine], ceiling, MANY)
             ways.append(way)
-            self._asked[way.slots] += way.asks
-        fresh: set[int] = set()
+            if way.many:
+                self._all_asked[way.slots] += way.asks
+            else:
+                for slot, _, asks in way.entries:
+                    self._asked[slot] += asks
         for way in ways:
-            tight = self._tight(way)
-            if tight.any():
-                touched.update(way.slots[tight].tolist())
-                fresh.update(way.slots[tight & ~self._watched[way.slots]].tolist())
-        if fresh:
-            self._watch(fresh, changed, now)
+            touched.update(self._tight(way))
+        if not touched <= self._watched:
+            self._watch(touched - self._watched, changed, now)
         for (transfer, _, nbytes, _), way in zip(new, ways, strict=True):
             one = way.one or self._class_of(way, now)
             one.join(transfer, nbytes, now, way)
@@ -140,14 +141,18 @@ class Network:
         self._share(touched, changed, now)
         self._sleep()
 
-    def _tight(self, one: Way | Equals) -> Mask:
-        """Which of its slots are asked for more than they have."""
-        return self._asked[one.slots] > 1 + INSTANT
+    def _tight(self, one: Way | Equals) -> list[int]:
+        """Slots of it that are asked for more than they have."""
+        if one.many:
+            found: list[int] = one.slots[self._all_asked[one.slots] > 1 + INSTANT].tolist()
+            return found
+        asked = self._asked
+        return [slot for slot in one.slot_list if asked[slot] > 1 + INSTANT]
 
     def _watch(self, fresh: set[int], changed: dict[Equals, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
-        self._watched[list(fresh)] = True
-        for one in [one for one in self._active if len(one.flows[0][3].slots) < MANY]:
+        self._watched |= fresh
+        for one in [one for one in self._active if not one.many]:
             for way in dict.fromkeys(way for *_, way in one.flows):
                 if not fresh.isdisjoint(way.slot_list):
                     left = one.leave(way, now, self.segments)
@@ -161,13 +166,12 @@ class Network:
 
     def _class_of(self, way: Way, now: float) -> Equals:
         """The class of a way's flows, by the slots of it that are watched."""
-        watched = self._watched[way.slots] if len(way.slots) < MANY else slice(None)
-        some, weights = way.slots[watched], way.weights[watched]
-        key = way.ceiling, some.tobytes(), weights.tobytes()
+        some = tuple([(slot, weight) for slot, weight, _ in way.entries if slot in self._watched])
+        key = way.ceiling, way if way.many else some
         one = way.one = self._classes.get(key)
         if one is None:
-            one = way.one = self._classes[key] = Equals(next(self._numbers), key, some, weights, way.ceiling, now)
-            for slot in some.tolist():
+            one = way.one = self._classes[key] = Equals(next(self._numbers), key, way, some)
+            for slot in one.slot_list:
                 self._on.setdefault(slot, {})[one] = None
         if one not in self._active:
             one.empty(now)
@@ -178,10 +182,10 @@ class Network:
         """Nobody is left in a class."""
         one.version += 1
         del self._active[one]
-        if len(one.slots) >= MANY:
+        if one.many:
             return
         del self._classes[one.key]
-        for slot in one.slots.tolist():
+        for slot in one.slot_list:
             del self._on[slot][one]
 
     def _vary(self, now: float) -> bool:
@@ -198,15 +202,15 @@ class Network:
 
     def _share(self, touched: set[int], changed: dict[Equals, None], now: float) -> None:
         """New rates for who is at these slots, for whoever they are joined with, and for the changed."""
-        slots = seen = touched
-        found: dict[Equals, Mask] = {}
+        slots, seen = touched, set(touched)
+        found: dict[Equals, list[int]] = {}
         while slots:
             fresh = {one: self._tight(one) for one in self._at(slots) if one not in found}
             found |= fresh
-            slots = set().union(*(one.slots[tight].tolist() for one, tight in fresh.items())) - seen
-            seen = seen | slots
+            slots = set().union(*fresh.values()) - seen
+            seen |= slots
         some = sorted(found, key=lambda one: one.number)
-        rates = level([(one, found[one]) for one in some], self._taken) if some else []
+        rates = level([(one.ceiling, found[one], one.takes(found[one])) for one in some], self._taken) if some else []
         self.n_solves += bool(some)
         rest = [one for one in changed if one.flows and one not in found]  # no slot of theirs is tight
         for one, rate in zip([*some, *rest], [*rates, *(one.ceiling for one in rest)], strict=True):
@@ -217,9 +221,7 @@ class Network:
         """Classes at some of these slots."""
         if len(slots) < len(self._active):
             return dict.fromkeys(one for slot in slots for one in self._on.get(slot, ()) if one.flows)
-        here = np.zeros(len(self._asked), dtype=np.bool_)
-        here[list(slots)] = True
-        return [one for one in self._active if here[one.slots].any()]
+        return [one for one in self._active if not slots.isdisjoint(one.slot_list)]
 
     def _sleep(self) -> None:
         """Ask the clock for the next end; an earlier request that no longer holds is recognised when it comes."""
@@ -253,11 +255,15 @@ class Network:
 
     def _leave(self, way: Way) -> None:
         """A flow has left its slots; where nobody is left, they are not watched any more."""
-        tight = self._tight(way)
-        if tight.any():
-            self._touched.update(way.slots[tight].tolist())
-        left = self._asked[way.slots] - way.asks
-        self._asked[way.slots] = left
-        if left.min(initial=1.0) < NOBODY:
-            free = way.slots[left < NOBODY]
-            self._asked[free], self._watched[free] = 0.0, False
+        self._touched.update(self._tight(way))
+        if way.many:
+            left = self._all_asked[way.slots] - way.asks
+            self._all_asked[way.slots] = np.where(left < NOBODY, 0.0, left)
+            if left.min() < NOBODY:
+                self._watched.difference_update(way.slots[left < NOBODY].tolist())
+            return
+        for slot, _, asks in way.entries:
+            self._asked[slot] = rest = self._asked[slot] - asks
+            if rest < NOBODY:
+                self._asked[slot] = 0.0
+                self._watched.discard(slot)
