@@ -232,6 +232,8 @@ class Play:
                 other.unmet -= 1
                 if not other.unmet:
                     self._work.append((other, None))
+            elif other.needs == 1 and isinstance(other.op, Compute):
+                self._next(other, who, end)
             elif isinstance(who, int):
                 self._met_one(other, who, float(end))
             else:
@@ -243,6 +245,15 @@ class Play:
             if self.bills and task.place >= 0:
                 self.bills.over(task)
             self.finished(task)
+
+    def _next(self, task: Task, who: Piece, end: Column) -> None:
+        """The only thing that these ranks wait for has ended: they are ready, and nobody needs to be counted."""
+        if isinstance(task.ready, float):
+            task.ready = np.zeros(task.n)
+        if who is None:
+            who = np.arange(task.n)
+        task.ready[who] = end
+        self._put(task, who)
 
     def _met(self, task: Task, who: Piece, end: Column) -> None:
         """Something that these ranks wait for has ended."""
