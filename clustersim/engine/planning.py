@@ -23,6 +23,7 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
+from clustersim.routing.alike import places_of_links
 from clustersim.topology import Topology
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -207,7 +208,7 @@ class _Images:
 
     def __init__(self, topology: Topology, gpus: Ints) -> None:
         self.topology, self.gpus, self.routes = topology, gpus, routing.router(topology)
-        self._island, self._place = self.routes.places_of_links
+        self._island, self._place = places_of_links(topology, self.routes.islands)
         self._net = self._island < 0
         self._places: dict[tuple[bytes, int], dict[bytes, list[int]]] = {}
         self._crossed: dict[tuple[bytes, bytes], list[tuple[bytes, list[int], Ints]]] = {}

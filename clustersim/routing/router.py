@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import pairwise
 from string import digits
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from clustersim.errors import TopologyError
 from clustersim.memo import kept_with_first
+from clustersim.routing.alike import builds
 from clustersim.routing.local import GPU_LINKS, Template, class_rank, cut, near_gpus, nics_of
 from clustersim.routing.network import mix, network
 from clustersim.topology import GPU, Floats, Ints, Topology
@@ -44,36 +44,12 @@ class Router:
         self._nics: dict[int, tuple[int, ...]] = {}
         self._rail_of: dict[int, dict[int, int]] = {}
         nodes, first = np.unique(topology.vertex_node, return_index=True)
-        self._anchor = dict(
-            zip(nodes.tolist(), first.tolist(), strict=True)
-        )  # any vertex of a node leads to its island
+        self.anchor = dict(zip(nodes.tolist(), first.tolist(), strict=True))  # any vertex of a node tells its island
 
     @cached_property
     def builds(self) -> Ints:
-        """(islands,) a number, equal for islands of which all is alike but where they are: the inside, the types of
-        their nodes, and names and speeds of the NICs that reach the network."""
-        top, cut = self.topology, self.islands
-        wires = self.network.links
-        speeds = [
-            np.bincount(end[wires], top.link_bandwidth[wires], len(cut.of)) for end in (top.link_src, top.link_dst)
-        ]
-        live = np.array([self.network.joins(nic) for nic in top.nics.tolist()], dtype=np.int64)
-        named = _numbered(top.vertex_names[nic].rpartition("/")[2] for nic in top.nics.tolist())
-        nics = _by_island(cut.of[top.nics], len(cut.template), cut.local[top.nics], live, named,
-                          *(speed[top.nics].view(np.int64) for speed in speeds))  # fmt: skip
-        typed = _numbered(kind.name for kind in top.node_types)
-        home = np.array([cut.of[self._anchor[node]] if node in self._anchor else -1 for node in range(top.n_nodes)])
-        types = _by_island(home, len(cut.template), typed)
-        return _numbered(zip(cut.template.tolist(), types, nics, strict=True))
-
-    @cached_property
-    def places_of_links(self) -> tuple[Ints, Ints]:
-        """(links,) island of each link, -1 for the network's, and its place among those of the island."""
-        top, cut = self.topology, self.islands
-        island, place = np.full(top.n_links, -1, dtype=np.int64), np.zeros(top.n_links, dtype=np.int64)
-        island[cut.links] = np.repeat(np.arange(len(cut.template)), np.diff(cut.link_start))
-        place[cut.links] = np.arange(len(cut.links)) - cut.link_start[island[cut.links]]
-        return island, place
+        """(islands,) a number, equal for islands of which all is alike but where they are."""
+        return builds(self.topology, self.islands, self.network, self.anchor)
 
     # ---- questions about a node -------------------------------------------------------------------------------------
 
@@ -149,7 +125,7 @@ class Router:
     def _find(self, src: int, dst: int, flow: int, rail: int) -> Iterable[int]:
         if src == dst:
             return ()
-        if self._same_island(src, dst):
+        if 0 <= self.islands.of[src] == self.islands.of[dst]:
             return self._leg(src, dst, flow)
         leave, enter = self._choose(src, dst, rail, flow)
         middle = self.network.path(leave[0], enter[0], flow)
@@ -231,7 +207,7 @@ class Router:
         return max((rail for node in range(self.topology.n_nodes) for rail in self._rails(node)), default=-1)
 
     def _all_nics(self, node: int) -> tuple[int, ...]:
-        anchor = self._anchor.get(node)
+        anchor = self.anchor.get(node)
         if anchor is None:
             return ()
         relative = int(self._template(anchor).node[self.islands.local[anchor]])
@@ -307,28 +283,9 @@ class Router:
     def _template(self, vertex: int) -> Template:
         return self.islands.templates[int(self.islands.template[self.islands.of[vertex]])]
 
-    def _same_island(self, a: int, b: int) -> bool:
-        island = self.islands.of[a]
-        return bool(island >= 0 and island == self.islands.of[b])
-
     def _unreachable(self, a: int, b: int) -> TopologyError:
         names = self.topology.vertex_names
         return TopologyError(f"{self.topology.name}: no route from {names[a]!r} to {names[b]!r}")
-
-
-def _numbered(keys: Iterable[object]) -> Ints:
-    """Equal keys as equal numbers, from 0 in order of appearance."""
-    known: dict[object, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-
-
-def _by_island(island: Ints, n: int, *columns: Ints) -> list[bytes]:
-    """Rows of columns, those of each of ``n`` islands as bytes."""
-    order = np.argsort(island, kind="stable")
-    table = np.stack(columns, axis=1)[order]
-    told, width = table.tobytes(), table.shape[1] * table.itemsize
-    at = (np.searchsorted(island[order], np.arange(n + 1)) * width).tolist()
-    return [told[a:b] for a, b in pairwise(at)]
 
 
 def router(topology: Topology, relay: bool = False) -> Router:
