@@ -172,28 +172,21 @@ class Ring(msgspec.Struct, frozen=True):
         out.wait_for(sent[-1])
 
 
-class Gathered(msgspec.Struct, frozen=True):
+class Gathered(Whole, frozen=True):
     """Keys and values of all ranks are gathered first (Llama 3, arXiv:2407.21783 s3.3.2)."""
 
-    name: str
-    kernel: Kernel
     tensors: Tensors
     ranks: int
-
-    @property
-    def kernels(self) -> Kernels:
-        """The one kernel."""
-        return (self.kernel,)
 
     def forward(self, out: Listing, part: str) -> None:
         """Two all_gathers, then one kernel for all of them."""
         self._exchange(out, "all_gather", "", part)
-        out.work(self.name, self.kernels, part)
+        super().forward(out, part)
 
     def backward(self, out: Listing) -> None:
         """They are gathered again, and their gradients are summed where they belong."""
         self._exchange(out, "all_gather", " again", "I")
-        out.work(self.name, self.kernels, "I")
+        super().backward(out)
         self._exchange(out, "reduce_scatter", " gradient", "I")
 
     def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:
