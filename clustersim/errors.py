@@ -68,6 +68,16 @@ def nearest_divisor(size: int, value: int) -> str:
     return nearest_number(lambda n: size % n == 0, value, size)
 
 
+def few(words: Iterable[object], most: int) -> str:
+    """The first of a list in words, and how many more there are.
+
+    >>> few(range(9), 3)
+    '0, 1, 2 and 6 more'
+    """
+    named = [str(word) for word in words]
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+
+
 EXTRAS = {
     "perfetto": "6 MB",
     "dask": "30 MB",

@@ -129,13 +129,12 @@ def headline(title: str) -> tuple[str, str]:
 
 def json_table(text: str, where: str, error: Raised) -> Table:
     """The object of a JSON text, every key once. Raises ``error``."""
-    twice: list[str] = []
+    twice: list[list[str]] = []
 
     def once(pairs: list[tuple[str, Any]]) -> Table:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice.append(next(name for name in names if names.count(name) > 1))
+            twice.append([name for name, _ in pairs])
         return found
 
     try:
@@ -143,11 +142,18 @@ def json_table(text: str, where: str, error: Raised) -> Table:
     except (ValueError, RecursionError) as wrong:
         raise error(f"{where}: is not JSON: {_beyond(wrong)}") from None
     if twice:
-        raise error(f"{where}: the key {shown(twice[0])} is there twice; say it once")
+        _twice(twice[0], where, error)
     if not isinstance(found, dict):
         raise error(f"{where}: holds {shown(found)}, not an object in braces")
     check(found, where, error)
     return found
+
+
+def _twice(names: list[str], where: str, error: Raised) -> None:
+    """Raise ``error`` for a key that is there twice."""
+    found = next((name for name in names if names.count(name) > 1), None)
+    if found is not None:
+        raise error(f"{where}: the key {shown(found)} is there twice; say it once")
 
 
 def yaml_table(text: str, where: str, error: Raised) -> Table:
@@ -185,9 +191,7 @@ def _plain_loader(where: str, error: Raised) -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = [str(key.value) for key, _ in node.value]
-            if twice := next((name for name in names if names.count(name) > 1), None):
-                raise error(f"{where}: the key {shown(twice)} is there twice; say it once")
+            _twice([str(key.value) for key, _ in node.value], where, error)
             made: dict[Any, Any] = super().construct_mapping(node, deep)
             return made
 

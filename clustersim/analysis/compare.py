@@ -55,8 +55,7 @@ def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> Plain:
     ops = {name: np.array([rows[i][name] for i in order]) for name in names}
     found: Plain = {"ops": ops, "states": _states(a, b, warmup_steps)}
     for key, run in (("step_a", a), ("step_b", b)):
-        window = steady_window(run, warmup_steps)
-        found[key] = (window.end - window.begin) / len(window.steps)
+        found[key] = steady_window(run, warmup_steps).step_time
     return found | {"text": _text(found)}
 
 

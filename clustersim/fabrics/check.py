@@ -10,6 +10,7 @@ import numpy as np
 
 from clustersim import routing
 from clustersim.arrays import Bools
+from clustersim.errors import few
 from clustersim.topology import NIC, Floats, Ints, Topology
 from clustersim.units import format_bandwidth
 
@@ -75,8 +76,7 @@ def check(topology: Topology) -> Report:
 
 def _some(topology: Topology, vertices: Ints) -> str:
     """A few names, and how many more."""
-    names = [topology.vertex_names[v] for v in vertices[:3].tolist()]
-    return ", ".join(names) + (f" and {len(vertices) - 3} more" if len(vertices) > 3 else "")
+    return few((topology.vertex_names[v] for v in vertices.tolist()), 3)
 
 
 def _near_rate(rate: float) -> bool:

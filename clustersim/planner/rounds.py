@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from clustersim import scenario
-from clustersim.errors import ClusterSimError
 from clustersim.planner.candidates import Candidate, base, scenario_of
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario.parts import model_of
@@ -20,7 +18,7 @@ from clustersim.scenario.rerun import Factors
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task
 from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
-from clustersim.sweeps.running import compute
+from clustersim.sweeps.running import compute, timed
 from clustersim.sweeps.store import Store
 from clustersim.texts import Plain
 
@@ -34,14 +32,12 @@ MOST_PASSES = 300_000
 
 def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
     """In a worker: (seconds, a line for each task), of steps that say their time alone."""
-    if version() != expected:
-        raise ClusterSimError(f"the worker has clustersim {version()}, the plan {expected}")
-    begin = time.perf_counter()
-    lines = [
-        line(task.identity, _rough(scenario.from_table(base, path, task.changes), fidelity, task.identity.inputs))
-        for task in tasks
-    ]
-    return time.perf_counter() - begin, lines
+
+    def row(task: Task) -> bytes:
+        one = scenario.from_table(base, path, task.changes)
+        return line(task.identity, _rough(one, fidelity, task.identity.inputs))
+
+    return timed("plan", expected, tasks, row)
 
 
 def _rough(one: scenario.Scenario, fidelity: str, inputs: Plain) -> Plain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from clustersim.errors import few
 from clustersim.memory_use import may_run_out
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import PlanFile
@@ -163,5 +164,5 @@ def _alike(a: Option, b: Option) -> bool:
 def _named(options: list[Option]) -> str:
     names = [one.candidate.form.family for one in sorted(options, key=lambda one: -one.rate)]
     if len(names) > MOST_NAMED:
-        return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+        return few(names, MOST_NAMED)
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

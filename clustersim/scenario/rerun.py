@@ -56,8 +56,7 @@ def rerun_step(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 def step_time(timeline: Timeline) -> float:
     """Seconds per step of the steady state."""
-    window = steady_window(timeline)
-    return (window.end - window.begin) / len(window.steps)
+    return steady_window(timeline).step_time
 
 
 def _faster(prepared: Prepared, knob: str, factor: float) -> float:

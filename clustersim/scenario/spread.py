@@ -122,7 +122,7 @@ def spread(
         return Spread(base, np.array(times), late.size)
     tell(0, 1)
     chosen = _across(late.ravel(), affordable)
-    played, x = _play(plain, _joined(every), chosen), late.ravel()[chosen]
+    played, x = _play(plain, _rows(every), chosen), late.ravel()[chosen]
     slope = float(x @ (played - base) / (x @ x)) if x.any() else 1.0
     error = float(np.sqrt(np.mean((played / (base + slope * x) - 1.0) ** 2)))
     return Spread(base, base + slope * late, len(chosen), slope, error)
@@ -140,18 +140,12 @@ def _across(late: Floats, n: int) -> Ints:
     return np.sort(order[np.linspace(0, late.size - 1, n).round().astype(int)])
 
 
-def _joined(every: Sequence[Drawn]) -> Drawn:
+def _rows(every: Sequence[Drawn], rows: Ints | None = None) -> Drawn:
+    """Draws one behind the other; of them ``rows``, or all."""
+
     def of(name: str) -> Floats | None:
         there = [getattr(one, name) for one in every]
-        return None if there[0] is None else np.concatenate(there)
-
-    return Drawn(*(of(name) for name in Drawn.__dataclass_fields__))
-
-
-def _rows(found: Drawn, rows: Ints) -> Drawn:
-    def of(name: str) -> Floats | None:
-        one = getattr(found, name)
-        return None if one is None else one[rows]
+        return None if there[0] is None else np.concatenate(there)[slice(None) if rows is None else rows]
 
     return Drawn(*(of(name) for name in Drawn.__dataclass_fields__))
 
@@ -162,7 +156,7 @@ def _play(plain: Scenario, found: Drawn, rows: Ints) -> Floats:
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
         prepared = plain.changed({"run.steps": len(some) + warm}).prepare()
-        program = varied(prepared.program, _rows(found, np.append(some[:1].repeat(warm), some)), prepared.mesh)
+        program = varied(prepared.program, _rows([found], np.append(some[:1].repeat(warm), some)), prepared.mesh)
         times.append(_lengths(replace(prepared, program=program).run().timeline)[warm:])
     return np.concatenate(times)
 

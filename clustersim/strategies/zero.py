@@ -110,7 +110,7 @@ class Zero12(Zero):
         count = -(-parameters // size)
         return (
             f"zero{block.stage}: {self.ranks} ranks, about {count} bucket(s) of {nbytes}, reduced {how}",
-            *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.config.offloads_optimizer else ()),
+            *self.config.notes,
         )
 
 

@@ -152,7 +152,7 @@ class Zero3(Zero):
         calls = sum(visit.fetch + bool(visit.prefetch) for visit in self.recorded)
         return (
             f"zero3: {self.ranks} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
-            *(("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.config.offloads_optimizer else ()),
+            *self.config.notes,
         )
 
 

@@ -168,6 +168,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
         return away is not None and away.on
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is assumed of any stage."""
+        return ("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.offloads_optimizer else ()
+
+    @property
     def offloads_parameters(self) -> bool:
         """Whether shards live on the host."""
         away = self.zero_optimization.offload_param

@@ -110,10 +110,17 @@ def sweep(
 
 def compute(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
     """In a worker: (seconds, a line for each task)."""
+    return timed(
+        "sweep", expected, tasks, lambda task: line_of(scenario.from_table(base, path, task.changes), task.identity)
+    )
+
+
+def timed(who: str, expected: str, tasks: Sequence[Task], row: Callable[[Task], bytes]) -> tuple[float, list[bytes]]:
+    """Seconds, and a line for each task. Raises :class:`ClusterSimError` where ``who`` is of another version."""
     if version() != expected:
-        raise ClusterSimError(f"the worker has clustersim {version()}, the sweep {expected}")
+        raise ClusterSimError(f"the worker has clustersim {version()}, the {who} {expected}")
     begin = time.perf_counter()
-    lines = [line_of(scenario.from_table(base, path, task.changes), task.identity) for task in tasks]
+    lines = [row(task) for task in tasks]
     return time.perf_counter() - begin, lines
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clustersim.errors import TraceError
+from clustersim.errors import TraceError, few
 from clustersim.texts import Table, short
 from clustersim.traces import files
 from clustersim.traces.told import Told
@@ -138,11 +138,11 @@ def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) ->
                 continue
             first = here[called[0]]
             text = f"group {group!r}, collective {seq}, {_said(first)}: " + (
-                f"ranks {_ranks(gone)} never called it; {_ranks(called)} wait"
+                f"ranks {few(gone, SHOWN)} never called it; {few(called, SHOWN)} wait"
                 if gone
                 else "ranks differ: " + "; ".join(f"rank {r}: {_said(here[r])}" for r in _different(here))
             )
-            text += f"; no dump of ranks {_ranks(unseen)}" if unseen else ""
+            text += f"; no dump of ranks {few(unseen, SHOWN)}" if unseen else ""
             yield {"group": group, "seq": seq, "name": first.name, "missing": gone, "waiting": called,
                    "no_dump": unseen, "text": text}  # fmt: skip
             break
@@ -158,7 +158,3 @@ def _different(here: Mapping[int, Call]) -> list[int]:
 
 def _said(call: Call) -> str:
     return short(f"{call.name} of {call.sizes} {call.dtype}" + (f" ({call.where})" if call.where else ""))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:SHOWN])) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces import base
 
+Event: TypeAlias = dict[str, Any]
+"""Of the Chrome trace format: its phase ``ph``, its track, its time [us] and whatever its phase wants beside."""
 _ARROW = {"send": "message", "recv": "message"}
 """What arrows are called; both ends alike."""
 
@@ -75,7 +77,7 @@ def _renamed(timeline: Timeline) -> Timeline:
     return replace(timeline, ops=ops)
 
 
-def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """Names and order of the tracks."""
     threads = list(base.threads(timeline, ranks).values())
     for pid in sorted({pid for pid, _, _ in threads}):
@@ -86,7 +88,7 @@ def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, An
         yield _sort("thread", pid, tid)
 
 
-def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """The track of steps, as PyTorch's profiler marks them."""
     pid, tid = base.step_track(timeline, ranks)
     yield _name("thread", pid, tid, base.STEPS)
@@ -95,15 +97,15 @@ def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]
         yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def _name(what: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _sort(what: str, pid: int, tid: int) -> dict[str, Any]:
+def _sort(what: str, pid: int, tid: int) -> Event:
     return {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
 
 
-def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
     threads = base.threads(timeline, ranks)
     said = base.said_of(timeline)
@@ -123,11 +125,11 @@ def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[dict[str, Any]
             yield arrow | {"ph": "f", "bp": "e", "id": number, "ts": max(start, end - 1) / 1e3}
 
 
-def _span(name: str, category: str, start: int, end: int) -> dict[str, Any]:
+def _span(name: str, category: str, start: int, end: int) -> Event:
     return {"name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
 
 
-def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None) -> Iterator[dict[str, Any]]:
+def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None) -> Iterator[Event]:
     """Counter events (``C``): GB/s on the busiest links, in a process after the nodes, and one GPU's memory."""
     pid = int(base.nodes(timeline).max()) + 2
     for i, (name, ns, rate) in enumerate(base.link_rates(timeline.links)):

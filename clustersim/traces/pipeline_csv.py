@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim.errors import TraceError
+from clustersim.errors import TraceError, few
 from clustersim.label import Label
 from clustersim.limits import MOST_RANKS, counted
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
@@ -81,6 +81,8 @@ class Line:
     where: str
 
 
+TOLD = 6
+"""Ranks or steps that a message names."""
 Lengths = Mapping[tuple[int, int], float]
 """(step, rank) -> seconds; rank -1 for all ranks."""
 
@@ -159,7 +161,7 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
         world = max(ranks) + 1
         counted(world, MOST_RANKS, f"{ops.path}: ranks of the run", TraceError)
         gone = np.setdiff1d(np.arange(world), ranks).tolist()
-        raise TraceError(f"{ops.path}: no operation of rank(s) {_some(gone)} of {world}; every rank is needed")
+        raise TraceError(f"{ops.path}: no operation of rank(s) {few(gone, TOLD)} of {world}; every rank is needed")
     per_stage = Counter({line.rank: line.stage for line in lines}.values())
     if len(set(per_stage.values())) > 1:
         told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
@@ -167,7 +169,7 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
     here, there = {line.step for line in lines}, {step for step, _ in lengths}
     if here != there:
         path, other = (steps.path, ops.path) if here - there else (ops.path, steps.path)
-        raise TraceError(f"{path}: no step(s) {_some(sorted(here ^ there))}, which {other.name} has")
+        raise TraceError(f"{path}: no step(s) {few(sorted(here ^ there), TOLD)}, which {other.name} has")
     for step, mine in _by_step(lines).items():
         _check_step(step, mine, len(ranks), lengths, ops)
 
@@ -175,7 +177,7 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
 def _check_step(step: int, lines: list[Line], world: int, lengths: Lengths, ops: Table) -> None:
     gone = sorted(set(range(world)) - {line.rank for line in lines})
     if gone:
-        raise TraceError(f"{ops.path}: step {step} has no operation of rank(s) {_some(gone)}; every rank is needed")
+        raise TraceError(f"{ops.path}: step {step} has no operation of rank(s) {few(gone, TOLD)}; every rank is needed")
     done: dict[tuple[int, str, int], Line] = {}
     for line in lines:
         if line.word.action and line.word.kind == "compute":
@@ -200,10 +202,6 @@ def _check_pairs(step: int, done: Mapping[tuple[int, str, int], Line], ops: Tabl
         rank, micro = min(forward ^ back)
         have, lack = ("forward", "backward") if (rank, micro) in forward else ("backward", "forward")
         raise TraceError(f"{ops.path}: step {step}, rank {rank}: micro-batch {micro} has a {have} and no {lack}")
-
-
-def _some(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
 
 
 def _by_step(lines: Iterable[Line]) -> dict[int, list[Line]]:
