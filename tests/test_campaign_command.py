@@ -171,6 +171,7 @@ def test_processes_are_used_without_a_folder_too(loaded, monkeypatch):
 
 
 def test_steps_that_vary_enter_a_campaign_as_they_are_distributed(loaded):
+    loaded = loaded.changed({"model.options": {"layers": 4}})  # two thousand steps are played
     one = loaded.changed({"run.variation": {"step_cv": 0.01, "slow_hosts": 0.3, "slow_factor": 1.2}})
     job, _ = job_of(one.changed({"campaign.degraded": []}))
     steady, _ = job_of(loaded.changed({"run.jitter": 0.0, "campaign.degraded": []}))
