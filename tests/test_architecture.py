@@ -25,6 +25,14 @@ def loaded_by(*arguments: str) -> set[str]:
     return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
 
 
+def modules_of(*words: str) -> set[str]:
+    """Modules that the process of a command has loaded at its end."""
+    told = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    code = f"{told}; from clustersim.cli import main; main({list(words)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
 @pytest.mark.parametrize("arguments", [("-c", "import clustersim"), ("-m", "clustersim", "--help")])
 def test_importing_and_helping_load_nothing_heavy(arguments):
     loaded = loaded_by(*arguments)
@@ -34,6 +42,18 @@ def test_importing_and_helping_load_nothing_heavy(arguments):
 
 def test_importing_the_package_loads_not_even_numpy():
     assert "numpy" not in loaded_by("-c", "import clustersim")
+
+
+def test_a_run_in_which_nothing_is_split_or_shared_loads_no_clock_no_builder_and_no_other_command():
+    loaded = modules_of("run", "ddp_resnet50_1x8_v100", "--json")
+    assert {"clustersim.cli.run", "clustersim.engine.clock", "clustersim.scenario.running"} <= loaded
+    assert not loaded & {*HEAVY, "clustersim.builder", "clustersim.partition", "clustersim.cli.plan"}
+
+
+def test_a_collective_loads_no_scenario():
+    loaded = modules_of("collective", "all_reduce", "--topology", "hgx-h100", "--json")
+    assert {"clustersim.cli.collective", "clustersim.collectives"} <= loaded
+    assert not loaded & {*HEAVY, "clustersim.scenario", "clustersim.models", "clustersim.strategies"}
 
 
 def test_every_public_name_can_be_used():
