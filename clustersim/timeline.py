@@ -91,8 +91,8 @@ class LinkUse:
     def bytes_per_link(self) -> Floats:
         """(L,) float [bytes]: everything that crossed each link."""
         links, weights, load = self.per_byte
-        per_load = np.bincount(self.transfer_load, weights=self.payload, minlength=len(self.loads))
-        return np.bincount(links, weights=weights * per_load[load], minlength=len(self.link_bandwidth)).astype(np.float64)
+        moved = weights * np.bincount(self.transfer_load, weights=self.payload, minlength=len(self.loads))[load]
+        return np.bincount(links, weights=moved, minlength=len(self.link_bandwidth)).astype(np.float64)
 
     @cached_property
     def payload(self) -> Floats:
