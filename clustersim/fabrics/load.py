@@ -16,7 +16,7 @@ from clustersim.fabrics import fitted, measured, networks, reading, schema
 from clustersim.fabrics.changes import Change, change
 from clustersim.fabrics.draft import Draft
 from clustersim.fabrics.names import expand
-from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, wire_columns
+from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, traits_of, wire_columns
 from clustersim.memo import ByWeight
 from clustersim.mesh import Mesh
 from clustersim.paths import data_path, shipped
@@ -280,12 +280,9 @@ def _listed_types(
         raise TopologyError(
             f"{where}: lists its own $.vertices; $.node.vertices, $.fabric and $.nodes have no place here"
         )
-    if traits.device is None:
-        raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
-    given = {f: getattr(traits, f) for f in schema.TRAITS}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = traits_of(traits, where)
     totals = {k: np.bincount([place[n] for n in kinds if kinds[n] == k], minlength=count) for k in (GPU, NIC)}
     return [
-        NodeType(spec.name, traits.device, int(totals[GPU][i]), int(totals[NIC][i]), sources=traits.sources, **given)
+        NodeType(spec.name, n_gpus=int(totals[GPU][i]), n_nics=int(totals[NIC][i]), sources=traits.sources, **given)
         for i in range(count)
     ]

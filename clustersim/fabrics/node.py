@@ -12,6 +12,7 @@ import numpy as np
 from clustersim.errors import TopologyError, nearest
 from clustersim.fabrics.names import expand
 from clustersim.fabrics.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec
+from clustersim.texts import Table
 from clustersim.topology import GPU, NIC, Floats, Ints, NodeType
 
 Ends = tuple[str, str]
@@ -103,16 +104,21 @@ def _inherited(
     return kinds, ports, {ends: wire for ends, wire in base.wires.items() if not gone & set(ends)}
 
 
+def traits_of(spec: NodeSpec, where: str, *, extends: bool = False) -> Table:
+    """What a file says of a node's kind. Raises :class:`TopologyError` where one that ``extends`` none has no GPU."""
+    found = {f: value for f in ("device", *TRAITS) if (value := getattr(spec, f)) is not None}
+    if "device" not in found and not extends:
+        raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
+    return found
+
+
 def _node_type(name: str, spec: NodeSpec, base: Node | None, kinds: Mapping[str, str], where: str) -> NodeType:
-    given = {f: getattr(spec, f) for f in ("device", *TRAITS)}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = traits_of(spec, where, extends=base is not None)
     n_gpus, n_nics = (list(kinds.values()).count(kind) for kind in (GPU, NIC))
     if base:
         return replace(
             base.type, name=name, n_gpus=n_gpus, n_nics=n_nics, sources={**base.type.sources, **spec.sources}, **given
         )
-    if "device" not in given:
-        raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
     return NodeType(name=name, n_gpus=n_gpus, n_nics=n_nics, sources=dict(spec.sources), **given)
 
 

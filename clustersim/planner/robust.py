@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -35,10 +35,20 @@ FAILURES = 2.0
 """Failures are at most so many times as often or as rare: two clusters of one owner differ by 2.8 (6.50 and 2.34 a
 thousand node-days, Kokolis et al., arXiv:2410.21680), and Llama 3's (3.79, arXiv:2407.21783) lies between them."""
 FAILING = "failures"
-Worth = Plain
 Goodput = Callable[[int, float], float | None]
 """(number of an option, how often failures come) -> share of the time that makes new steps; None where that never
 ends."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a measurement is worth: by how much the worst regret falls, the ``choice`` at either end, and the
+    ``command`` that measures."""
+
+    name: str
+    worth: float
+    choice: dict[str, str]
+    command: str
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> Plain | None:
              "robust": i == best}
             for i, one in enumerate(options)
         ],
-        "measure": sorted(worths, key=lambda one: -float(one["worth"])),
+        "measure": sorted(map(asdict, worths), key=lambda one: -one["worth"]),
     }  # fmt: skip
 
 
@@ -182,7 +192,7 @@ def _worth(
         worst = regrets[:, there].max(axis=1)
         best = int(np.argmin(worst))
         left, choice[f"{end:.2f}"] = max(left, float(worst[best])), titles[best]
-    return {"name": one.words, "worth": max(0.0, now - left), "choice": choice, "command": one.measure}
+    return Worth(one.words, max(0.0, now - left), choice, one.measure)
 
 
 def _corner(factors: Mapping[str, float], numbers: Sequence[Uncertain]) -> str:
@@ -203,11 +213,11 @@ def _verdict(
             f"The robust choice is {titles[best]}: it trains {said}; the fastest as predicted, "
             f"{titles[0]}, {worst[0]:.1%}."
         )
-    most = max(worths, key=lambda one: float(one["worth"]))
-    if most["worth"] < ALIKE:
+    most = max(worths, key=lambda one: one.worth)
+    if most.worth < ALIKE:
         return f"{first} No single measurement would change that."
-    (low, a), (high, b) = most["choice"].items()
+    (low, a), (high, b) = most.choice.items()
     return (
-        f"{first} Measuring {most['name']} is worth most, {most['worth']:.1%}: at x {low} take {a}, at x {high} {b}. "
-        f"To measure: {most['command']}"
+        f"{first} Measuring {most.name} is worth most, {most.worth:.1%}: at x {low} take {a}, at x {high} {b}. "
+        f"To measure: {most.command}"
     )
