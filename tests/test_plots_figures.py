@@ -387,3 +387,10 @@ def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_h
     assert tuple(dimensions) == DIMENSIONS
     assert len(set(dimensions.values())) == len(DIMENSIONS)
     assert not set(dimensions.values()) & {*palette.values(), *kernels.values(), *HOLDERS.values(), *series}
+
+
+def test_the_peak_of_memory_over_a_step_is_the_one_figure_that_a_run_prints(run):
+    memory = run.facts["memory"]
+    words = [text.get_text() for text in plots.picture("memory", run).axes[0].texts]
+    assert any(word.startswith(f"peak {format_bytes(sum(memory['by'].values()))} at ") for word in words)
+    assert format_bytes(run.facts["peak_memory_bytes"]) == format_bytes(sum(memory["by"].values()))

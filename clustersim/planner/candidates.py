@@ -95,7 +95,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     @property
     def knobs(self) -> tuple[str, ...]:
         """What else is chosen, in words, as far as it varies among options."""
-        return (*self.form.knobs, *([f"{self.kept} checkpointing"] if self.form.tells[1] else []))
+        kept = "no" if self.kept == "none" else self.kept
+        return (*self.form.knobs, *([f"{kept} checkpointing"] if self.form.tells[1] else []))
 
     def label(self, common: Collection[str] = ()) -> str:
         """It in words, without those of its knobs that are ``common``."""

@@ -120,7 +120,9 @@ def _memory(run: SavedRun, view: View) -> Figure:
     if not course:
         return footprint(held["by"], held.get("device_bytes"), view.title, ax=view.ax)
     parts = {name: np.asarray(nbytes, dtype=np.float64) for name, nbytes in course["parts"].items()}
-    return memory_over_time(course["moments"], parts, held.get("device_bytes"), view.title, ax=view.ax)
+    # What is there all the time, the driver's context, is no moment's; without it the peak would be another figure.
+    still = {name: np.full(len(course["moments"]), nbytes) for name, nbytes in held["by"].items() if name not in parts}
+    return memory_over_time(course["moments"], still | parts, held.get("device_bytes"), view.title, ax=view.ax)
 
 
 def _stages(run: SavedRun, view: View) -> Figure:

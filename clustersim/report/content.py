@@ -61,7 +61,7 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
         "path": _path(found.tables["critical_path"]),
         "otherwise": otherwise(prepared, timeline, found).ran,
         "warnings": found.warnings,
-        "memory": _memory(facts),
+        "memory": _memory(run),
         "inputs": list(_flat(facts.get("inputs") or {})),
         "notes": [str(note) for note in facts.get("notes") or ()],
         "run": _run(run),
@@ -225,17 +225,12 @@ def _path(found: Facts) -> dict[str, Any]:
     return {"kinds": shares(found["by_kind"]), "links": shares(found["by_link"]), "pieces": pieces, "n": len(took)}
 
 
-def _memory(facts: Facts) -> dict[str, Any] | None:
-    memory = facts.get("memory")
+def _memory(run: SavedRun) -> dict[str, Any] | None:
+    memory = run.facts.get("memory")
     if not memory:
         return None
     parts = {str(k): float(v) for k, v in memory["by"].items() if v}
-    capacity, course = memory.get("device_bytes"), facts.get("memory_course")
-    if course:
-        moving = {k: np.asarray(v, dtype=np.float64) for k, v in course["parts"].items()}
-        figure = plots.memory_over_time(course["moments"], moving, capacity)
-    else:
-        figure = plots.footprint(parts, capacity)
+    figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
     return {"svg": markup(figure, "memory"), "rows": rows, "message": str(memory.get("message", ""))}
