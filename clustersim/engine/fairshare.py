@@ -11,6 +11,7 @@ one round together, not one each.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -79,8 +80,13 @@ def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> li
     """
     if sum(len(slots) for _, slots, _ in some) <= SMALL:
         return _level_few(some, taken)
-    used, at = np.unique(np.array([s for _, slots, _ in some for s in slots]), return_inverse=True)
-    weights = np.array([w for _, _, weights in some for w in weights])
+    at = np.array([*chain.from_iterable([s for _, s, _ in some])])
+    number = np.zeros(len(taken), dtype=np.int64)
+    number[at] = 1
+    used = np.flatnonzero(number)
+    number[used] = np.arange(len(used))
+    at = number[at]
+    weights = np.array([*chain.from_iterable([w for _, _, w in some])])
     ptr, room = np.cumsum([0, *(len(slots) for _, slots, _ in some)]), np.maximum(1.0 - taken[used], 0.0)
     return max_min(ptr, at, weights, room, np.array([c for c, _, _ in some])).tolist()  # type: ignore[no-any-return]
 

@@ -68,12 +68,12 @@ class Equals:
         self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
         self.course: Course | None = None
 
-    def takes(self, slots: list[int]) -> list[float]:
-        """What all of them take of some of their slots [s/byte]."""
+    def takes(self, slots: list[int], asked: Floats) -> list[float]:
+        """What all of them take of its tight slots, where so much is ``asked`` of each slot [s/byte]."""
         n = len(self.flows)
         if isinstance(self._weights, dict):
             return [self._weights[slot] * n for slot in slots]
-        found: list[float] = (self._weights[np.searchsorted(self.slots, slots)] * n).tolist()
+        found: list[float] = (self._weights[asked[self.slots] > 1 + INSTANT] * n).tolist()
         return found
 
     def advance(self, now: float) -> None:

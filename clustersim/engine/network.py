@@ -125,13 +125,7 @@ class Network:
                 mine = slice(slots.ptr[load], slots.ptr[load + 1])
                 way = self._ways[load, ceiling] = Way(slots.slot[mine], slots.weight[mine], ceiling, MANY)
             ways.append(way)
-            if way.many:
-                self._all_asked[way.slots] += way.asks
-            else:
-                for slot, _, asks in way.entries:
-                    self._asked[slot] += asks
-        for way in ways:
-            touched.update(self._tight(way))
+            touched.update(self._come(way))
         if not touched <= self._watched:
             self._watch(touched - self._watched, changed, now)
         for (transfer, _, nbytes, _), way in zip(new, ways, strict=True):
@@ -210,7 +204,8 @@ class Network:
             slots = set().union(*fresh.values()) - seen
             seen |= slots
         some = sorted(found, key=lambda one: one.number)
-        rates = level([(one.ceiling, found[one], one.takes(found[one])) for one in some], self._taken) if some else []
+        takes = [(one.ceiling, found[one], one.takes(found[one], self._all_asked)) for one in some]
+        rates = level(takes, self._taken) if some else []
         self.n_solves += bool(some)
         rest = [one for one in changed if one.flows and one not in found]  # no slot of theirs is tight
         for one, rate in zip([*some, *rest], [*rates, *(one.ceiling for one in rest)], strict=True):
@@ -245,7 +240,7 @@ class Network:
                 continue
             for transfer, way in one.over(now, self.segments):
                 done.append(transfer)
-                self._leave(way)
+                self._touched.update(self._leave(way))
             self._shrunk[one] = None
             if not one.flows:
                 self._close(one)
@@ -253,17 +248,30 @@ class Network:
             self._ask_solve()
         self.on_end(np.array(sorted(done), dtype=np.int64), now)
 
-    def _leave(self, way: Way) -> None:
-        """A flow has left its slots; where nobody is left, they are not watched any more."""
-        self._touched.update(self._tight(way))
+    def _come(self, way: Way) -> list[int]:
+        """A flow comes to its slots: those that are tight now."""
         if way.many:
-            left = self._all_asked[way.slots] - way.asks
-            self._all_asked[way.slots] = np.where(left < NOBODY, 0.0, left)
-            if left.min() < NOBODY:
+            asked = self._all_asked[way.slots] + way.asks
+            self._all_asked[way.slots] = asked
+            found: list[int] = way.slots[asked > 1 + INSTANT].tolist()
+            return found
+        for slot, _, asks in way.entries:
+            self._asked[slot] += asks
+        return self._tight(way)
+
+    def _leave(self, way: Way) -> list[int]:
+        """A flow leaves its slots: those that were tight. Where nobody is left, they are not watched any more."""
+        if way.many:
+            asked = self._all_asked[way.slots]
+            self._all_asked[way.slots] = left = asked - way.asks
+            if self._watched:
                 self._watched.difference_update(way.slots[left < NOBODY].tolist())
-            return
+            found: list[int] = way.slots[asked > 1 + INSTANT].tolist()
+            return found
+        tight = self._tight(way)
         for slot, _, asks in way.entries:
             self._asked[slot] = rest = self._asked[slot] - asks
             if rest < NOBODY:
                 self._asked[slot] = 0.0
                 self._watched.discard(slot)
+        return tight
