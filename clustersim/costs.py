@@ -15,14 +15,14 @@ narrowest link, and F the filling of the pipeline, which stops growing once B is
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.fitting.priors`) and are moved a little by 102 public nccl-tests
 tables (P100 to GB200), in which every machine may differ from its kind as a whole
-(:mod:`clustersim.calibration.fit.learn`); with a whole machine left out they predict it to 14, 13 and 5 % in the median
+(:mod:`clustersim.calibration.fit.learn`); with a whole machine left out they predict it to 13, 12 and 5 % in the median
 of its cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLE --cross-validate platform``). Freer
 fits were worse: 28, 19 and 7 % with three times the spread. ``clustersim validate nccl`` prints the error on any such
 table.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
-channels allow, and a host floor that grows with the peers, since each needs a send and a receive posted. A program's
-launches run ahead, so the engine plays their D alone.
+channels allow, with a hop more over a network for every further eight peers, and a host floor that grows with the
+peers, since each needs a send and a receive posted. A program's launches run ahead, so the engine plays their D alone.
 """
 
 from __future__ import annotations
