@@ -19,6 +19,7 @@ from clustersim.analysis.bounds import bounds, warnings
 from clustersim.analysis.compare import compare, sentences
 from clustersim.analysis.hotspots import hotspots, parts
 from clustersim.analysis.metrics import hottest_links
+from clustersim.analysis.verdict import Facts
 from clustersim.program import Compute
 from clustersim.timeline import OpInfo, Timeline
 
@@ -109,7 +110,7 @@ def test_a_result_that_beats_its_bound_is_a_bug_and_is_said_to_be_one():
 def test_no_shipped_scenario_beats_a_bound(name):
     result = package.load(name).run()
     peak = result.summary["peak_flops"]
-    assert not [w for w in warnings(result.timeline, peak_flops=peak) if w.kind == "beats a bound"]
+    assert not [w for w in warnings(result.timeline, Facts(peak_flops=peak)) if w.kind == "beats a bound"]
     table = bounds(result.timeline, peak_flops=peak)
     assert (table["collectives"]["reached"] <= 1 + 1e-6).all()
     assert table["collectives"]["reached"].max() > 0

@@ -108,8 +108,9 @@ def _everyone(timeline: Timeline, op: int) -> bool:
     return groups is not None and np.asarray(groups).size >= timeline.world_size
 
 
-def warnings(timeline: Timeline, facts: Facts, *, warmup_steps: int = 2) -> list[Warned]:
+def warnings(timeline: Timeline, facts: Facts | None = None, *, warmup_steps: int = 2) -> list[Warned]:
     """What deserves attention."""
+    facts = facts or Facts()
     return [
         *_beaten(timeline, facts.peak_flops),
         *_busy_links(timeline, warmup_steps),

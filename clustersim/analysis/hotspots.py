@@ -85,16 +85,10 @@ def hotspots(
     found, bandwidth = parts(use), use.link_bandwidth
     times = np.linspace(*window, bins + 1)
     history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
-    carried = np.array([h[0] for h in history] + [0.0])[found.of]
-    peak = np.array([h[1] for h in history] + [0.0])[found.of]
+    carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
-    order = np.argsort(-utilisation, kind="stable")
-    if distinct:
-        order = order[np.sort(np.unique(found.of[order], return_index=True)[1])]
-    order = order[:top]
-    order = order[carried[order] > 0]
+    order = _busiest(utilisation, found.of, distinct)[:top]
     mine, links = found.of[order].tolist(), order.tolist()
-    users = [_users(timeline, use, found, part, window) for part in mine]
     heat = np.array([history[part][3] for part in mine]).reshape(-1, bins)
     return {
         "link": order,
@@ -105,8 +99,7 @@ def hotspots(
         "utilisation": utilisation[order],
         "peak": peak[order] / bandwidth[order],
         "peak_time": np.array([history[part][2] for part in mine]),
-        "users": np.array([names for names, _ in users]).reshape(-1, USERS),
-        "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
+        **_users(timeline, use, found, mine, window),
         "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
         "heat": heat / bandwidth[order][:, None],
         "times": times,
@@ -136,7 +129,22 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     return float(moved[-1]), float(level[top]), float(moments[top]), per_bin
 
 
-def _users(
+def _busiest(utilisation: Floats, of: Ints, distinct: bool) -> Ints:
+    """Links that anything crossed, busiest first; where they are to be ``distinct``, of each part the first."""
+    order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
+    return order[np.sort(np.unique(of[order], return_index=True)[1])] if distinct else order
+
+
+def _users(timeline: Timeline, use: LinkUse, found: Parts, each: list[int], window: tuple[float, float]) -> Columns:
+    """Who used the links of each of these parts most, and their shares."""
+    told = [_users_of(timeline, use, found, part, window) for part in each]
+    return {
+        "users": np.array([names for names, _ in told]).reshape(-1, USERS),
+        "user_share": np.array([shares for _, shares in told]).reshape(-1, USERS),
+    }
+
+
+def _users_of(
     timeline: Timeline, use: LinkUse, found: Parts, part: int, window: tuple[float, float]
 ) -> tuple[list[str], list[float]]:
     """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
