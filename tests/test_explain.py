@@ -131,9 +131,11 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     json.dumps(found.to_dict()["causes"])
 
 
-def test_a_run_with_nothing_wrong_is_told_so():
-    said = explain(result("single_gpt2_1x1_a100").timeline).verdict
-    assert said.startswith("39.8 ms a step; the largest loss is small, 2.5% of the step: ")
+def test_of_a_run_that_seldom_waits_is_said_what_its_step_goes_to():
+    found = explain(result("single_gpt2_1x1_a100").timeline)
+    said = "39.8 ms a step; 55.6% of the step goes to compute-bound kernels, and the largest wait is small, 2.5%: "
+    assert found.verdict.startswith(said)
+    assert "compute-bound 55.6%" in found.shares
 
 
 def test_the_sentence_is_one_wherever_it_is_said(clustersim, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.pieces import KERNELS, workers
 from clustersim.analysis.stalls import Causes, costliest
 from clustersim.analysis.step_words import Loss, losses
 from clustersim.texts import Plain
@@ -28,8 +30,16 @@ HEADLINES = {
     "unknown": "communication is exposed",
 }
 """Why, after "because"."""
+DOING = {
+    "compute-bound": "compute-bound kernels",
+    "memory-bound": "memory-bound kernels",
+    "launch-bound": "launching kernels",
+    "recomputation": "repeated forwards",
+    "optimizer": "the optimizer",
+}
+"""What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
-"""A run whose costliest cause costs less than this share of the step has nothing much to explain."""
+"""A run whose costliest cause costs less than this share of the step seldom waits."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +97,20 @@ def _lost(found: Causes, told: Sequence[Loss]) -> str:
     if told and told[0].share >= SMALL:
         share, why = told[0].share, told[0].why
     elif not worst:
-        return "GPUs compute all the time"
+        return f"GPUs compute all the time, and {_mostly(found)}"
     else:
         share, why = found.share(worst[0]), HEADLINES[worst[0].cause].format(subject=_subject(found))
     if share < SMALL:
-        return f"the largest loss is small, {share:.1%} of the step: {why}"
+        return f"{_mostly(found)}, and the largest wait is small, {share:.1%}: {why}"
     return f"{share:.1%} of the step is lost because {why}"
+
+
+def _mostly(found: Causes) -> str:
+    """What most of the step goes to where GPUs seldom wait: far from the peak they may be even so."""
+    table = breakdown(found.timeline, cut=found.cut)
+    mean = table["shares"][workers(found.timeline)].mean(axis=0)
+    longest = int(mean[: len(KERNELS)].argmax())
+    return f"{mean[longest]:.1%} of the step goes to {DOING[KERNELS[longest]]}"
 
 
 def _subject(found: Causes) -> str:
