@@ -63,11 +63,7 @@ def replay(
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
         play(files, name, nodes, backend or "nccl", out, as_json)
         return
-    folder = None
-    if out is not None:
-        of = [*(str(file.resolve()) for file in files), name, nodes, times, *scales, backend]
-        folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
-        folder.check()
+    folder = None if out is None else _folder(out, files, [name, nodes, times, *scales, backend])
     with working(f"replaying {len(files)} file(s)"):
         measured = traces.read(files)
         if not isinstance(measured, Timeline):
@@ -86,6 +82,14 @@ def replay(
         _print(result, backend)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
+
+
+def _folder(out: Path, files: tuple[Path, ...], asked: list[object]) -> Folder:
+    """Where both runs are kept. Raises :class:`ClusterSimError` where something else is."""
+    of = [*(str(file.resolve()) for file in files), *asked]
+    folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
+    folder.check()
+    return folder
 
 
 def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:

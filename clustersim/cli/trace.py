@@ -139,7 +139,11 @@ def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
         yield f"  {'waiting for launches':24s} {_range([said['waiting_for_launch_share']])}"
     if "pipeline" in said:
         yield from _stages(said["pipeline"])
-    rows = said["collectives"]
+    yield from _collectives(said["collectives"], top)
+    yield from _tail(said)
+
+
+def _collectives(rows: list[dict[str, Any]], top: int) -> Iterator[str]:
     if rows:
         yield f"{'collective':16s} {'size':>10s} {'type':>6s} {'ranks':>5s} {'count':>5s} {'transfer':>10s} " + (
             f"{'busbw GB/s':>10s} {'skew':>10s} {'worst':>10s}"
@@ -156,7 +160,6 @@ def _timeline(said: dict[str, Any], top: int) -> Iterator[str]:
         )
     if len(rows) > top:
         yield f"... and {len(rows) - top} more (--top)"
-    yield from _tail(said)
 
 
 def _samples(said: dict[str, Any]) -> Iterator[str]:

@@ -74,16 +74,7 @@ def memory_over_time(
     total = np.sum(list(held.values()), axis=0)
     scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
     figure, axes = drawn_on(ax, 3.4)
-    edges = np.arange(len(moments) + 1)
-    below = np.zeros(len(moments))
-    styles = part_styles(held)
-    for name, nbytes in held.items():
-        top = below + nbytes / scale
-        axes.fill_between(
-            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
-            fc=styles[name]["color"], hatch=styles[name]["hatch"],
-        )  # fmt: skip
-        below = top
+    below = _stack(axes, held, scale)
     peak = int(np.argmax(total))
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
@@ -100,6 +91,21 @@ def memory_over_time(
     legend_below(figure, ax, axes, handles[::-1], side="right upper", handlelength=1.2)
     alt = f"Memory of one GPU over {len(moments)} moments of a step; peak at {moments[peak]}."
     return titled(figure, title, alt + _room(float(total.max()), capacity), ax)
+
+
+def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
+    """Areas one on the other; returns the top of the last."""
+    styles = part_styles(held)
+    below = np.zeros(len(next(iter(held.values()))))
+    edges = np.arange(len(below) + 1)
+    for name, nbytes in held.items():
+        top = below + nbytes / scale
+        axes.fill_between(
+            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
+            fc=styles[name]["color"], hatch=styles[name]["hatch"],
+        )  # fmt: skip
+        below = top
+    return below
 
 
 def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:

@@ -50,11 +50,7 @@ def footprints(
         axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
     longest = max(*totals.values(), capacity or 0.0) / scale
     if capacity:
-        axes.axvline(capacity / scale, color=palette["stall"], lw=1.6, ls=(0, (4, 2)), zorder=0)
-        axes.text(
-            capacity / scale, len(runs) - 0.5, f"{format_bytes(capacity)} of the GPU", fontsize=9, ha="center",
-            va="bottom", color=palette["stall"], bbox={"fc": "white", "ec": "none", "pad": 1.0},
-        )  # fmt: skip
+        _limit(axes, capacity / scale, len(runs) - 0.5, f"{format_bytes(capacity)} of the GPU")
     plain_axes(axes)
     axes.set_yticks(y, list(runs), fontsize=10)
     axes.set_ylim(-0.55, len(runs) - 0.1)
@@ -62,6 +58,13 @@ def footprints(
     axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)
     legend_below(figure, ax, axes, ncols=min(len(parts), 5), fontsize=9, handlelength=1.3)
     return titled(figure, title, _alt(runs, totals, capacity), ax)
+
+
+def _limit(axes: Axes, x: float, y: float, words: str) -> None:
+    """A line at what a GPU has, with its words on top."""
+    axes.axvline(x, color=palette["stall"], lw=1.6, ls=(0, (4, 2)), zorder=0)
+    box = {"fc": "white", "ec": "none", "pad": 1.0}
+    axes.text(x, y, words, fontsize=9, ha="center", va="bottom", color=palette["stall"], bbox=box)
 
 
 def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:

@@ -60,20 +60,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
     for i, name in enumerate(names):
         mine = [one for one in dots if (one.family if one.family in known else OTHER) == name]
         style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "lw": 0.6}
-        shown = any(one.best or one.tempting for one in mine)
-        for large in (False, True):
-            some = [one for one in mine if (one.best or one.tempting) == large]
-            for hollow in (False, True):
-                drawn = [one for one in some if one.tempting == hollow]
-                axes.scatter(
-                    [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30,
-                    zorder=3 if large else 2, alpha=1.0 if large else 0.7,
-                    label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
-                    **style | ({"facecolors": "white", "edgecolors": style["color"], "lw": 1.2} if hollow else
-                               {"edgecolors": "white"}),
-                )  # fmt: skip
-            if large:
-                _errors(axes, some, style["color"])
+        _family(axes, mine, name, style)
     _named(axes, best)
     plain_axes(axes, ("bottom", "left"))
     axes.grid(color=FAINT, lw=0.7)
@@ -89,6 +76,24 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
     tempting = ", ".join(f"{one.family}, {one.label}" for one in dots if one.tempting)
     more = f" Hollow, better only if predictions hold: {tempting}." if tempting else ""
     return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}", ax)
+
+
+def _family(axes: Any, dots: Sequence[Dot], name: str, style: dict[str, Any]) -> None:
+    """Dots of one family: those that nobody beats, or that are tempting, are large; tempting ones hollow."""
+    shown = any(one.best or one.tempting for one in dots)
+    for large in (False, True):
+        some = [one for one in dots if (one.best or one.tempting) == large]
+        for hollow in (False, True):
+            drawn = [one for one in some if one.tempting == hollow]
+            axes.scatter(
+                [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30,
+                zorder=3 if large else 2, alpha=1.0 if large else 0.7,
+                label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
+                **style | ({"facecolors": "white", "edgecolors": style["color"], "lw": 1.2} if hollow else
+                           {"edgecolors": "white"}),
+            )  # fmt: skip
+        if large:
+            _errors(axes, some, style["color"])
 
 
 def _errors(axes: Any, dots: Sequence[Dot], color: str) -> None:

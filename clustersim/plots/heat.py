@@ -15,6 +15,7 @@ from clustersim.timeline import LinkUse
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,6 +58,14 @@ def link_heat(
     ]
     axes.set_yticks(range(len(links)), labels, fontsize=8)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
+    _scale_of(figure, axes, image)
+    peak, mean = level.max(axis=1), level.mean(axis=1)
+    said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
+    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
+
+
+def _scale_of(figure: Figure, axes: Axes, image: AxesImage) -> None:
+    """What the colours of an image mean, beside it."""
     from matplotlib.ticker import PercentFormatter
 
     bar = figure.colorbar(image, ax=axes, location="right", fraction=0.025, aspect=30, pad=0.01)
@@ -64,9 +73,6 @@ def link_heat(
     bar.ax.tick_params(labelsize=8, color=QUIET, labelcolor=INK)
     bar.outline.set_visible(False)
     bar.set_label("share of the line rate", fontsize=8.5, color=INK)
-    peak, mean = level.max(axis=1), level.mean(axis=1)
-    said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
-    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
 
 
 def _busiest(use: LinkUse, n: int) -> dict[int, int]:

@@ -149,14 +149,19 @@ def stage_memory(
     rows[-1].set_xlim(0, (end - begin) * unit_of_time[0])
     room = f", of {format_bytes(capacity)} that a GPU has" if capacity else ""
     rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]; at the right each stage's peak{room}", fontsize=9)
+    _legend(figure, list(rows), f"{format_bytes(limit)} of the GPU" if limit else "")
+    peaks = ", ".join(f"stage {s} {format_bytes(float(total.max()))}" for s, total in enumerate(totals))
+    return titled(figure, title, f"Memory of a GPU of each stage over a step; peaks: {peaks}.")
+
+
+def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
+    """Of the marks of all rows once each, and of the line at ``limit``, where there is one."""
     entries = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     labels, handles = list(entries), list(entries.values())
     if limit:
         handles.append(rows[0].lines[-1])
-        labels.append(f"{format_bytes(limit)} of the GPU")
+        labels.append(limit)
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
-    peaks = ", ".join(f"stage {s} {format_bytes(float(total.max()))}" for s, total in enumerate(totals))
-    return titled(figure, title, f"Memory of a GPU of each stage over a step; peaks: {peaks}.")
 
 
 def _held(course: Mapping[str, Any]) -> dict[str, Floats]:

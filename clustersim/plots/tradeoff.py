@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ProgramError
@@ -49,14 +49,7 @@ def tradeoff(
         best = [row for row in mine if row["option"] in front]
         rest = [row for row in mine if row["option"] not in front]
         axes.scatter([r["days"] for r in rest], [r["usd"] for r in rest], s=34, alpha=0.35, lw=0, **style)
-        axes.scatter(
-            [r["days"] for r in best], [r["usd"] for r in best], s=95, ec=INK, lw=0.9, zorder=3, label=machine, **style
-        )
-        for row in best:
-            axes.annotate(
-                f"{row['gpus']}", (row["days"], row["usd"]), xytext=(0, -15), textcoords="offset points", ha="center",
-                fontsize=9.5, color=INK,
-            )  # fmt: skip
+        _best(axes, best, {**style, "label": machine})
     _limits(axes, deadline, budget)
     plain_axes(axes, ("bottom", "left"))
     axes.tick_params(labelsize=10)
@@ -70,6 +63,16 @@ def tradeoff(
     axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
     legend_below(figure, ax, axes, ncols=4, fontsize=10)
     return titled(figure, title, _alt(said["front"], len(rows)), ax)
+
+
+def _best(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Mapping[str, Any]) -> None:
+    """Options of the front, and below each how many GPUs it has."""
+    axes.scatter([r["days"] for r in rows], [r["usd"] for r in rows], s=95, ec=INK, lw=0.9, zorder=3, **style)
+    for row in rows:
+        axes.annotate(
+            f"{row['gpus']}", (row["days"], row["usd"]), xytext=(0, -15), textcoords="offset points", ha="center",
+            fontsize=9.5, color=INK,
+        )  # fmt: skip
 
 
 def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
