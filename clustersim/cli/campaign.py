@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from clustersim.cli.common import (
     set_option,
     stdout,
     working,
+    written_study,
 )
 
 
@@ -55,17 +55,13 @@ def campaign(
         said = campaigns.answer(loaded, asked, folder, progress)
     wrote = []
     if folder is not None:
-        from clustersim import plots
         from clustersim.report.campaign import pictures
 
-        drawn = {f"{name}.png": partial(plots.save, figure) for name, figure in pictures(said).items()}
-        folder.write(campaigns.FILE, said, drawn)
-        wrote = [f"{out}/{name}" for name in (campaigns.FILE, *drawn)]
+        wrote = written_study(folder, campaigns.FILE, said, pictures(said))
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
-
     from clustersim.report.campaign import LABELS, campaign_words
 
     console, page = stdout(), campaign_words(said)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clustersim.cli.fitting import Terminal
+    from clustersim.outputs import Folder
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -98,6 +100,15 @@ def needs_out(page: Path | None, out: Path | None) -> None:
     """Raise :class:`click.UsageError` for a page without the folder that it is made of."""
     if page is not None and out is None:
         raise click.UsageError("--report needs --out: the page is made of what is there")
+
+
+def written_study(folder: Folder, file: str, said: Mapping[str, Any], figures: Mapping[str, Figure]) -> list[str]:
+    """Write a study's answer and its pictures to its folder; returns what was written."""
+    from clustersim import plots
+
+    pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in figures.items()}
+    folder.write(file, said, pictures)
+    return [f"{folder.path}/{name}" for name in (file, *pictures)]
 
 
 def say_study(

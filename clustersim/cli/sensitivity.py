@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from clustersim.cli.common import (
     set_option,
     stdout,
     working,
+    written_study,
 )
 
 if TYPE_CHECKING:
@@ -63,12 +63,9 @@ def sensitivity(
         said = study(chosen, asked, title=title, tell=lambda _: progress(progress.done + 1, progress.total))
     wrote = []
     if folder is not None:
-        from clustersim import plots
-        from clustersim.report.sensitivity import pictures as drawn
+        from clustersim.report.sensitivity import pictures
 
-        pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in drawn(said).items()}
-        folder.write(FILE, said, pictures)
-        wrote = [f"{out}/{name}" for name in (FILE, *pictures)]
+        wrote = written_study(folder, FILE, said, pictures(said))
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
@@ -112,7 +109,6 @@ def _nodes(text: str | None) -> list[int] | None:
 
 
 def _print(said: dict[str, Any], wrote: list[str]) -> None:
-
     from clustersim.report.sensitivity import TABLES
 
     console = stdout()

@@ -99,7 +99,6 @@ def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
 
 
 def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote: list[str]) -> None:
-
     console = stdout()
     if "" in table.get("error", ()):
         from clustersim.planner import of_sweep, swept
