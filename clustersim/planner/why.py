@@ -26,7 +26,10 @@ def why_on_front(option: Option, searched: Searched) -> str:
     if best:
         outrun = best[0] == NAMES[0] and max(one.rate for one in front) > option.rate
         return ", ".join(best) + (", errors counted" if outrun else "")
-    faster = front[front.index(option) - 1]
+    # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
+    faster = next((one for one in front[front.index(option) - 1 :: -1] if one.priced or not option.priced), None)
+    if faster is None:
+        return "the fastest with a price"
     less = faster.candidate.gpus - option.candidate.gpus
     cheaper = 1 - option.robust[1] / faster.robust[1] if option.priced and faster.priced else 0.0
     saved = 1 - option.robust[3] / faster.robust[3]
