@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from clustersim.planner.spec import from_table
 from clustersim.planner.verdict import verdict
 from clustersim.planner.why import alternatives, at_least_as_good, why_lost, why_on_front, why_tempting
 from clustersim.ranges import Range, of_step
-from clustersim.report.plan import front_figure
+from clustersim.report.plan import front_figure, plan_page
 
 PLAN = {
     "title": "GPT-2 XL",
@@ -235,17 +236,34 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
     assert reasons == {"has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"}
 
 
-def test_what_a_price_alone_brings_to_the_front_is_not_praised_for_energy(tmp_path):
-    """It once drew "-34.1% less energy" than a faster machine without a price."""
+@pytest.fixture(scope="module")
+def two_machines(tmp_path_factory):
+    """A search over a fast machine without a price, and one that has a price."""
     read = plan(machines=[{"topology": "alps-gh200", "nodes": [1, 2]}, {"topology": "hgx-a100", "nodes": [1, 2]}],
                 model={"name": "resnet50"}, batch={"samples": [256, 1024]},
                 **{"try": {"micro_batch_size": [64], "activation_checkpointing": ["none"],
                            "strategies": [{"kind": "ddp"}]}})  # fmt: skip
-    found = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1))
+    return read, planner.search(read, "plan.toml", tmp_path_factory.mktemp("two"), planner.How(jobs=1))
+
+
+def test_what_a_price_alone_brings_to_the_front_is_not_praised_for_energy(two_machines):
+    """It once drew "-34.1% less energy" than a faster machine without a price."""
+    _, found = two_machines
     assert not found.front[0].priced
     reasons = [why_on_front(one, found) for one in found.front]
     assert "the fastest with a price" in reasons
     assert not any("-" in reason.split(" than ")[0] for reason in reasons)
+
+
+def test_efficiency_over_more_gpus_compares_a_machine_with_itself(two_machines):
+    """16 A100 were 42 % efficient beside 4 GH200."""
+    page = plan_page(planner.told(*two_machines))
+    (scaling,) = (part for part in page.sections if part.id == "scaling")
+    assert "each machine" in scaling.words[0]
+    (drawing,) = scaling.svgs
+    efficient = [int(share) for share in re.findall(r"(\d+)% efficient", str(drawing))]
+    assert len(efficient) == 2
+    assert min(efficient) > 90
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

@@ -81,9 +81,9 @@ def _shared_cores(capture: Capture) -> Iterator[str]:
         return
     yield (
         f"steps: the slowest repeat of a step took {np.median(spread):.1f} times as long as the fastest (median of "
-        f"{len(spread)} modes): {capture.ranks} ranks, the threads of autograd and of Gloo beside each, and whatever else "
-        f"ran shared {capture.cores} cores. What they waited for is in the measured steps and not in the predictions, so "
-        "the error of steps tells of it too; capture with fewer ranks than cores, while nothing else runs"
+        f"{len(spread)} modes): {capture.ranks} ranks, the threads of autograd and of Gloo beside each, and whatever "
+        f"else ran shared {capture.cores} cores. What they waited for is in the measured steps and not in the "
+        "predictions, so the error of steps tells of it too; capture with fewer ranks than cores, nothing else running"
     )
 
 

@@ -32,7 +32,8 @@ def plan_page(said: Said) -> Page:
         *failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
                 [(row["option"], row["why"]) for row in said["tempting"]]),
-        Section("scaling", "More GPUs", ["The fastest option of each strategy on each number of GPUs."], _scaled(said)),
+        Section("scaling", "More GPUs", ["The fastest option of each "
+                f"{'machine' if _machines(said) > 1 else 'strategy'} on each number of GPUs."], _scaled(said)),
         Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
         Section("launch", "Launch it", [], [], [("", said["launch"])] if said.get("launch") else []),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
@@ -126,20 +127,26 @@ def front_figure(said: Said) -> Figure | None:
     return speed_and_cost(rows, best, tempting, str(said["unit"]))
 
 
+def _machines(said: Said) -> int:
+    return len({row["machine"] for row in said["options"]})
+
+
 def _scaled(said: Said) -> list[Any]:
+    """Curves by strategy; of several machines by machine, for what one GPU does is not the same on all of them."""
+    several = _machines(said) > 1
     best: dict[tuple[str, int], float] = {}
     for row in said["options"]:
         if row["state"] == "simulated" and not row["reason"]:
-            key = row["family"], int(row["gpus"])
+            key = row["machine" if several else "family"], int(row["gpus"])
             best[key] = max(best.get(key, 0.0), float(row["rate"]))
     if len({gpus for _, gpus in best}) < 2:
         return []
-    families = sorted({family for family, _ in best}, key=lambda name: -max(v for k, v in best.items() if k[0] == name))
+    names = sorted({name for name, _ in best}, key=lambda name: -max(v for k, v in best.items() if k[0] == name))
     curves = {
-        name: ([gpus for family, gpus in best if family == name], [v for k, v in best.items() if k[0] == name])
-        for name in families[: len(MARKERS)]
+        name: ([gpus for other, gpus in best if other == name], [v for k, v in best.items() if k[0] == name])
+        for name in names[: len(MARKERS)]
     }
-    return drawn(plots.scaling(curves, unit=f"{said['unit']}/s"), "scaling")
+    return drawn(plots.scaling(curves, unit=f"{said['unit']}/s", ideal=not several), "scaling")
 
 
 def _plan_options(said: Said) -> Grid:
