@@ -173,7 +173,12 @@ class Model(Keeper):
     head_dim: int = 0
 
     def __repr__(self) -> str:
-        return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
+        return f"<Model {self.name}: {self.parameters:,} parameters in {self.depth}>"
+
+    @property
+    def depth(self) -> str:
+        """How deep it is, in words: a transformer's blocks, which is what its config calls layers; else layers."""
+        return f"{self.n_blocks} blocks" if self.n_blocks else f"{len(self.layers)} layers"
 
     @cached_property
     def parameters(self) -> int:

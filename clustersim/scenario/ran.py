@@ -53,7 +53,7 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     between = f"{p.mesh.nproc_per_node} {p.devices}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
     tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
-    size = f"{p.model.parameters:,} parameters in {len(p.model.layers)} layers"
+    size = f"{p.model.parameters:,} parameters in {p.model.depth}"
     yield "model", f"{p.model.name}: {size}, {file.model.dtype}{tokens}"
     yield "strategy", f"{_strategy(p)}; {_batch(p)}"
     if p.scenario.changes:

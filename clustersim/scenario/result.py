@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from clustersim.traces.saved import SavedRun
 
 
-BLAMED = 100_000
-"""Spans of a run up to which finding what it loses most by takes less than a tenth of playing it."""
+BLAMED = 600_000
+"""Spans of a run up to which finding what it loses most by takes less than a second."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
