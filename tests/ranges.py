@@ -17,7 +17,7 @@ from pathlib import Path
 from clustersim import fabrics
 from clustersim.calibration.cross_validate import cross_validate
 from clustersim.calibration.held import Held, distances, held, of_each
-from clustersim.calibration.score import Row
+from clustersim.calibration.score import Predicted, predicted
 from clustersim.calibration.validate_memory import validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
 from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_steps
@@ -33,25 +33,32 @@ SIZES = (2.0**16, 2.0**25, 2.0**26)
 """One of each class."""
 
 
-def collectives(known: str, rows: Sequence[Row]) -> dict[str, Held]:
+def publisher_of(row: Predicted) -> str:
+    """Whose table a row is from."""
+    return publisher(row.cells)
+
+
+def collectives(known: str, rows: Sequence[Predicted]) -> dict[str, Held]:
     """Ranges by size class, every machine weighing the same."""
     return {
         f'collectives.{known}."{name}"': held(
-            distances((r for r in rows if size_class(float(r["size_bytes"])) == name), lambda r: str(r["topology"]))
+            distances(
+                (r for r in rows if size_class(float(r.cells["size_bytes"])) == name), lambda r: r.cells["topology"]
+            )
         )
         for name in map(size_class, SIZES)
     }
 
 
-def steps(rows: Sequence[Row]) -> dict[str, Held]:
+def steps(rows: Sequence[Predicted]) -> dict[str, Held]:
     """Ranges by kind of strategy, every publisher weighing the same, and of each publisher. A kind that one publisher
     alone measured is no better known than all are, and steps over a network that nobody states count for none."""
-    rows = [row for row in rows if "network not stated" not in row["notes"]]
-    kinds = sorted({strategy_kind(row) for row in rows})
-    everything = held(distances(rows, publisher))
+    rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
+    kinds = sorted({strategy_kind(row.cells) for row in rows})
+    everything = held(distances(rows, publisher_of))
     found = {"steps.similar.all": everything}
     for kind in kinds:
-        groups = distances([row for row in rows if strategy_kind(row) == kind], publisher)
+        groups = distances([row for row in rows if strategy_kind(row.cells) == kind], publisher_of)
         if sum(map(len, groups.values())) >= FEWEST:
             one = held(groups)
             if len(groups) == 1:
@@ -62,9 +69,9 @@ def steps(rows: Sequence[Row]) -> dict[str, Held]:
     return found
 
 
-def memory(rows: Sequence[Row]) -> dict[str, Held]:
+def memory(rows: Sequence[Predicted]) -> dict[str, Held]:
     """One range, and of each publisher."""
-    groups = distances(rows, publisher)
+    groups = distances(rows, publisher_of)
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
     return {"memory.similar.all": held(groups)} | own
 
@@ -84,17 +91,17 @@ def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> I
 def main() -> None:
     """Measure, write and print."""
     nccl = TABLES / "nccl_tests.csv.gz"
-    shipped = validate_nccl(nccl)["rows"]
-    stepped = [row for name in STEPS for row in validate_steps(TABLES / name)["rows"]]
+    shipped = predicted(validate_nccl(nccl).rows)
+    stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
     ranges = {
         **collectives("published", shipped),
-        **collectives("similar", cross_validate(nccl, "platform")["rows"]),
-        **collectives("new", cross_validate(nccl, "transport")["rows"]),
-        **collectives("calibrated", cross_validate(nccl, "three-numbers")["rows"]),
+        **collectives("similar", predicted(cross_validate(nccl, "platform").rows)),
+        **collectives("new", predicted(cross_validate(nccl, "transport").rows)),
+        **collectives("calibrated", predicted(cross_validate(nccl, "three-numbers").rows)),
         **steps(stepped),
-        **memory([row for name in STEPS for row in validate_memory(TABLES / name)["rows"]]),
+        **memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)]),
     }
-    platforms = sorted({row["topology"] for row in shipped if "skipped" not in row})
+    platforms = sorted({row.cells["topology"] for row in shipped})
     transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in platforms})
     DATA.write_text("\n".join(written(ranges, {"platforms": platforms, "transports": transports})) + "\n")
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from clustersim import plots
+from clustersim.calibration.score import Predicted, scored
 from clustersim.calibration.worst import spreads, worst
 from clustersim.cli import cli
 from clustersim.errors import ProgramError
@@ -20,18 +21,15 @@ b,dgx-a100,1,8,all_gather,1024,9,
 """
 
 
-def row(case: str, size: float, measured: float, predicted: float) -> dict:
-    return {
-        "case_id": case, "size": size, "measured": measured, "predicted": predicted,
-        "rel_error": predicted / measured - 1.0,
-    }  # fmt: skip
+def row(case: str, size: float, measured: float, predicted: float) -> Predicted:
+    return scored({"case_id": case, "size": size}, measured, predicted)
 
 
 def test_the_worst_case_comes_first_with_the_part_and_factor_that_miss():
     small = [row("slow host", 8 * 2**i, 40e-6, 10e-6) for i in range(6)]
     large = [row("slow host", 2**30, 1e-3, 0.99e-3)]
     good = [row("good", 8 * 2**i, 10e-6, 10.1e-6) for i in range(6)]
-    found = worst([*good, *small, *large], 2, lambda r: "<=64 KiB" if r["size"] < 2**16 else ">32 MiB")
+    found = worst([*good, *small, *large], 2, lambda r: "<=64 KiB" if r.cells["size"] < 2**16 else ">32 MiB")
     assert [case.case for case in found] == ["slow host", "good"]
     assert found[0].signed == pytest.approx(-0.75)
     assert found[0].reason.startswith("<=64 KiB: predicted too short by one factor, 4.00: a launch mode or host")

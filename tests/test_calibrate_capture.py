@@ -18,6 +18,7 @@ from clustersim.calibration.fit.calibrated import topology_text
 from clustersim.calibration.fit.device import device_times
 from clustersim.calibration.fit.host import HostTimes, Row, halves, host_times
 from clustersim.calibration.fit.of_capture import calibrate_captures
+from clustersim.calibration.score import Skipped
 from clustersim.calibration.validate_capture import validate_capture
 from clustersim.costs import GLOO_COSTS, flat
 from clustersim.device import device, of_cores, with_efficiencies
@@ -92,29 +93,30 @@ def test_steps_of_every_captured_strategy_are_played(tmp_path):
     out = tmp_path / "my-cpu.toml"
     out.write_text(topology_text(calibrate_captures([TWO], "cpu-gloo"), "my-cpu", "cpu-gloo"))
     result = validate_capture(TWO, str(out))
-    steps = {row["mode"]: row for row in result["rows"] if row["part"] == "steps"}
+    steps = {row.cells["mode"]: row for row in result.rows if row.cells["part"] == "steps"}
     assert {"single", "ddp", "zero1", "fsdp2", "parameter_server"} <= set(steps)
-    assert not any("skipped" in row for row in steps.values())
+    assert not any(isinstance(row, Skipped) for row in steps.values())
     # Whoever shares the machine only lengthens what was measured.
-    assert all(0 < row["predicted"] < row["measured"] for row in steps.values())
-    assert steps["ddp_accumulate_4"]["predicted"] > 2 * steps["ddp"]["predicted"]
-    anchored = {row["mode"]: row for row in validate_capture(TWO, str(out), "single")["rows"] if row["part"] == "steps"}
-    assert "anchor" in anchored["single"]["skipped"]
-    assert anchored["ddp"]["predicted"] > steps["ddp"]["predicted"]
+    assert all(0 < row.predicted < row.measured for row in steps.values())
+    assert steps["ddp_accumulate_4"].predicted > 2 * steps["ddp"].predicted
+    found = validate_capture(TWO, str(out), "single").rows
+    anchored = {row.cells["mode"]: row for row in found if row.cells["part"] == "steps"}
+    assert "anchor" in anchored["single"].skipped
+    assert anchored["ddp"].predicted > steps["ddp"].predicted
 
 
 # ---- made-up captures -----------------------------------------------------------------------------------------------
 
 
 def test_repeats_that_differ_say_that_other_programs_ran(tmp_path):
-    (note,) = validate_capture(TWO, str(TWO.with_suffix(".toml")))["notes"]
+    (note,) = validate_capture(TWO, str(TWO.with_suffix(".toml"))).notes
     assert note.startswith("steps: the slowest repeat of a step took 2.4 times as long")
     quiet = tmp_path / "quiet"
     shutil.copytree(TWO, quiet)
     head, *rows = [json.loads(line) for line in (quiet / "steps.jsonl").read_text().splitlines()]
     rows = [row | {"time_max": 1.1 * row["time_min"]} for row in rows if "time_min" in row]
     (quiet / "steps.jsonl").write_text("\n".join(map(json.dumps, [head, *rows])))
-    assert validate_capture(quiet, str(TWO.with_suffix(".toml")))["notes"] == []
+    assert validate_capture(quiet, str(TWO.with_suffix(".toml"))).notes == ()
 
 
 def test_constants_that_made_the_times_are_found_again():

@@ -11,6 +11,7 @@ from conftest import ROOT
 
 from clustersim import fabrics
 from clustersim.calibration.cross_validate import HOLDOUTS, cross_validate
+from clustersim.calibration.score import Predicted
 from clustersim.calibration.validate_nccl import size_class, validate_nccl
 from clustersim.cli import main
 from clustersim.collectives.base import Group, Request
@@ -49,26 +50,26 @@ SLOW_HOST = {"host_floor.intel": 60e-6, "net_share.ib": 0.7}
 
 def test_half_of_a_log_repairs_its_host_and_its_network(tmp_path):
     path = table(tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST))
-    before, after = validate_nccl(path)["by"]["size_class"], cross_validate(path, "half")
-    assert before["<=64 KiB"]["median_abs_rel_error"] > 0.4
-    assert before[">32 MiB"]["median_abs_rel_error"] > 0.1
-    assert all(part["median_abs_rel_error"] < 0.04 for part in after["by"]["size_class"].values())
-    assert after["overall"]["n_rows"] == 30  # the other half was fitted
+    before, after = validate_nccl(path).by["size_class"], cross_validate(path, "half")
+    assert before["<=64 KiB"].median_abs_rel_error > 0.4
+    assert before[">32 MiB"].median_abs_rel_error > 0.1
+    assert all(part.median_abs_rel_error < 0.04 for part in after.by["size_class"].values())
+    assert after.overall.n_rows == 30  # the other half was fitted
 
 
 def test_small_runs_tell_of_larger_ones(tmp_path):
     path = table(tmp_path, *(rows_of("hgx-h100", n, SLOW_HOST) for n in (2, 4, 8)))
     after = cross_validate(path, "scale")
-    assert {row["nodes"] for row in after["rows"]} == {"8"}
-    assert after["overall"]["median_abs_rel_error"] < 0.05
+    assert {row.cells["nodes"] for row in after.rows} == {"8"}
+    assert after.overall.median_abs_rel_error < 0.05
 
 
 def test_what_all_others_have_alike_is_their_kind(tmp_path):
     slow = {"share.nvlink/Simple": 0.6}
     path = table(tmp_path, *(rows_of(name, 1, slow) for name in ("hgx-h100", "hgx-a100", "dgx-2", "hgx-h800")))
-    before, after = (r["by"]["size_class"][">32 MiB"] for r in (validate_nccl(path), cross_validate(path, "platform")))
-    assert after["n_rows"] == before["n_rows"]
-    assert after["median_abs_rel_error"] < before["median_abs_rel_error"]
+    before, after = (r.by["size_class"][">32 MiB"] for r in (validate_nccl(path), cross_validate(path, "platform")))
+    assert after.n_rows == before.n_rows
+    assert after.median_abs_rel_error < before.median_abs_rel_error
 
 
 def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
@@ -76,26 +77,24 @@ def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
         tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST), rows_of("dgx-2", 1, {})
     )
     blind, told = (cross_validate(path, how) for how in ("platform", "three-numbers"))
-    assert told["overall"]["n_rows"] == blind["overall"]["n_rows"] - 6  # the numbers themselves are known
+    assert told.overall.n_rows == blind.overall.n_rows - 6  # the numbers themselves are known
     for part in ("<=64 KiB", ">32 MiB"):
         errors = [
-            np.median([abs(r["rel_error"]) for r in run["rows"] if r["topology"] == "hgx-h100" and chosen(r) == part])
+            np.median([abs(r.rel_error) for r in run.rows if r.cells["topology"] == "hgx-h100" and chosen(r) == part])
             for run in (blind, told)
         ]
         assert errors[1] < 0.5 * errors[0]
 
 
-def chosen(row: dict[str, str]) -> str:
-    return size_class(float(row["size_bytes"]))
+def chosen(row: Predicted) -> str:
+    return size_class(float(row.cells["size_bytes"]))
 
 
 def test_a_transport_left_out_has_its_documented_values(tmp_path):
     slow = {"net_extra.slingshot": 50e-6}
     path = table(tmp_path, rows_of("alps-gh200", 2, slow), rows_of("polaris-a100", 2, slow), rows_of("hgx-h100", 2, {}))
-    platform, transport = (
-        cross_validate(path, how)["by"]["platform"]["alps-gh200"] for how in ("platform", "transport")
-    )
-    assert platform["median_abs_rel_error"] < transport["median_abs_rel_error"]
+    platform, transport = (cross_validate(path, how).by["platform"]["alps-gh200"] for how in ("platform", "transport"))
+    assert platform.median_abs_rel_error < transport.median_abs_rel_error
 
 
 def test_what_cannot_be_held_out_is_said(tmp_path):
@@ -123,10 +122,10 @@ def test_the_command_prints_the_usual_table(tmp_path, capsys):
 def test_own_logs_and_larger_scales_are_predicted_as_well_as_claimed():
     if not SHARED.exists():
         pytest.skip("needs ../shared")
-    half = {k: v["median_abs_rel_error"] for k, v in cross_validate(SHARED, "half")["by"]["size_class"].items()}
+    half = {k: v.median_abs_rel_error for k, v in cross_validate(SHARED, "half").by["size_class"].items()}
     assert half["<=64 KiB"] < 0.06
     assert half["64 KiB - 32 MiB"] < 0.10
     assert half[">32 MiB"] < 0.03
     scale = cross_validate(SHARED, "scale")
-    assert scale["overall"]["median_abs_rel_error"] < 0.062
-    assert scale["by"]["size_class"]["64 KiB - 32 MiB"]["median_abs_rel_error"] < 0.15
+    assert scale.overall.median_abs_rel_error < 0.062
+    assert scale.by["size_class"]["64 KiB - 32 MiB"].median_abs_rel_error < 0.15

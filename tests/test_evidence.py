@@ -50,11 +50,11 @@ def lines(folder: Path) -> dict[str, Line]:
 
 
 def test_a_line_has_the_error_of_its_part_of_the_table(folder, lines):
-    shipped = validate_nccl(folder / "nccl_tests.csv")["by"]["size_class"]
+    shipped = validate_nccl(folder / "nccl_tests.csv").by["size_class"]
     for name, stats in shipped.items():
         line = lines[f"collectives, {name}"]
-        assert line.in_sample == (stats["median_abs_rel_error"], stats["p90_abs_rel_error"])
-        assert (line.rows, line.cases) == (stats["n_rows"], stats["n_cases"])
+        assert line.in_sample == (stats.median_abs_rel_error, stats.p90_abs_rel_error)
+        assert (line.rows, line.cases) == (stats.n_rows, stats.n_cases)
     assert lines["memory, allocated"].cases == 12
     assert "steps, fsdp" in lines
 

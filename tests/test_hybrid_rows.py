@@ -13,8 +13,8 @@ from clustersim import scenario
 from clustersim.calibration.hybrid_recipes import RECIPES, Recipe
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.hybrid_stacks import STACKS, stack_of
-from clustersim.calibration.order import by_source, orders, spearman
-from clustersim.calibration.score import statistics
+from clustersim.calibration.order import Together, by_source, orders, spearman
+from clustersim.calibration.score import predicted, scored, statistics
 from clustersim.calibration.validate_steps import validate_steps
 from clustersim.errors import ClusterSimError
 from clustersim.parallel.layout import stages_of
@@ -136,18 +136,18 @@ def test_layers_that_do_not_divide_are_laid_out_and_none_is_lost() -> None:
 
 
 def test_rows_of_one_configuration_count_once() -> None:
-    ran = [{"case_id": f"x-{i}", "config_group": "a", "rel_error": 0.1 * i} for i in range(3)]
-    found = statistics([*ran, {"case_id": "x-9", "config_group": "b", "rel_error": 0.5}])
-    assert (found["n_cases"], found["median_abs_rel_error"]) == (2, pytest.approx(0.3))
+    ran = [scored({"case_id": f"x-{i}", "config_group": "a"}, 1.0, 1.0 + 0.1 * i) for i in range(3)]
+    found = statistics([*ran, scored({"case_id": "x-9", "config_group": "b"}, 1.0, 1.5)])
+    assert (found.n_cases, found.median_abs_rel_error) == (2, pytest.approx(0.3))
 
 
 def test_a_hybrid_table_is_validated_with_every_column_kept() -> None:
     result = validate_steps(TINY)
-    assert result["overall"]["n_rows"] == len(rows())
-    done = [one for one in result["rows"] if "skipped" not in one]
+    assert result.overall.n_rows == len(rows())
+    done = predicted(result.rows)
     assert done
-    assert all(set(rows()[0]) <= set(one) and one["predicted"] > 0 for one in done)
-    assert set(result["by"]["kind"]) == {"tp+pp+dp", "tp+dp"}
+    assert all(set(rows()[0]) <= set(one.cells) and one.predicted > 0 for one in done)
+    assert set(result.by["kind"]) == {"tp+pp+dp", "tp+dp"}
 
 
 def test_hybrid_rows_have_no_anchor() -> None:
@@ -173,23 +173,23 @@ def test_ranks_agree_with_their_definition() -> None:
 def test_only_rows_that_differ_in_degrees_or_schedule_are_ordered() -> None:
     same = {"model": "m", "gpus": "8", "global_batch": "16"}
     ran = [
-        {**same, "case_id": "a-1", "tp": "1", "measured": 1.0, "predicted": 1.2},
-        {**same, "case_id": "a-2", "tp": "2", "measured": 2.0, "predicted": 1.1},
-        {**same, "case_id": "a-3", "tp": "4", "measured": 3.0, "predicted": 3.0},
-        {**same, "case_id": "a-4", "gpus": "16", "measured": 0.1, "predicted": 9.0},
-        {**same, "case_id": "b-1", "measured": 0.1, "predicted": 9.0},
+        scored({**same, "case_id": "a-1", "tp": "1"}, 1.0, 1.2),
+        scored({**same, "case_id": "a-2", "tp": "2"}, 2.0, 1.1),
+        scored({**same, "case_id": "a-3", "tp": "4"}, 3.0, 3.0),
+        scored({**same, "case_id": "a-4", "gpus": "16"}, 0.1, 9.0),
+        scored({**same, "case_id": "b-1"}, 0.1, 9.0),
     ]
     (found,) = orders(ran)
     assert (found.n, found.best, found.lost, found.spearman) == (3, False, pytest.approx(1.0), pytest.approx(0.5))
     lost = {"lost": 1.0, "lost_p50": 1.0, "lost_p90": 1.0}
-    assert by_source([found])["a"] == {"n_sets": 1, "n_rows": 3, "best_found": 0, "spearman": 0.5, **lost}
+    assert by_source([found])["a"] == Together(n_sets=1, n_rows=3, best_found=0, spearman=0.5, **lost)
 
 
 def test_a_configuration_measured_again_is_ordered_once() -> None:
     same = {"model": "m", "gpus": "8", "global_batch": "16"}
-    again = [{**same, "case_id": f"a-{i}", "measured": 1.0 + 0.1 * i, "predicted": 1.2} for i in range(3)]
+    again = [scored({**same, "case_id": f"a-{i}"}, 1.0 + 0.1 * i, 1.2) for i in range(3)]
     assert orders(again) == []
-    other = {**same, "case_id": "a-9", "tp": "2", "measured": 1.05, "predicted": 1.1}
+    other = scored({**same, "case_id": "a-9", "tp": "2"}, 1.05, 1.1)
     (found,) = orders([*again, other])
     assert (found.n, found.best, found.lost) == (2, True, 0.0)
 

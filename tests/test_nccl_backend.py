@@ -161,6 +161,6 @@ def test_published_nccl_tests_are_predicted_within_the_target() -> None:
     from clustersim.calibration.validate_nccl import validate_nccl
 
     result = validate_nccl(SHARED)
-    assert result["overall"]["n_skipped"] == 0
-    assert result["overall"]["median_abs_rel_error"] <= 0.15
-    assert result["by"]["size_class"][">32 MiB"]["median_abs_rel_error"] <= 0.05
+    assert result.overall.n_skipped == 0
+    assert result.overall.median_abs_rel_error <= 0.15
+    assert result.by["size_class"][">32 MiB"].median_abs_rel_error <= 0.05

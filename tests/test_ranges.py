@@ -10,10 +10,11 @@ import pytest
 import ranges as command
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from clustersim import fabrics, ranges
 from clustersim.calibration.held import coverage, distances, held, of_each, quantile, widening
-from clustersim.calibration.score import covered, with_ranges
+from clustersim.calibration.score import Skipped, covered, predicted, scored, with_ranges
 from clustersim.calibration.validate_nccl import validate_nccl
 from clustersim.strategies import STRATEGIES
 
@@ -21,8 +22,8 @@ GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.arr
 
 
 def test_a_distance_is_relative_to_the_prediction():
-    rows = [{"group": "a", "rel_error": -0.5}, {"group": "a", "rel_error": 0.25}, {"group": "b", "skipped": "why"}]
-    ((name, found),) = distances(rows, lambda row: row["group"]).items()
+    rows = [scored({"group": "a"}, 2.0, 1.0), scored({"group": "a"}, 2.0, 2.5), Skipped({"group": "b"}, "why")]
+    ((name, found),) = distances(rows, lambda row: row.cells["group"]).items()
     assert (name, found.tolist()) == ("a", pytest.approx([1.0, 0.2]))  # measured: twice, and 0.8 of the prediction
 
 
@@ -65,12 +66,12 @@ def test_ranges_of_groups_that_are_alike_hold_what_they_say(n, seed):
 
 
 def test_rows_carry_their_range_and_the_share_within_is_counted():
-    rows = [{"case_id": "x", "measured": 1.0, "predicted": 1.0 + d, "rel_error": d} for d in (0.0, 0.1, 0.3)]
-    rows.append({"case_id": "x", "skipped": "why"})
-    ranged = with_ranges(rows, lambda row: ranges.Range(0.05, 0.15, 9, 3, "similar"))
-    assert covered(ranged) == {"held_p50": pytest.approx(1 / 3), "held_p90": pytest.approx(2 / 3)}
-    assert covered(rows) == {}
-    assert "p50" not in ranged[-1]
+    rows = [scored({"case_id": "x"}, 1.0, 1.0 + d) for d in (0.0, 0.1, 0.3)]
+    why = Skipped({"case_id": "x"}, "why")
+    *ranged, last = with_ranges([*rows, why], lambda row: ranges.Range(0.05, 0.15, 9, 3, "similar"))
+    assert covered(predicted(ranged)) == pytest.approx((1 / 3, 2 / 3))
+    assert covered(rows) == (UNSET, UNSET)
+    assert last is why
 
 
 @pytest.mark.parametrize("kind", [*STRATEGIES, "split", "experts", "never heard of"])
@@ -92,8 +93,8 @@ def test_a_range_goes_by_what_is_known_of_the_machine(nbytes):
 
 
 def test_ranges_of_collectives_hold_of_machines_left_out():
-    rows = validate_nccl(command.TABLES / "nccl_tests.csv.gz")["rows"]
+    rows = predicted(validate_nccl(command.TABLES / "nccl_tests.csv.gz").rows)
     for one in command.collectives("published", rows).values():
         assert 0.45 <= one.held_p50 <= 0.55
         assert 0.85 <= one.held_p90 <= 0.95
-    assert all(row["p50"] < row["p90"] for row in rows)
+    assert all(row.p50 < row.p90 for row in rows)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.calibration.score import evaluate, number, read_table, score, statistics
+from clustersim.calibration.score import Predicted, Skipped, evaluate, number, read_table, score, statistics
 from clustersim.errors import ProgramError, TraceError
 
 
@@ -17,10 +17,10 @@ def rows(**cases: list[float]) -> list[dict[str, str]]:
 def test_a_case_counts_once_however_many_rows_it_has() -> None:
     table = rows(large=[1.1] * 100, small=[1.3], other=[0.8])
     scored = statistics(evaluate(table, lambda row: (1.0, float(row["value"]))))
-    assert (scored["n_rows"], scored["n_cases"], scored["n_skipped"]) == (102, 3, 0)
-    assert scored["median_abs_rel_error"] == pytest.approx(0.2)
-    assert scored["median_rel_error"] == pytest.approx(0.1)
-    assert scored["p90_abs_rel_error"] == pytest.approx(0.28)
+    assert (scored.n_rows, scored.n_cases, scored.n_skipped) == (102, 3, 0)
+    assert scored.median_abs_rel_error == pytest.approx(0.2)
+    assert scored.median_rel_error == pytest.approx(0.1)
+    assert scored.p90_abs_rel_error == pytest.approx(0.28)
 
 
 def test_a_row_that_cannot_be_predicted_keeps_its_reason_and_costs_no_other() -> None:
@@ -33,20 +33,21 @@ def test_a_row_that_cannot_be_predicted_keeps_its_reason_and_costs_no_other() ->
         return 2.0, 3.0
 
     found = evaluate(rows(a=[0, 1, 2, 3]), lambda row: predict({**row, "value": row["value"][0]}))
-    assert [row.get("skipped") for row in found] == [
+    assert [row.skipped if isinstance(row, Skipped) else None for row in found] == [
         "no batch",
         "no such pin",
         "internal error: KeyError: 'slip'",
         None,
     ]
-    assert found[3]["rel_error"] == pytest.approx(0.5)
-    result = score(found, {"case": lambda row: row["case_id"]})
-    assert result["overall"]["n_skipped"] == result["by"]["case"]["a"]["n_skipped"] == 3
-    assert len(result["rows"]) == 4
+    assert isinstance(found[3], Predicted)
+    assert found[3].rel_error == pytest.approx(0.5)
+    result = score(found, {"case": lambda row: row.cells["case_id"]})
+    assert result.overall.n_skipped == result.by["case"]["a"].n_skipped == 3
+    assert len(result.rows) == 4
 
 
 def test_nothing_predicted_is_no_error_of_zero() -> None:
-    assert statistics([{"case_id": "a", "skipped": "why"}])["median_abs_rel_error"] is None
+    assert statistics([Skipped({"case_id": "a"}, "why")]).median_abs_rel_error is None
 
 
 def test_a_table_without_a_column_or_with_a_short_line_is_refused(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_deepspeeds_steps_on_one_machine_are_met_within_twenty_percent_in_the_me
 def test_peak_memory_is_met(table: Path, cases: int, bound: float):
     """Of each source its own figure: allocated, reserved or what nvidia-smi shows."""
     result = validate_memory(table)
-    assert result["overall"]["n_cases"] >= cases
-    assert result["overall"]["median_abs_rel_error"] <= bound
-    assert abs(result["overall"]["median_rel_error"]) <= 0.04
-    for figure in result["by"]["figure"].values():
-        assert figure["n_cases"] == 0 or figure["median_abs_rel_error"] <= 0.18
+    assert result.overall.n_cases >= cases
+    assert result.overall.median_abs_rel_error <= bound
+    assert abs(result.overall.median_rel_error) <= 0.04
+    for figure in result.by["figure"].values():
+        assert figure.n_cases == 0 or figure.median_abs_rel_error <= 0.18

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from clustersim import fabrics, models
 from clustersim.calibration.frameworks import FRAMEWORKS, PYTORCH, framework
-from clustersim.calibration.score import read_table
+from clustersim.calibration.score import Score, Skipped, predicted, read_table
 from clustersim.calibration.step_play import costs_of, merged, scaled, step_time
 from clustersim.calibration.step_rows import COLUMNS, measured_step, read
 from clustersim.calibration.validate_steps import validate_steps
@@ -250,12 +249,12 @@ def test_an_anchored_row_is_scaled_by_its_one_gpu_row(tmp_path: Path) -> None:
     other = row(case_id="a-3", source="another table", value="1.1", **DDP)
     plain = validate_steps(write(tmp_path / "t.csv", [alone, eight, other]))
     result = validate_steps(tmp_path / "t.csv", anchor="single")
-    reasons = [r.get("skipped", "") for r in result["rows"]]
+    reasons = [r.skipped if isinstance(r, Skipped) else "" for r in result.rows]
     assert "anchor of its model" in reasons[0]
     assert "no one-GPU row" in reasons[2]
-    assert plain["rows"][1]["predicted"] < 0.5
-    assert 1.0 < result["rows"][1]["predicted"] < 1.3
-    assert result["overall"]["n_skipped"] == 2
+    assert plain.rows[1].predicted < 0.5
+    assert 1.0 < result.rows[1].predicted < 1.3
+    assert result.overall.n_skipped == 2
 
 
 def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
@@ -267,15 +266,15 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
 
 
 @cache
-def result() -> dict[str, Any]:
+def result() -> Score:
     return validate_steps(TABLE)
 
 
 def errors(source: str, words: tuple[str, ...] = ()) -> list[float]:
     return [
-        abs(r["rel_error"])
-        for r in result()["rows"]
-        if "skipped" not in r and r["case_id"].startswith(source) and (not words or any(w in r["model"] for w in words))
+        abs(r.rel_error)
+        for r in predicted(result().rows)
+        if r.cells["case_id"].startswith(source) and (not words or any(w in r.cells["model"] for w in words))
     ]
 
 
@@ -284,19 +283,20 @@ TRANSFORMERS = ("BERT", "bert", "GPT", "gpt", "OPT", "ELECTRA", "transformerxl")
 
 @shared
 def test_every_row_is_predicted_or_skipped_with_a_reason() -> None:
-    rows = result()["rows"]
+    rows = result().rows
     assert len(rows) == len(read_table(TABLE, COLUMNS))
     for r in rows:
-        if "skipped" in r:
-            assert len(r["skipped"]) > 10
+        if isinstance(r, Skipped):
+            assert len(r.skipped) > 10
         else:
-            assert r["predicted"] > 0
-            assert np.isfinite(r["rel_error"])
-    played = [r for r in rows if r["strategy"].startswith(("single", "ddp"))]
-    unread = {r["case_id"] for r in played if "skipped" in r and r["skipped"].startswith("model ")}
-    assert sum("skipped" not in r for r in played) >= 430
+            assert r.predicted > 0
+            assert np.isfinite(r.rel_error)
+    played = [r for r in rows if r.cells["strategy"].startswith(("single", "ddp"))]
+    left_out = [r for r in played if isinstance(r, Skipped)]
+    unread = {r.cells["case_id"] for r in left_out if r.skipped.startswith("model ")}
+    assert len(predicted(played)) >= 430
     # What is left out for any other reason than an undescribed network can be counted.
-    assert len([r for r in played if "skipped" in r]) - len(unread) <= 25
+    assert len(left_out) - len(unread) <= 25
 
 
 @shared
@@ -304,9 +304,9 @@ def test_ddp_scaling_from_the_measured_one_gpu_time_within_one_and_a_half_percen
     lines = TABLE.read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith(("case_id", "ptddp"))]
     (tmp_path / "t.csv").write_text("\n".join(rows), encoding="utf-8")
-    overall = validate_steps(tmp_path / "t.csv", anchor="single")["overall"]
-    assert overall["n_cases"] == 40
-    assert overall["median_abs_rel_error"] < 0.015
+    overall = validate_steps(tmp_path / "t.csv", anchor="single").overall
+    assert overall.n_cases == 40
+    assert overall.median_abs_rel_error < 0.015
 
 
 @shared

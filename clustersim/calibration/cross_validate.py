@@ -18,19 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from clustersim.arrays import Bools
 from clustersim.calibration.fit import Measured, NcclTimes, fit
 from clustersim.calibration.fit.learn import Learned, learn, with_learned
-from clustersim.calibration.score import Row, grouped, read_table, score
+from clustersim.calibration.score import Predicted, Row, Score, Skipped, grouped, predicted, read_table, score, scored
 from clustersim.calibration.validate_nccl import COLUMNS, DIMENSIONS, measured
 from clustersim.collectives.costs import costs_of_kind
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.costs import Costs
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.fitting import few_numbers
+from clustersim.texts import Table
 
 MOST_NODES = 4
 """Largest runs that ``scale`` is fitted on."""
@@ -41,14 +42,14 @@ FEWEST = 3
 NUMBERS = (2.0**3, 2.0**20, 2.0**30)
 """Sizes [bytes] of ``three-numbers``, the last of them on the next scale."""
 
-Pair = tuple[Row, Measured]
+Pair = tuple[Table, Measured]
 Split = tuple[list[Pair], list[Pair]]
 """Rows to fit, rows to predict."""
 Told = Callable[[int, int], None]
 
 
-def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, total: None) -> dict[str, Any]:
-    """The error on rows that were held out; the result is :func:`clustersim.calibration.score.score`'s.
+def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, total: None) -> Score:
+    """The error on rows that were held out.
 
     Parameters
     ----------
@@ -59,22 +60,23 @@ def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, tot
     """
     if holdout not in HOLDOUTS:
         raise ClusterSimError(f"no cross-validation {holdout!r}; {nearest(holdout, HOLDOUTS)}")
-    pairs, results = [], []
+    pairs: list[Pair] = []
+    results: list[Row] = []
     for row in read_table(path, COLUMNS):
         try:
             seconds, request, group = measured(row)
             pairs.append((row, Measured(seconds, choice(request, group), row["case_id"])))
         except (ValueError, ClusterSimError) as error:
-            results.append({**row, "skipped": str(error)})
+            results.append(Skipped(row, str(error)))
     results += HOLDOUTS[holdout].rows(pairs, told)
-    if not any("predicted" in row for row in results):
+    if not predicted(results):
         raise ClusterSimError(f"{path}: nothing to hold out for {holdout!r}: {HOLDOUTS[holdout].needs}")
     return score(results, DIMENSIONS)
 
 
-def _result(pair: Pair, predicted: float) -> Row:
+def _result(pair: Pair, predicted: float) -> Predicted:
     row, one = pair
-    return {**row, "measured": one.seconds, "predicted": predicted, "rel_error": predicted / one.seconds - 1.0}
+    return scored(row, one.seconds, predicted)
 
 
 def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
@@ -82,7 +84,7 @@ def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
     return grouped(pairs, lambda p: (p[0]["topology"], _publisher(p[0]), p[1].choice.group.launch)).values()
 
 
-def _publisher(row: Row) -> str:
+def _publisher(row: Table) -> str:
     """Whose log it is: the host and first two folders of its address, or all that the row says."""
     source = str(row.get("source", ""))
     return "/".join(source.split("/")[:5]) if "://" in source else source
@@ -99,7 +101,7 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[P
         for i, (known, unknown) in enumerate(every):
             told(i, len(every))
             if len(known) < FEWEST:
-                yield from ({**row, "skipped": f"fewer than {FEWEST} rows to fit"} for row, _ in unknown)
+                yield from (Skipped(row, f"fewer than {FEWEST} rows to fit") for row, _ in unknown)
                 continue
             found = fit(NcclTimes(tuple(one for _, one in known)))
             times = NcclTimes(tuple(one for _, one in unknown)).predict(found.values)
@@ -151,7 +153,7 @@ def _left_out(
     return rows
 
 
-def _kinds(learned: Learned, held_out: Any) -> Callable[[Measured], Costs]:
+def _kinds(learned: Learned, held_out: Bools) -> Callable[[Measured], Costs]:
     """Constants of a machine of which nothing is known but its kind."""
     values = learned.without(held_out)
     return lambda one: with_learned(costs_of_kind(one.choice.group), values)

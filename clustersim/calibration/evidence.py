@@ -9,11 +9,11 @@ from pathlib import Path
 
 from clustersim.calibration.cross_validate import Told, cross_validate
 from clustersim.calibration.held import coverage, distances
-from clustersim.calibration.score import Row, grouped, predicted, statistics
+from clustersim.calibration.score import Predicted, Row, grouped, predicted, statistics
 from clustersim.calibration.step_rows import publisher
 from clustersim.calibration.validate_memory import figure, validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.calibration.validate_steps import DIMENSIONS, kind_of, validate_steps
+from clustersim.calibration.validate_steps import hardware, kind_of, validate_steps
 from clustersim.errors import ClusterSimError
 from clustersim.ranges import size_class
 
@@ -61,14 +61,14 @@ def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[
         if name == COLLECTIVES:
             found += _collectives(path)
             continue
-        found += _lines(validate_steps(path)["rows"], PARTS[name])
-        memory += validate_memory(path)["rows"]
-    return found + _lines(memory, lambda row: f"memory, {figure(row)}")
+        found += _lines(validate_steps(path).rows, PARTS[name])
+        memory += validate_memory(path).rows
+    return found + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
 
 
-PARTS: dict[str, Callable[[Row], str]] = {
-    STEPS: lambda row: f"steps, {kind_of(row['strategy'])}",
-    SPLIT: lambda row: f"split models, {DIMENSIONS['hardware'](row)}",
+PARTS: dict[str, Callable[[Predicted], str]] = {
+    STEPS: lambda row: f"steps, {kind_of(row.cells['strategy'])}",
+    SPLIT: lambda row: f"split models, {hardware(row.cells)}",
 }
 """What the rows of a table of training steps are told apart by."""
 
@@ -81,7 +81,7 @@ def table_of(folder: Path, name: str) -> Path | None:
 def _collectives(table: Path) -> list[Line]:
     found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
     shipped, left_out, three = (
-        grouped(predicted(one["rows"]), lambda row: size_class(float(row["size_bytes"]))) for one in found
+        grouped(predicted(one.rows), lambda row: size_class(float(row.cells["size_bytes"]))) for one in found
     )
     parts = [name for name in map(size_class, SIZES) if name in shipped]
     return [
@@ -89,22 +89,28 @@ def _collectives(table: Path) -> list[Line]:
     ]
 
 
-def _lines(rows: Iterable[Row], part: Callable[[Row], str]) -> list[Line]:
+def _lines(rows: Iterable[Row], part: Callable[[Predicted], str]) -> list[Line]:
     """A line for each part that has a few cases."""
     lines = [_line(name, some) for name, some in sorted(grouped(predicted(rows), part).items())]
     return [line for line in lines if line.cases >= FEWEST]
 
 
 def _line(
-    what: str, rows: list[Row], unit: str = "", left_out: list[Row] | None = None, three: list[Row] | None = None
+    what: str,
+    rows: list[Predicted],
+    unit: str = "",
+    left_out: list[Predicted] | None = None,
+    three: list[Predicted] | None = None,
 ) -> Line:
     """``unit`` : the column of what is left out for the ranges; the publisher when empty."""
-    apart = distances(left_out or rows, (lambda row: str(row[unit])) if unit else publisher)
-    cases = statistics(rows)["n_cases"]
+    apart = distances(left_out or rows, lambda row: str(row.cells[unit]) if unit else publisher(row.cells))
+    cases = statistics(rows).n_cases
     out, known = (_error(some) if some else None for some in (left_out, three))
     return Line(what, len(rows), cases, _error(rows), out, known, coverage(apart))
 
 
-def _error(rows: list[Row]) -> Error:
+def _error(rows: list[Predicted]) -> Error:
     found = statistics(rows)
-    return found["median_abs_rel_error"], found["p90_abs_rel_error"]
+    assert found.median_abs_rel_error is not None
+    assert found.p90_abs_rel_error is not None
+    return found.median_abs_rel_error, found.p90_abs_rel_error

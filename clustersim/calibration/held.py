@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.arrays import Floats
-from clustersim.calibration.score import Row, grouped, predicted
+from clustersim.calibration.score import Predicted, Row, grouped, predicted
 
 Groups = Mapping[str, Floats]
 SHARES = (0.5, 0.9)
@@ -22,10 +22,10 @@ SLACK = 0.03
 TINY = 1e-9
 
 
-def distances(rows: Iterable[Row], group: Callable[[Row], str]) -> dict[str, Floats]:
+def distances(rows: Iterable[Row], group: Callable[[Predicted], str]) -> dict[str, Floats]:
     """Of each group, how far its measurements are from their predictions, relative to the prediction."""
     return {
-        name: np.array([abs(1.0 / (1.0 + row["rel_error"]) - 1.0) for row in some])
+        name: np.array([abs(1.0 / (1.0 + row.rel_error) - 1.0) for row in some])
         for name, some in grouped(predicted(rows), group).items()
     }
 

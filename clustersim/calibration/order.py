@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats
-from clustersim.calibration.score import grouped, predicted
+from clustersim.calibration.score import Predicted, Row, Score, grouped, predicted
+from clustersim.calibration.step_rows import publisher
 
 SAME = (
     "model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap",
@@ -46,15 +47,15 @@ class Order:
     spearman: float
 
 
-def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
+def orders(rows: Iterable[Row]) -> list[Order]:
     """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibration.score.evaluate`).
 
     Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
     """
     found = []
-    sets = grouped(predicted(rows), lambda row: (row["case_id"].split("-")[0], *(row.get(name, "") for name in SAME)))
+    sets = grouped(predicted(rows), lambda row: (publisher(row.cells), *(row.cells.get(name, "") for name in SAME)))
     for key, mine in sets.items():
-        took, foretold = (_of_configurations(mine, what) for what in ("measured", "predicted"))
+        took, foretold = _of_configurations(mine)
         if len(np.unique(took)) > 1:
             pick = float(took[int(np.argmin(foretold))])
             what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
@@ -63,10 +64,10 @@ def orders(rows: Iterable[dict[str, Any]]) -> list[Order]:
     return found
 
 
-def _of_configurations(rows: Sequence[dict[str, Any]], what: str) -> Floats:
-    """The median of a number over the rows of each configuration."""
-    found = grouped(rows, lambda row: tuple(row.get(column, "") for column in CONFIGURED))
-    return np.array([np.median([row[what] for row in some]) for some in found.values()])
+def _of_configurations(rows: Sequence[Predicted]) -> Floats:
+    """(2, n) medians over the rows of each configuration, of what was measured and of what was predicted."""
+    found = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
+    return np.array([np.median([(row.measured, row.predicted) for row in some], axis=0) for some in found.values()]).T
 
 
 def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
@@ -88,23 +89,47 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
-def by_source(found: Sequence[Order]) -> dict[str, dict[str, float]]:
-    """Per source and for ``"all"``: sets, rows, the share whose best is found, the mean rank correlation over sets of
-    three and more, and the mean, the median and the 90th percentile of what the predicted best loses."""
+class Together(msgspec.Struct, frozen=True):
+    """How some sets were ordered: how many, of how many rows; the share whose best is found; the mean rank correlation
+    over sets of three and more; and the mean, median and 90th percentile of what the predicted best loses."""
+
+    n_sets: int
+    n_rows: int
+    best_found: float
+    spearman: float
+    lost: float
+    lost_p50: float
+    lost_p90: float
+
+
+class Ordered(Score, frozen=True, kw_only=True):
+    """A validation's result with the ``order`` of comparable rows, by source and of ``"all"``."""
+
+    order: dict[str, Together]
+
+
+def ordered(result: Score) -> Ordered:
+    """The result of a validation of steps, with the order of its configurations."""
+    return Ordered(result.overall, result.by, result.rows, order=by_source(orders(result.rows)))
+
+
+def by_source(found: Sequence[Order]) -> dict[str, Together]:
+    """Per source and for ``"all"``."""
     parts = {"all": list(found)}
     for order in found:
         parts.setdefault(order.source, []).append(order)
     return {name: _together(mine) for name, mine in parts.items() if mine}
 
 
-def _together(mine: Sequence[Order]) -> dict[str, float]:
+def _together(mine: Sequence[Order]) -> Together:
     several = [order.spearman for order in mine if order.n > 2]
-    return {
-        "n_sets": len(mine),
-        "n_rows": sum(order.n for order in mine),
-        "best_found": float(np.mean([order.best for order in mine])),
-        "spearman": float(np.mean(several)) if several else float("nan"),
-        "lost": float(np.mean([order.lost for order in mine])),
-        "lost_p50": float(np.median([order.lost for order in mine])),
-        "lost_p90": float(np.percentile([order.lost for order in mine], 90)),
-    }
+    lost = [order.lost for order in mine]
+    return Together(
+        n_sets=len(mine),
+        n_rows=sum(order.n for order in mine),
+        best_found=float(np.mean([order.best for order in mine])),
+        spearman=float(np.mean(several)) if several else float("nan"),
+        lost=float(np.mean(lost)),
+        lost_p50=float(np.median(lost)),
+        lost_p90=float(np.percentile(lost, 90)),
+    )

@@ -11,19 +11,79 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from clustersim.errors import ClusterSimError, TraceError, nearest
 from clustersim.ranges import Range
-from clustersim.texts import plain_file
+from clustersim.texts import Table, plain_file
 
-Row = dict[str, Any]
 MOST_BYTES = 1 << 28
 """Of a table, unpacked."""
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A measured row without a prediction: its ``cells`` by column, and the reason."""
+
+    cells: Table
+    skipped: str
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """A measured row and its prediction.
+
+    Parameters
+    ----------
+    cells : what the table says, by column. measured, predicted : in one unit. rel_error : signed.
+    p50, p90 : relative half-widths of the ranges around the prediction, see :mod:`clustersim.ranges`.
+    """
+
+    cells: Table
+    measured: float
+    predicted: float
+    rel_error: float
+    p50: float | UnsetType = UNSET
+    p90: float | UnsetType = UNSET
+
+
+Row = Predicted | Skipped
+Dimension = Callable[[Row], str]
+"""What the error is split by: the part that a row is in."""
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """How far some rows' predictions are off.
+
+    Parameters
+    ----------
+    n_rows, n_cases, n_skipped : how many rows, predicted cases and rows without a prediction.
+    median_abs_rel_error, p90_abs_rel_error, median_rel_error : over cases, None where no row was predicted.
+    held_p50, held_p90 : of rows with ranges, the share of measurements that lie within.
+    """
+
+    n_rows: int
+    n_cases: int
+    n_skipped: int
+    median_abs_rel_error: float | None = None
+    p90_abs_rel_error: float | None = None
+    median_rel_error: float | None = None
+    held_p50: float | UnsetType = UNSET
+    held_p90: float | UnsetType = UNSET
+
+
+class Score(msgspec.Struct, frozen=True):
+    """The result of a validation: ``by`` has the statistics of each part, by dimension; ``notes`` are sentences."""
+
+    overall: Statistics
+    by: dict[str, dict[str, Statistics]]
+    rows: list[Row]
+    notes: tuple[str, ...] | UnsetType = UNSET
 
 
 def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]]:
@@ -50,7 +110,7 @@ def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]
         raise TraceError(f"{path}: cannot be read as a CSV table: {error}") from None
 
 
-def _whole(row: dict[str, Any], path: str | Path, line: int) -> dict[str, str]:
+def _whole(row: Table, path: str | Path, line: int) -> dict[str, str]:
     if None in row or any(value is None for value in row.values()):
         raise TraceError(f"{path}: line {line}: the number of fields differs from the header's")
     return row
@@ -68,11 +128,16 @@ def number(row: Mapping[str, str], column: str) -> float:
     return value
 
 
-Predict = Callable[[dict[str, str]], tuple[float, float]]
+def scored(cells: Table, measured: float, predicted: float) -> Predicted:
+    """A row whose prediction is known."""
+    return Predicted(cells, measured, predicted, predicted / measured - 1.0)
 
 
-def evaluate(rows: Iterable[dict[str, str]], predict: Predict, workers: int = 1) -> list[Row]:
-    """Each row with ``measured``, ``predicted`` and ``rel_error`` (signed), or ``skipped`` with the reason.
+Predict = Callable[[Table], tuple[float, float]]
+
+
+def evaluate(rows: Iterable[Table], predict: Predict, workers: int = 1) -> list[Row]:
+    """Each row predicted, or skipped with the reason.
 
     ``predict`` returns (measured, predicted) in one unit, and raises ValueError or a clustersim error for a row it
     cannot do. ``workers`` : processes; with more than one, ``predict`` is a module's function.
@@ -90,30 +155,31 @@ def evaluate(rows: Iterable[dict[str, str]], predict: Predict, workers: int = 1)
         return list(pool.map(partial(_evaluated, predict=predict), rows, chunksize=chunk))
 
 
-def _evaluated(row: dict[str, str], predict: Predict) -> Row:
+def _evaluated(row: Table, predict: Predict) -> Row:
     try:
-        measured, predicted = predict(row)
+        return scored(row, *predict(row))
     except (ValueError, ClusterSimError) as error:
-        return {**row, "skipped": str(error)}
+        return Skipped(row, str(error))
     except Exception as error:  # a bug must not cost the other rows their prediction, nor go unseen
-        return {**row, "skipped": f"internal error: {type(error).__name__}: {error}"}
-    return {**row, "measured": measured, "predicted": predicted, "rel_error": predicted / measured - 1.0}
+        return Skipped(row, f"internal error: {type(error).__name__}: {error}")
 
 
-def with_ranges(rows: Iterable[Row], known: Callable[[Row], Range]) -> list[Row]:
-    """Predicted rows with ``p50`` and ``p90``, relative half-widths of the ranges around them; see
-    :mod:`clustersim.ranges`."""
-    found = []
-    for row in rows:
-        if "skipped" not in row:
-            around = known(row)
-            row = {**row, "p50": around.p50, "p90": around.p90}
-        found.append(row)
-    return found
+def with_ranges(rows: Iterable[Row], known: Callable[[Table], Range]) -> list[Row]:
+    """The rows, the predicted ones with ``p50`` and ``p90``; ``known`` has the range of a row's cells."""
+    return [row if isinstance(row, Skipped) else _ranged(row, known(row.cells)) for row in rows]
+
+
+def _ranged(row: Predicted, around: Range) -> Predicted:
+    return msgspec.structs.replace(row, p50=around.p50, p90=around.p90)
 
 
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+def reasons(rows: Iterable[Row]) -> list[tuple[str, int]]:
+    """Why rows were skipped, and how many: the commonest first."""
+    return Counter(row.skipped for row in rows if isinstance(row, Skipped)).most_common()
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -124,46 +190,43 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-def predicted(rows: Iterable[Row]) -> list[Row]:
+def predicted(rows: Iterable[Row]) -> list[Predicted]:
     """Rows that were not skipped."""
-    return [row for row in rows if "skipped" not in row]
+    return [row for row in rows if isinstance(row, Predicted)]
 
 
-def statistics(rows: Iterable[Row]) -> dict[str, Any]:
-    """``n_rows, n_cases, n_skipped`` and, over cases, the median and 90th percentile of |relative error| and the
-    median of the signed one; None where no row was predicted. Of rows with ranges, what :func:`covered` says too."""
+def statistics(rows: Iterable[Row]) -> Statistics:
+    """Of rows, how far they are off: the median row of each case, and the median and 90th percentile over cases."""
     rows = list(rows)
-    cases = grouped(predicted(rows), lambda row: row.get("config_group") or row["case_id"])
-    errors = {case: [row["rel_error"] for row in some] for case, some in cases.items()}
-    stats: dict[str, Any] = {
-        "n_rows": len(rows),
-        "n_cases": len(errors),
-        "n_skipped": sum("skipped" in row for row in rows),
-        "median_abs_rel_error": None,
-        "p90_abs_rel_error": None,
-        "median_rel_error": None,
-    }
-    if errors:
-        absolute = np.array([np.median(np.abs(e)) for e in errors.values()])
-        stats["median_abs_rel_error"] = float(np.median(absolute))
-        stats["p90_abs_rel_error"] = float(np.percentile(absolute, 90))
-        stats["median_rel_error"] = float(np.median([np.median(e) for e in errors.values()]))
-    return stats | covered(rows)
+    done = predicted(rows)
+    cases = grouped(done, lambda row: row.cells.get("config_group") or row.cells["case_id"])
+    counts = len(rows), len(cases), len(rows) - len(done)
+    if not cases:
+        return Statistics(*counts)
+    errors = [[row.rel_error for row in some] for some in cases.values()]
+    absolute = np.array([np.median(np.abs(e)) for e in errors])
+    return Statistics(
+        *counts,
+        float(np.median(absolute)),
+        float(np.percentile(absolute, 90)),
+        float(np.median([np.median(e) for e in errors])),
+        *covered(done),
+    )
 
 
-def covered(rows: Iterable[Row]) -> dict[str, float]:
-    """``held_p50``, ``held_p90``: of rows with ranges, the share of measurements that lie within; empty without."""
-    judged = [row for row in rows if "p50" in row]
-    off = np.array([abs(row["measured"] / row["predicted"] - 1.0) for row in judged])
+def covered(rows: Iterable[Predicted]) -> tuple[float | UnsetType, float | UnsetType]:
+    """Of rows with ranges, the share of measurements within p50 and within p90; unset without."""
+    judged = [(abs(row.measured / row.predicted - 1.0), row.p50, row.p90) for row in rows if row.p50 is not UNSET]
     if not judged:
-        return {}
-    return {f"held_{name}": float(np.mean(off <= [row[name] for row in judged])) for name in ("p50", "p90")}
+        return UNSET, UNSET
+    off, *widths = np.array(judged).T
+    return float(np.mean(off <= widths[0])), float(np.mean(off <= widths[1]))
 
 
-def score(rows: Sequence[Row], by: Mapping[str, Callable[[Row], str]]) -> dict[str, Any]:
-    """The result of a validation: ``{"overall": statistics, "by": {dimension: {value: statistics}}, "rows": rows}``."""
+def score(rows: Sequence[Row], by: Mapping[str, Dimension], notes: tuple[str, ...] | UnsetType = UNSET) -> Score:
+    """The result of a validation, whose error is split by some dimensions."""
     parts = {
         dimension: {value: statistics(some) for value, some in sorted(grouped(rows, key).items())}
         for dimension, key in by.items()
     }
-    return {"overall": statistics(rows), "by": parts, "rows": list(rows)}
+    return Score(statistics(rows), parts, list(rows), notes)

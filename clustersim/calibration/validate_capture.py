@@ -9,14 +9,14 @@ that trains alone on one thread, its CPU time, which other processes do not leng
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from clustersim import collectives, fabrics
 from clustersim.calibration.captured import Capture, asked, fastest, least, machine_for, read_capture
-from clustersim.calibration.score import Row, evaluate, score
+from clustersim.calibration.score import Dimension, Score, evaluate, score
 from clustersim.calibration.validate_nccl import nccl_version, usual_version
 from clustersim.collectives.base import Group, Request
 from clustersim.errors import ScenarioError
@@ -25,13 +25,13 @@ from clustersim.scenario import Scenario, from_table
 from clustersim.texts import Table
 from clustersim.topology import Topology
 
-DIMENSIONS: dict[str, Callable[[Row], str]] = {
-    "part": lambda row: row["part"],
-    "size_class": lambda row: size_class(row["nbytes"]) if row["part"] == "collectives" else "steps",
-    "collective": lambda row: row.get("kind", "steps"),
-    "ranks": lambda row: f"{row['ranks']} ranks",
-    "strategy": lambda row: row.get("mode", "collectives"),
-    "case": lambda row: row["case_id"],
+DIMENSIONS: dict[str, Dimension] = {
+    "part": lambda row: str(row.cells["part"]),
+    "size_class": lambda row: size_class(row.cells["nbytes"]) if row.cells["part"] == "collectives" else "steps",
+    "collective": lambda row: str(row.cells.get("kind", "steps")),
+    "ranks": lambda row: f"{row.cells['ranks']} ranks",
+    "strategy": lambda row: str(row.cells.get("mode", "collectives")),
+    "case": lambda row: str(row.cells["case_id"]),
 }
 """What the error is split by."""
 
@@ -52,8 +52,8 @@ STEPS = 4
 """Played of each mode; the first is special."""
 
 
-def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> Table:
-    """Predict every row. See :func:`clustersim.calibration.score.score` for the result; ``notes`` are sentences.
+def validate_capture(path: str | Path, topology: str, anchor: str | None = None) -> Score:
+    """Predict every row.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
     if anchor:
         played.pace = played.measured_over_predicted()
     rows = [*_collective_rows(capture), *_step_rows(capture)]
-    found = score(evaluate(rows, lambda row: _predict(row, capture, machine, played)), DIMENSIONS)
-    return found | {"notes": list(_shared_cores(capture))}
+    found = evaluate(rows, lambda row: _predict(row, capture, machine, played))
+    return score(found, DIMENSIONS, tuple(_shared_cores(capture)))
 
 
 def _shared_cores(capture: Capture) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _step_rows(capture: Capture) -> Iterator[Table]:
                    "seconds": seconds}  # fmt: skip
 
 
-def _predict(row: Row, capture: Capture, machine: Topology, played: _Played) -> tuple[float, float]:
+def _predict(row: Table, capture: Capture, machine: Topology, played: _Played) -> tuple[float, float]:
     if row["part"] == "steps":
         return float(row["seconds"]), played.step(row)
     if row["ranks"] % row["nodes"]:
@@ -126,7 +126,7 @@ class _Played:
         self.topology = str(Path(topology).resolve()) if Path(topology).is_file() else topology
         self.pace = 1.0
 
-    def step(self, row: Row) -> float:
+    def step(self, row: Table) -> float:
         """Seconds of one step of a mode. Raises ValueError for a mode that is not played."""
         if row["mode"] == "single":
             if self.pace != 1.0:
@@ -136,7 +136,7 @@ class _Played:
             raise ValueError(f"mode {row['mode']!r} is not played")
         return float(self.scenario(row, STRATEGIES[row["mode"]]).run().summary["step_time_s"])
 
-    def alone(self, row: Row) -> float:
+    def alone(self, row: Table) -> float:
         """A rank's own compute, while the others compute as well."""
         cost = self.scenario(row, STRATEGIES["ddp"]).prepare().cost
         return float(cost.forward.sum() + cost.backward.sum() + cost.optimizer + cost.step_overhead)
@@ -148,7 +148,7 @@ class _Played:
             raise ScenarioError(f"{self.capture.path}: --anchor single: no step of the mode 'single' was captured")
         return float(row["seconds"]) / self.alone(row)
 
-    def scenario(self, row: Row, strategy: Table) -> Scenario:
+    def scenario(self, row: Table, strategy: Table) -> Scenario:
         """A mode as a scenario, on as many ranks of the machine."""
         c = self.capture
         each = c.ranks // c.nodes
@@ -170,7 +170,7 @@ class _Played:
         return from_table(table, f"{c.path}/{row['mode']}")
 
 
-def shape_of(row: Row) -> Table:
+def shape_of(row: Table) -> Table:
     """The captured GPT as changes to GPT-2's shape: its own sizes, an output projection of its own, no dropout."""
     width, heads = row["width"], row["heads"]
     return {

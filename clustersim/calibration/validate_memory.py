@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from clustersim import scenario
 from clustersim.calibration.hybrid_rows import is_hybrid, scenario_table
-from clustersim.calibration.score import evaluate, number, read_table, score, with_ranges
+from clustersim.calibration.score import Score, evaluate, number, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, peak_memory, read_sharded
 from clustersim.calibration.step_rows import COLUMNS, Row, publisher
 from clustersim.device import device_from_text
@@ -28,17 +27,17 @@ FULL = 0.96
 """Share of a card above which what is reserved of it is no longer what a step needs."""
 
 
-def validate_memory(path: str | Path) -> dict[str, Any]:
-    """Predict ``peak_mem_GiB`` of every row. See :func:`clustersim.calibration.score.score` for the result."""
+def validate_memory(path: str | Path) -> Score:
+    """Predict ``peak_mem_GiB`` of every row."""
     table = [row for row in read_table(path, (*COLUMNS, "peak_mem_GiB")) if row["peak_mem_GiB"].strip()]
     return score(
         with_ranges(evaluate(table, _predict), lambda row: of_memory(publisher(row))),
         {
-            "case": lambda row: row["case_id"],
-            "source": publisher,
-            "figure": figure,
-            "strategy": lambda row: row["strategy"],
-            "model": lambda row: row["model"],
+            "case": lambda row: str(row.cells["case_id"]),
+            "source": lambda row: publisher(row.cells),
+            "figure": lambda row: figure(row.cells),
+            "strategy": lambda row: str(row.cells["strategy"]),
+            "model": lambda row: str(row.cells["model"]),
         },
     )
 

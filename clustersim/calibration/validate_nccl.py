@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clustersim import collectives, fabrics, fitting
-from clustersim.calibration.score import Row, evaluate, number, read_table, score, with_ranges
+from clustersim.calibration.score import (
+    Dimension,
+    Score,
+    Skipped,
+    evaluate,
+    number,
+    read_table,
+    score,
+    with_ranges,
+)
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl_backend import choice
 from clustersim.costs import generation
@@ -25,6 +32,7 @@ from clustersim.device import device
 from clustersim.errors import ProgramError, nearest
 from clustersim.ranges import Range, of_collective, size_class
 from clustersim.routing import router
+from clustersim.texts import Table
 from clustersim.topology import Topology
 from clustersim.traces.samples import launch_mode
 
@@ -39,26 +47,26 @@ KINDS = {
 DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16", "int8": "uint8", "uint8": "uint8"}
 
 
-def validate_nccl(path: str | Path) -> dict[str, Any]:
-    """Predict the out-of-place time of every row. See :func:`clustersim.calibration.score.score` for the result."""
+def validate_nccl(path: str | Path) -> Score:
+    """Predict the out-of-place time of every row."""
     return score(with_ranges(evaluate(read_table(path, COLUMNS), _predict), _range), DIMENSIONS)
 
 
-def _range(row: Row) -> Range:
+def _range(row: Table) -> Range:
     return of_collective(measured(row)[2].topology, float(row["size_bytes"]))
 
 
-DIMENSIONS: dict[str, Callable[[Row], str]] = {
-    "case": lambda row: row["case_id"],
-    "source": lambda row: row.get("source", "") or row["case_id"].split("_")[0],
-    "size_class": lambda row: size_class(float(row["size_bytes"])) if "skipped" not in row else "skipped",
-    "platform": lambda row: row["topology"],
-    "collective": lambda row: row["collective"],
+DIMENSIONS: dict[str, Dimension] = {
+    "case": lambda row: str(row.cells["case_id"]),
+    "source": lambda row: row.cells.get("source", "") or row.cells["case_id"].split("_")[0],
+    "size_class": lambda row: "skipped" if isinstance(row, Skipped) else size_class(float(row.cells["size_bytes"])),
+    "platform": lambda row: str(row.cells["topology"]),
+    "collective": lambda row: str(row.cells["collective"]),
 }
 """What the error is split by."""
 
 
-def identity(row: Row) -> tuple[object, ...]:
+def identity(row: Table) -> tuple[object, ...]:
     """Rows for which this is equal measure the same thing."""
     columns = ("topology", "nodes", "ranks", "collective", "size_bytes", "env", "nccl_version")
     return (*(row.get(column, "") for column in columns), launch_mode(row.get("notes", "")))

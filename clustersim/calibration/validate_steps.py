@@ -19,17 +19,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from clustersim import scenario
 from clustersim.calibration import sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
-from clustersim.calibration.score import evaluate, read_table, score, with_ranges
+from clustersim.calibration.score import Dimension, Score, evaluate, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
 from clustersim.calibration.step_play import costs_of, scaled, step_time, step_time_as_priced
 from clustersim.calibration.step_rows import COLUMNS, Row, publisher, read
@@ -37,8 +36,8 @@ from clustersim.errors import ClusterSimError
 from clustersim.ranges import Range, of_step
 
 
-def validate_steps(path: str | Path, anchor: str | None = None) -> dict[str, Any]:
-    """Predict the step time of every row. See :func:`clustersim.calibration.score.score` for the result.
+def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
+    """Predict the step time of every row.
 
     Parameters
     ----------
@@ -75,15 +74,15 @@ def _folded_step(table: str) -> float:
     return scenario.from_table(json.loads(table), "row.toml").folded(roughly=True).step_time_s
 
 
-DIMENSIONS: dict[str, Callable[[Row], str]] = {
-    "case": lambda row: row["case_id"],
-    "source": publisher,
-    "platform": lambda row: row.get("topology", ""),
-    "strategy": lambda row: row["strategy"],
-    "kind": lambda row: degrees_of(row) if is_hybrid(row) else kind_of(row["strategy"]),
-    "hardware": lambda row: f"{'mixture of experts' if row.get('experts') else 'dense'}, {gpu_family(row)}",
-    "model": lambda row: row["model"],
-    "size_class": lambda row: f"{row['gpus']} GPUs",
+DIMENSIONS: dict[str, Dimension] = {
+    "case": lambda row: str(row.cells["case_id"]),
+    "source": lambda row: publisher(row.cells),
+    "platform": lambda row: str(row.cells.get("topology", "")),
+    "strategy": lambda row: str(row.cells["strategy"]),
+    "kind": lambda row: degrees_of(row.cells) if is_hybrid(row.cells) else kind_of(row.cells["strategy"]),
+    "hardware": lambda row: hardware(row.cells),
+    "model": lambda row: str(row.cells["model"]),
+    "size_class": lambda row: f"{row.cells['gpus']} GPUs",
 }
 """What the error is split by."""
 
@@ -113,6 +112,11 @@ def degrees_of(row: Row) -> str:
     'tp+pp+dp'
     """
     return "+".join(axis for axis in ("tp", "pp", "cp", "ep", "dp") if row.get(axis, "1") not in {"", "1"}) or "none"
+
+
+def hardware(row: Row) -> str:
+    """The kind of a row's model and of its GPU."""
+    return f"{'mixture of experts' if row.get('experts') else 'dense'}, {gpu_family(row)}"
 
 
 def gpu_family(row: Row) -> str:

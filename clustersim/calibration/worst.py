@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.calibration.score import Row, grouped, predicted
+from clustersim.calibration.score import Predicted, Row, grouped, predicted
+from clustersim.texts import Table
 
 SAME_FACTOR = 0.15
 """Rows whose signed errors differ by no more than this (quartile to quartile) miss by one common factor."""
@@ -35,8 +36,8 @@ class Case:
 def worst(
     rows: Sequence[Row],
     n: int,
-    part_of: Callable[[Row], str],
-    identity: Callable[[Row], tuple[object, ...]] | None = None,
+    part_of: Callable[[Predicted], str],
+    identity: Callable[[Table], tuple[object, ...]] | None = None,
 ) -> list[Case]:
     """The ``n`` cases with the largest error, worst first.
 
@@ -46,14 +47,14 @@ def worst(
     part_of : the range of physics a row is in, such as its size class; the reason is looked for by it.
     identity : what two rows have in common that measure the same thing; shows what of the error is the data's own.
     """
-    cases = grouped(predicted(rows), lambda row: str(row["case_id"]))
+    cases = grouped(predicted(rows), lambda row: str(row.cells["case_id"]))
     noise = spreads(rows, identity) if identity else {}
     found = [
         Case(
             case,
             len(mine),
-            float(np.median([abs(row["rel_error"]) for row in mine])),
-            float(np.median([row["rel_error"] for row in mine])),
+            float(np.median([abs(row.rel_error) for row in mine])),
+            float(np.median([row.rel_error for row in mine])),
             _reason(mine, part_of),
             noise.get(case, float("nan")),
         )
@@ -62,13 +63,12 @@ def worst(
     return sorted(found, key=lambda case: (-case.error, case.case))[:n]
 
 
-def spreads(rows: Sequence[Row], identity: Callable[[Row], tuple[object, ...]]) -> dict[str, float]:
+def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]) -> dict[str, float]:
     """Per case that measures what another case measures too: the median over their common rows of how far the case is
     from the geometric mean of all, as a share. No model can be nearer to all of them than that."""
     same: dict[tuple[object, ...], dict[str, list[float]]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            same.setdefault(identity(row), {}).setdefault(row["case_id"], []).append(row["measured"])
+    for row in predicted(rows):
+        same.setdefault(identity(row.cells), {}).setdefault(row.cells["case_id"], []).append(row.measured)
     apart: dict[str, list[float]] = {}
     for of_case in same.values():
         if len(of_case) < 2:
@@ -80,9 +80,9 @@ def spreads(rows: Sequence[Row], identity: Callable[[Row], tuple[object, ...]]) 
     return {case: float(np.median(values)) for case, values in apart.items()}
 
 
-def _reason(rows: Sequence[Row], part_of: Callable[[Row], str]) -> str:
+def _reason(rows: Sequence[Predicted], part_of: Callable[[Predicted], str]) -> str:
     """Which part misses, which way, and whether by one factor."""
-    parts = {part: [row["rel_error"] for row in some] for part, some in grouped(rows, part_of).items()}
+    parts = {part: [row.rel_error for row in some] for part, some in grouped(rows, part_of).items()}
     middle: Mapping[str, float] = {name: float(np.median(values)) for name, values in parts.items()}
     name = max(middle, key=lambda part: abs(middle[part]))
     errors = np.array(parts[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -24,6 +24,13 @@ from clustersim.cli.common import (
     write_picture,
 )
 from clustersim.errors import ClusterSimError, nearest
+from clustersim.texts import Table
+
+if TYPE_CHECKING:
+    import rich.table
+
+    from clustersim.calibration.order import Together
+    from clustersim.calibration.score import Dimension, Row, Score, Statistics
 
 markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdown table instead, without cases.")
 by_option = click.option(
@@ -51,6 +58,25 @@ def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
 
 
+class Looks(msgspec.Struct, frozen=True):
+    """What a person asks for: JSON, or a Markdown table, the parts ``by`` which errors are split, how many of the worst
+    cases, and a picture's path."""
+
+    as_json: bool
+    markdown: bool
+    by: tuple[str, ...]
+    worst: int | None = None
+    plot: Path | None = None
+
+    def check(self, dimensions: Iterable[str]) -> None:
+        """Refuse what the error cannot be split by or drawn in: predictions take minutes, and come after."""
+        for name in self.by:
+            if name not in dimensions:
+                raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, dimensions)}")
+        if self.plot is not None:
+            picture_path(self.plot)
+
+
 @validate.command()
 @looked_at
 @click.option(
@@ -60,12 +86,13 @@ def validate() -> None:
     help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, a "
     "whole platform, all platforms of a transport, or a platform of which three numbers are known.",
 )
-def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
+def nccl(table: Path, holdout: str | None, **options: Any) -> None:
     """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
     from clustersim.calibration import validate_nccl as kind
     from clustersim.calibration.cross_validate import cross_validate
 
-    _check(looks, kind.DIMENSIONS)
+    looks = Looks(**options)
+    looks.check(kind.DIMENSIONS)
     with working(f"predicting {table}") as told:
         result = kind.validate_nccl(table) if holdout is None else cross_validate(table, holdout, told)
     held_out = "" if holdout is None else f", held out: {holdout}"
@@ -73,7 +100,7 @@ def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
         result,
         f"nccl-tests: {table}{held_out}",
         Kind("size_class", "size_class", kind.DIMENSIONS, kind.identity),
-        **looks,
+        looks,
     )
 
 
@@ -84,23 +111,24 @@ def nccl(table: Path, holdout: str | None, **looks: Any) -> None:
 )
 @click.option("--order", "ordered", is_flag=True,
               help="Say also whether the configuration measured as fastest is predicted as fastest.")  # fmt: skip
-def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
+def steps(table: Path, anchor: str | None, ordered: bool, **options: Any) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv or of training_steps_hybrid.csv."""
     from clustersim.calibration import validate_steps as kind
 
-    _check(looks, kind.DIMENSIONS)
+    looks = Looks(**options)
+    looks.check(kind.DIMENSIONS)
     with working(f"predicting {table}"):
         result = kind.validate_steps(table, anchor=anchor)
     if ordered:
-        from clustersim.calibration.order import by_source, orders
+        from clustersim.calibration import order
 
-        result["order"] = by_source(orders(result["rows"]))
-        cells = (_order_cells(*one) for one in result["order"].items())
-        if looks["markdown"]:
+        result = order.ordered(result)
+        cells = (_order_cells(*one) for one in result.order.items())
+        if looks.markdown:
             click.echo("\n".join((*markdown_table(ORDER, cells), "")))
-        elif not looks["as_json"]:
+        elif not looks.as_json:
             stdout().print(number_table("the order of comparable configurations", ORDER, cells))
-    _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), **looks)
+    _look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), looks)
 
 
 @validate.command()
@@ -108,13 +136,13 @@ def steps(table: Path, anchor: str | None, ordered: bool, **looks: Any) -> None:
 @by_option
 @markdown_option
 @json_option
-def memory(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> None:
+def memory(table: Path, **options: Any) -> None:
     """Peak memory of training steps: TABLE.csv in the columns of training_steps.csv."""
     from clustersim.calibration.validate_memory import validate_memory
 
     with working(f"predicting {table}"):
         result = validate_memory(table)
-    _show(result, as_json, markdown, by, f"peak memory: {table}")
+    _show(result, f"peak memory: {table}", Looks(**options))
 
 
 @validate.command()
@@ -124,40 +152,37 @@ def memory(table: Path, as_json: bool, markdown: bool, by: tuple[str, ...]) -> N
 @by_option
 @markdown_option
 @json_option
-def capture(
-    folder: Path, topology: str, anchor: str | None, as_json: bool, markdown: bool, by: tuple[str, ...]
-) -> None:
+def capture(folder: Path, topology: str, anchor: str | None, **options: Any) -> None:
     """Collectives and training steps of a capture: FOLDER is what clustersim capture wrote."""
     from clustersim.calibration.validate_capture import validate_capture
 
+    looks = Looks(**options)
     with working(f"predicting {folder}"):
         result = validate_capture(folder, topology, anchor)
-    _show(result, as_json, markdown, by, f"capture: {folder} on {topology}")
-    for note in () if as_json or markdown else result["notes"]:
+    _show(result, f"capture: {folder} on {topology}", looks)
+    for note in () if looks.as_json or looks.markdown else result.notes or ():
         click.echo(note)
 
 
-def _check_by(by: Iterable[str], known: Iterable[str]) -> None:
-    for name in by:
-        if name not in known:
-            raise ClusterSimError(f"--by {name}: the error is not split by that; {nearest(name, known)}")
+def _show(result: Score, title: str, looks: Looks) -> None:
+    from clustersim.calibration.score import reasons
 
-
-def _show(result: dict[str, Any], as_json: bool, markdown: bool, by: tuple[str, ...], title: str) -> None:
-    _check_by(by, result["by"])
-    groups = {"": {"all": result["overall"]}, **{name: result["by"][name] for name in by or result["by"]}}
-    if as_json:
-        print_json(result)
+    looks.check(result.by)
+    groups = {"": {"all": result.overall}, **{name: result.by[name] for name in looks.by or result.by}}
+    if looks.as_json:
+        said = msgspec.to_builtins(result)
+        print_json(said | {"rows": [row.pop("cells") | row for row in said["rows"]]})
         return
-    if markdown:
+    if looks.markdown:
         click.echo("\n".join(_markdown(groups)))
         return
     console = stdout()
     console.print(_table(title, groups))
-    if "held_p50" in result["overall"]:
-        within = (_percent(result["overall"][f"held_{name}"]) for name in ("p50", "p90"))
-        console.print("measured within the stated p50 range: {}, within p90: {} of rows".format(*within))
-    console.say(*(f"skipped {count}: {reason}" for reason, count in _reasons(result["rows"])))
+    one = result.overall
+    if one.held_p50 is not msgspec.UNSET and one.held_p90 is not msgspec.UNSET:
+        half, most = _percent(one.held_p50), _percent(one.held_p90)
+        console.print(f"measured within the stated p50 range: {half}, within p90: {most} of rows")
+    console.say(*(f"skipped {count}: {reason}" for reason, count in reasons(result.rows)))
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -166,37 +191,28 @@ class Kind(msgspec.Struct, frozen=True):
 
     drawn_by: str
     reason_by: str
-    dimensions: Mapping[str, Callable[[dict[str, Any]], str]]
-    identity: Callable[[dict[str, Any]], tuple[object, ...]]
+    dimensions: Mapping[str, Dimension]
+    identity: Callable[[Table], tuple[object, ...]]
 
 
-def _check(looks: Mapping[str, Any], dimensions: Iterable[str]) -> None:
-    """Predictions take minutes: what cannot be split or drawn so is refused before them."""
-    _check_by(looks["by"], dimensions)
-    if looks["plot"] is not None:
-        picture_path(looks["plot"])
-
-
-def _look(
-    result: dict[str, Any], title: str, kind: Kind, *, as_json: bool, markdown: bool, by: tuple[str, ...],
-    worst: int | None, plot: Path | None,
-) -> None:  # fmt: skip
+def _look(result: Score, title: str, kind: Kind, looks: Looks) -> None:
     """The error by parts; the worst cases and the picture, where they are asked for."""
-    _show(result, as_json, markdown, by, title)
-    if worst is not None:
-        _print_worst(result["rows"], worst, kind)
-    if plot is not None:
+    _show(result, title, looks)
+    if looks.worst is not None:
+        _print_worst(result.rows, looks.worst, kind)
+    if looks.plot is not None:
         from clustersim import plots
+        from clustersim.calibration.score import predicted
 
-        drawn_by = by[0] if by else kind.drawn_by
-        rows = [row for row in result["rows"] if "skipped" not in row]
-        measured, predicted = ([row[name] for row in rows] for name in ("measured", "predicted"))
+        drawn_by = looks.by[0] if looks.by else kind.drawn_by
+        rows = predicted(result.rows)
         parts = [kind.dimensions[drawn_by](row) for row in rows]
-        figure = plots.accuracy(measured, predicted, parts, part_name=drawn_by.replace("_", " "))
-        click.echo(write_picture(figure, plot), err=True)
+        times = [row.measured for row in rows], [row.predicted for row in rows]
+        figure = plots.accuracy(*times, parts, part_name=drawn_by.replace("_", " "))
+        click.echo(write_picture(figure, looks.plot), err=True)
 
 
-def _print_worst(rows: list[dict[str, Any]], n: int, kind: Kind) -> None:
+def _print_worst(rows: list[Row], n: int, kind: Kind) -> None:
     from clustersim.calibration.worst import worst
 
     heads = ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason")
@@ -212,23 +228,23 @@ def _print_worst(rows: list[dict[str, Any]], n: int, kind: Kind) -> None:
 ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses", "median", "p90")
 
 
-def _order_cells(source: str, n: Mapping[str, float]) -> list[str]:
-    rank = "-" if math.isnan(n["spearman"]) else f"{n['spearman']:.2f}"
-    lost = (_percent(n[name]) for name in ("lost", "lost_p50", "lost_p90"))
-    return [source, f"{n['n_sets']:.0f}", f"{n['n_rows']:.0f}", _percent(n["best_found"]), rank, *lost]
+def _order_cells(source: str, n: Together) -> list[str]:
+    rank = "-" if math.isnan(n.spearman) else f"{n.spearman:.2f}"
+    lost = map(_percent, (n.lost, n.lost_p50, n.lost_p90))
+    return [source, str(n.n_sets), str(n.n_rows), _percent(n.best_found), rank, *lost]
 
 
-Groups = dict[str, dict[str, dict[str, Any]]]
+Groups = Mapping[str, Mapping[str, "Statistics"]]
 HEADINGS = ("by", "", "rows", "cases", "skipped", "median |error|", "p90 |error|", "median error")
 
 
-def _cells(dimension: str, value: str, numbers: dict[str, Any]) -> list[str]:
-    counts = [str(numbers[key]) for key in ("n_rows", "n_cases", "n_skipped")]
-    keys = ("median_abs_rel_error", "p90_abs_rel_error", "median_rel_error")
-    return [dimension.replace("_", " "), _short(value), *counts, *(_percent(numbers[key]) for key in keys)]
+def _cells(dimension: str, value: str, n: Statistics) -> list[str]:
+    counts = map(str, (n.n_rows, n.n_cases, n.n_skipped))
+    errors = map(_percent, (n.median_abs_rel_error, n.p90_abs_rel_error, n.median_rel_error))
+    return [dimension.replace("_", " "), _short(value), *counts, *errors]
 
 
-def _table(title: str, groups: Groups) -> Any:
+def _table(title: str, groups: Groups) -> rich.table.Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -251,7 +267,7 @@ def _parts(groups: Groups) -> Iterator[list[str]]:
         if dimension != "case":
             # A part without a prediction says nothing about accuracy; the count of skipped rows is in the first line.
             for value, numbers in parts.items():
-                if numbers["n_cases"]:
+                if numbers.n_cases:
                     yield _cells(dimension, value, numbers)
 
 
@@ -263,11 +279,3 @@ def _short(value: str) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _reasons(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        if "skipped" in row:
-            counts[row["skipped"]] = counts.get(row["skipped"], 0) + 1
-    return sorted(counts.items(), key=lambda item: -item[1])
