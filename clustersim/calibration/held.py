@@ -57,10 +57,12 @@ def coverage(groups: Groups) -> tuple[float, ...]:
     wide as :func:`widening` makes it; NaN where there are no others."""
     if len(groups) < 2:
         return tuple(float("nan") for _ in SHARES)
-    return tuple(
-        float(np.mean([np.mean(far <= widening(groups, share) + TINY) for far in _apart(groups, share)]))
-        for share in SHARES
-    )
+    return tuple(_held(_apart(groups, share), widening(groups, share)) for share in SHARES)
+
+
+def _held(apart: list[Floats], wide: float) -> float:
+    """The mean share of a group within a range so wide."""
+    return float(np.mean([np.mean(far <= wide + TINY) for far in apart]))
 
 
 @dataclass(frozen=True)
