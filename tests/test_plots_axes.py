@@ -19,6 +19,7 @@ from clustersim.analysis.waterfall import waterfall
 from clustersim.analysis.where import where
 from clustersim.errors import ProgramError
 from clustersim.plots import animation, campaign, dimensions, stages
+from clustersim.plots.pipeline import pipeline_frame, usual_step
 
 GIB = 2.0**30
 
@@ -91,6 +92,7 @@ ONE = {
     "month": lambda **on: campaign.month([(0.0, 9e4, "training"), (9e4, 1e5, "restart")], "a", **on),
     "network_speed": lambda **on: plots.network_speed(NETWORK, "a", **on),
     "picture": lambda **on: plots.picture("waterfall", run().saved, plots.View(title="a", **on)),
+    "pipeline_frame": lambda **on: pipeline_frame(split().timeline, usual_step(split().timeline), 1.0, "a", **on),
     "pipeline_grid": lambda **on: plots.pipeline_grid(split().timeline, title="a", arrows=True, **on),
     "stage_bars": lambda **on: stages.stage_bars(where(split().timeline), "a", **on),
     "sweep_curves": lambda **on: plots.sweep_curves(bars(), ["strategy.name"], "a", **on),

@@ -22,7 +22,7 @@ from clustersim.plots.heat import binned
 from clustersim.plots.intervals import packed
 from clustersim.plots.movie import FRAMES_A_STEP
 from clustersim.plots.of_run import PICTURES
-from clustersim.plots.pipeline import usual_step
+from clustersim.plots.pipeline import pipeline_frame, usual_step
 from clustersim.plots.shares import STATE_STYLE, rank_groups
 from clustersim.scenario.mesh_table import drawable
 from clustersim.scenario.parts import placed
@@ -326,13 +326,13 @@ def test_a_pipelines_legend_lies_within_the_picture_whatever_actions_and_chunks_
 def test_a_pipeline_s_film_begins_empty_and_ends_as_the_grid(split_run):
     begin, end = usual_step(split_run.timeline)
     drawn = [
-        sum(len(c.get_paths()) for c in plots.pipeline_grid(split_run.timeline, until=t).axes[0].collections)
+        sum(len(c.get_paths()) for c in pipeline_frame(split_run.timeline, (begin, end), t).axes[0].collections)
         for t in (begin, (begin + end) / 2, end, end + 1.0)
     ]
     whole = plots.pipeline_grid(split_run.timeline)
     assert drawn[0] < drawn[1] < drawn[2] == drawn[3]
     assert drawn[3] == sum(len(c.get_paths()) for c in whole.axes[0].collections)
-    assert plots.alt_text(plots.pipeline_grid(split_run.timeline, until=end)) == plots.alt_text(whole)
+    assert plots.alt_text(pipeline_frame(split_run.timeline, (begin, end), end)) == plots.alt_text(whole)
 
 
 def test_a_film_is_any_figure_at_one_moment_after_the_other(split_run):
@@ -361,7 +361,7 @@ def test_what_is_chosen_is_a_colour_and_the_second_axis_a_dash():
     from clustersim.plots.style import curve_styles
 
     found = curve_styles([f"{one}, {other}" for one in ("ring", "server") for other in ("25 Gb/s", "100 Gb/s")])
-    looks = [(style["color"], style["ls"]) for style in found.values()]
+    looks = [(style.colour, style.dash) for style in found.values()]
     assert len(set(looks)) == 4
     assert len({colour for colour, _ in looks}) == len({str(dash) for _, dash in looks}) == 2
 
@@ -371,7 +371,7 @@ def test_curves_of_one_choice_differ_in_dash_where_more_is_said_of_them_than_the
 
     said = [*(f"zero, stage {n}" for n in range(1, 4)), *(f"fsdp, degree {n}" for n in range(1, 4))]
     assert len(said) > len(DASHES)
-    assert len({(style["color"], str(style["ls"])) for style in curve_styles(said).values()}) == len(said)
+    assert len({(style.colour, str(style.dash)) for style in curve_styles(said).values()}) == len(said)
 
 
 def test_no_class_of_kernels_has_the_colour_of_a_phase():

@@ -44,9 +44,6 @@ def test_what_holds_memory_has_colours_of_its_own():
     assert len(set(HOLDERS.values())) == len(HOLDERS)
     assert not taken & set(HOLDERS.values())
     mixed = part_styles(["parameters", "anything", "activations"])
-    assert (mixed["parameters"]["color"], mixed["activations"]["color"]) == (
-        HOLDERS["parameters"],
-        HOLDERS["activations"],
-    )
-    assert mixed["anything"]["hatch"]  # a plain one would be a phase's
-    assert not part_styles(["this", "that"])["this"]["hatch"]
+    assert (mixed["parameters"].face, mixed["activations"].face) == (HOLDERS["parameters"], HOLDERS["activations"])
+    assert mixed["anything"].hatch  # a plain one would be a phase's
+    assert not part_styles(["this", "that"])["this"].hatch

@@ -13,7 +13,8 @@ from clustersim.plots.lines import GAP, _apart, _far_enough
 
 
 def test_curves_hold_their_points_in_order_and_are_named_where_they_end():
-    figure = plots.lines({"a": ([4, 2, 8], [1.0, 0.5, 2.0]), "b": ([2, 8], [0.25, 0.125])}, log="x")
+    devices = plots.Axis("devices", log=True)
+    figure = plots.lines({"a": ([4, 2, 8], [1.0, 0.5, 2.0]), "b": ([2, 8], [0.25, 0.125])}, x=devices)
     axes = figure.axes[0]
     assert [line.get_xdata().tolist() for line in axes.lines] == [[2, 4, 8], [2, 8]]
     assert axes.lines[0].get_ydata().tolist() == [0.5, 1.0, 2.0]
@@ -25,7 +26,9 @@ def test_curves_hold_their_points_in_order_and_are_named_where_they_end():
 
 def test_units_are_those_people_use():
     figure = plots.lines(
-        {"a": ([2**20, 2**30], [1e9, 2.5e11])}, x="message [bytes]", y="bus bandwidth [bytes/s]", log="xy"
+        {"a": ([2**20, 2**30], [1e9, 2.5e11])},
+        x=plots.Axis("message [bytes]", log=True),
+        y=plots.Axis("bus bandwidth [bytes/s]", log=True),
     )
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "bus bandwidth [GB/s]"
@@ -37,7 +40,7 @@ def test_units_are_those_people_use():
 
 
 def test_large_counts_are_written_out():
-    axes = plots.lines({"a": ([64, 1024, 16384], [1.0, 1.0, 1.0])}, x="GPUs", log="x").axes[0]
+    axes = plots.lines({"a": ([64, 1024, 16384], [1.0, 1.0, 1.0])}, x=plots.Axis("GPUs", log=True)).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["64", "1,024", "16,384"]
 
 
@@ -60,12 +63,12 @@ def test_ticks_are_places_of_points_and_the_last_is_one(places):
 @pytest.mark.parametrize(
     ("curves", "log", "said"),
     [
-        ({}, "", "no curves"),
-        ({"a": ([1, 2], [1])}, "", "curve 'a' needs as many values as places"),
-        ({"a": ([1, 2], [1, float("nan")])}, "", "all of them numbers"),
-        ({"a": ([0, 2], [1, 1])}, "x", "not above zero"),
+        ({}, False, "no curves"),
+        ({"a": ([1, 2], [1])}, False, "curve 'a' needs as many values as places"),
+        ({"a": ([1, 2], [1, float("nan")])}, False, "all of them numbers"),
+        ({"a": ([0, 2], [1, 1])}, True, "not above zero"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error(curves, log, said):
     with pytest.raises(ProgramError, match=said):
-        plots.lines(curves, log=log)
+        plots.lines(curves, x=plots.Axis("devices", log))

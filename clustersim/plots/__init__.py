@@ -15,7 +15,7 @@ from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.footprints import footprints
 from clustersim.plots.front import Dot, front
 from clustersim.plots.heat import link_heat
-from clustersim.plots.lines import lines
+from clustersim.plots.lines import Axis, lines
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.movie import Movie, movie, pipeline_movie, ring_movie, swap_movie
 from clustersim.plots.of_run import PICTURES, View, picture
@@ -35,6 +35,7 @@ from clustersim.plots.waterfall import waterfall
 
 __all__ = [
     "PICTURES",
+    "Axis",
     "Cell",
     "Dot",
     "Movie",

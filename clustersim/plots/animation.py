@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -173,12 +173,12 @@ def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
     for gpu in range(shown.n):
         _box(axes, ring, gpu)
         for k, held in enumerate(state[gpu]):
-            _piece(axes, ring, ring.row(gpu, k), _stripes(held), done=bool(held.all()))
+            _piece(axes, ring, ring.row(gpu, k), _stripes(held), "done" if held.all() else "")
     for a, b in {(int(a), int(b)) for a, b in zip(shown.schedule.src, shown.schedule.dst, strict=True)}:
         _arrow(axes, ring, a, b)
     for t, a, b, done in _flying(shown, time):
         held = state[a, int(shown.schedule.chunk[t])]
-        _piece(axes, ring, _on_the_way(ring, a, b, done), _stripes(held), flies=True)
+        _piece(axes, ring, _on_the_way(ring, a, b, done), _stripes(held), "flies")
     _caption(axes, _ring_words(shown, time, state), time)
 
 
@@ -195,13 +195,13 @@ def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
                   color=QUIET, ha="center", va="center")  # fmt: skip
         for k in range(n):
             if k == gpu or (k, gpu) in there:
-                _piece(axes, ring, ring.row(gpu, k), [series[k]], done=True, number=gpu)
+                _piece(axes, ring, ring.row(gpu, k), [series[k]], "done", gpu)
             elif (gpu, k) not in gone:
                 _piece(axes, ring, ring.row(gpu, k), [series[gpu]], number=k)
     for _, a, b, done in _flying(shown, time):
         across, up = (ring.spots[b] - ring.spots[a]) / np.linalg.norm(ring.spots[b] - ring.spots[a])
         x, y = _on_the_way(ring, a, b, done)
-        _piece(axes, ring, (x + ASIDE * up, y - ASIDE * across), [series[a]], flies=True, number=b)
+        _piece(axes, ring, (x + ASIDE * up, y - ASIDE * across), [series[a]], "flies", b)
     _caption(axes, f"{len(there)} of {len(pairs)} pieces are there", time, -_HEIGHT + 0.2)
 
 
@@ -230,28 +230,25 @@ def _box(axes: Axes, ring: _Ring, gpu: int) -> None:
     box = "round,pad=0.06,rounding_size=0.08"
     low, edge = y - ring.height / 2, series[gpu % len(series)]
     axes.add_patch(FancyBboxPatch((x - width / 2, low), width, ring.height, boxstyle=box, fc="white", ec=edge, lw=2.2))
-    style: dict[str, Any] = {"fontsize": 10, "color": INK}
     if abs(y) < 0.4:
-        aside = math.copysign(1.2 * ring.wide + 0.1, -x)
-        axes.text(x + aside, y, name, ha="left" if x < 0 else "right", va="center", **style)
+        x, across, upright = x + math.copysign(1.2 * ring.wide + 0.1, -x), "left" if x < 0 else "right", "center"
     else:
-        up = math.copysign(ring.height / 2 + 0.1, y)
-        axes.text(x, y + up, name, ha="center", va="bottom" if up > 0 else "top", **style)
+        y, across, upright = y + math.copysign(ring.height / 2 + 0.1, y), "center", "bottom" if y > 0 else "top"
+    axes.text(x, y, name, ha=across, va=upright, fontsize=10, color=INK)
 
 
 def _piece(
-    axes: Axes, ring: _Ring, at: tuple[float, float], faces: Sequence[str], done: bool = False, flies: bool = False,
-    number: int | None = None,
-) -> None:  # fmt: skip
-    """A piece with its lower left corner, striped in these colours."""
+    axes: Axes, ring: _Ring, at: tuple[float, float], faces: Sequence[str], state: str = "", number: int | None = None
+) -> None:
+    """A piece with its lower left corner, striped in these colours; ``state`` : it is ``"done"``, or it ``"flies"``."""
     from matplotlib.patches import Rectangle
 
     (x, y), width, height = at, 2 * ring.wide, 0.84 * ring.high
     for k, face in enumerate(faces):
         part = width / len(faces)
-        axes.add_patch(Rectangle((x + k * part, y), part, height, fc=face, lw=0, zorder=4 + flies))
-    edge: dict[str, Any] = {"ec": INK, "lw": 1.3} if done or flies else {"ec": QUIET, "lw": 0.5}
-    axes.add_patch(Rectangle((x, y), width, height, fill=False, zorder=6, **edge))
+        axes.add_patch(Rectangle((x + k * part, y), part, height, fc=face, lw=0, zorder=4 + (state == "flies")))
+    edge, wide = (INK, 1.3) if state else (QUIET, 0.5)
+    axes.add_patch(Rectangle((x, y), width, height, fill=False, zorder=6, ec=edge, lw=wide))
     if number is not None:
         axes.text(x + width / 2, y + height / 2, f"{number}", ha="center", va="center_baseline", fontsize=9,
                   color="white", zorder=7)  # fmt: skip

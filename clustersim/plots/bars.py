@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
 from clustersim.plots.intervals import joined, packed
-from clustersim.plots.style import inches_wide, legend_below, palette
+from clustersim.plots.style import Look, inches_wide, legend_below, palette
 from clustersim.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
 from clustersim.timeline import Timeline
 
@@ -88,16 +88,11 @@ class Canvas:
     def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
         self.used.add(what)
         boxes = np.column_stack([starts - self.origin, ends - starts]) * self.scale
-        style: dict[str, Any] = {
-            "fc": palette[what],
-            "ec": "white",
-            "linewidth": edge,
-            "snap": False,
-            "antialiased": edge > 0,
-        }
-        if what == "stall":
-            style |= {"fc": "white", "ec": palette["stall"], "hatch": "//////"}
-        self.axes.broken_barh(boxes.tolist(), (y, height), **style)
+        look = Look("white", "//////", palette["stall"]) if what == "stall" else Look(palette[what])
+        self.axes.broken_barh(
+            boxes.tolist(), (y, height), fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=edge,
+            snap=False, antialiased=edge > 0,
+        )  # fmt: skip
 
     def shares(self, y: float, row: dict[str, tuple[Floats, Floats]]) -> dict[str, tuple[Floats, Floats]]:
         """Draw the stretches where narrow bars of several colours alternate; what is left to draw as bars."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.lines import lines
+from clustersim.plots.lines import Axis, lines
 from clustersim.plots.style import INK, QUIET, drawn_on, legend_below, palette, plain_axes, titled
 from clustersim.units import DAY, HOUR
 
@@ -132,7 +132,7 @@ def loss_over_interval(
     figure = lines(
         {"simulated": (x, lost["simulated"])},
         laws={LAW: (x, lost["closed_form"])},
-        x="work between saves [min]", y="time lost [%]", log="x", title=title, ax=ax,
+        x=Axis("work between saves [min]", log=True), y="time lost [%]", title=title, ax=ax,
     )  # fmt: skip
     axes = ax or figure.axes[0]
     axes.axvline(now / 60.0, color=QUIET, lw=1.0, ls=(0, (2, 2)), zorder=1)
@@ -153,7 +153,7 @@ def goodput_over_gpus(
     figure = lines(
         {"simulated": (x, share["simulated"])},
         laws={LAW: (x, share["closed_form"]), "90 %": (x[[0, -1]], np.array([90.0, 90.0]))},
-        x="GPUs", y="effective training time [%]", log="x", title=title, ax=ax,
+        x=Axis("GPUs", log=True), y="effective training time [%]", title=title, ax=ax,
     )  # fmt: skip
     axes = ax or figure.axes[0]
     axes.set_xticks(x, [f"{value:,.0f}" for value in x])

@@ -48,8 +48,8 @@ def scaling(
         )  # fmt: skip
     styles = curve_styles(points)
     for name, (n, rate) in points.items():
-        left.plot(n, rate, label=name, **styles[name])
-        right.plot(n, rate / n / (rate[0] / n[0]), **styles[name])
+        styles[name].draw(left, n, rate, name)
+        styles[name].draw(right, n, rate / n / (rate[0] / n[0]))
     _axes(left, unit, logarithmic=True)
     _axes(right, "efficiency", logarithmic=False)
     ticks = sorted({int(v) for n, _ in points.values() for v in n})

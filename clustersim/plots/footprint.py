@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,8 @@ def footprint(
     styles = part_styles(held)
     for name, nbytes in held.items():
         width, words = nbytes / scale, f"{name} {format_bytes(nbytes)}"
-        axes.barh(0, width, left=left, height=0.7, ec="white", lw=0.8, label=words, **styles[name])
+        look = styles[name]
+        axes.barh(0, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=words)
         left += width
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=True)
@@ -102,7 +103,7 @@ def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
         top = below + nbytes / scale
         axes.fill_between(
             edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
-            fc=styles[name]["color"], hatch=styles[name]["hatch"],
+            fc=styles[name].face, hatch=styles[name].hatch,
         )  # fmt: skip
         below = top
     return below
@@ -123,14 +124,14 @@ def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
 
 
 def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
-    style: dict[str, Any] = {"color": palette["stall"], "lw": 1.6, "ls": (0, (4, 2))}
+    colour, dash = palette["stall"], (0, (4, 2))
     if vertical:
-        axes.axvline(at, 0.0, 0.86, **style)
-        axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=palette["stall"])
+        axes.axvline(at, 0.0, 0.86, color=colour, lw=1.6, ls=dash)
+        axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=colour)
     else:
-        axes.axhline(at, **style)
+        axes.axhline(at, color=colour, lw=1.6, ls=dash)
         axes.text(
-            0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=palette["stall"],
+            0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=colour,
             transform=axes.get_yaxis_transform(), bbox={"fc": "white", "ec": "none", "pad": 1.2, "alpha": 0.85},
         )  # fmt: skip
 

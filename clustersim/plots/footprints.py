@@ -42,7 +42,8 @@ def footprints(
     for part in parts:
         width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
         name = part.replace("_", " ")
-        axes.barh(y, width, left=left, height=0.7, ec="white", lw=0.8, label=name, **styles[name])
+        look = styles[name]
+        axes.barh(y, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=name)
         left += width
     for at, end, total in zip(y, left, totals.values(), strict=True):
         over = bool(capacity and total > capacity)

@@ -59,8 +59,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
     axes.plot([one.rate for one in best], [one.cost for one in best], color=QUIET, lw=1.2, zorder=1)
     for i, name in enumerate(names):
         mine = [one for one in dots if (one.family if one.family in known else OTHER) == name]
-        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)], "lw": 0.6}
-        _family(axes, mine, name, style)
+        _family(axes, mine, name, series[i % len(series)], MARKERS[i % len(MARKERS)])
     _named(axes, best)
     plain_axes(axes, ("bottom", "left"))
     axes.grid(color=FAINT, lw=0.7)
@@ -78,7 +77,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
     return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}", ax)
 
 
-def _family(axes: Any, dots: Sequence[Dot], name: str, style: dict[str, Any]) -> None:
+def _family(axes: Axes, dots: Sequence[Dot], name: str, colour: str, marker: str) -> None:
     """Dots of one family: those that nobody beats, or that are tempting, are large; tempting ones hollow."""
     shown = any(one.best or one.tempting for one in dots)
     for large in (False, True):
@@ -86,14 +85,14 @@ def _family(axes: Any, dots: Sequence[Dot], name: str, style: dict[str, Any]) ->
         for hollow in (False, True):
             drawn = [one for one in some if one.tempting == hollow]
             axes.scatter(
-                [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30,
+                [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30, marker=marker,
                 zorder=3 if large else 2, alpha=1.0 if large else 0.7,
                 label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
-                **style | ({"facecolors": "white", "edgecolors": style["color"], "lw": 1.2} if hollow else
-                           {"edgecolors": "white"}),
+                facecolors="white" if hollow else colour, edgecolors=colour if hollow else "white",
+                lw=1.2 if hollow else 0.6,
             )  # fmt: skip
         if large:
-            _errors(axes, some, style["color"])
+            _errors(axes, some, colour)
 
 
 def _errors(axes: Any, dots: Sequence[Dot], color: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import FAINT, INK, MARKERS, drawn_on, legend_below, plain_axes, series, time_unit, titled
 from clustersim.units import format_bandwidth, format_bytes, format_time
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 Curve: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
+Points: TypeAlias = tuple[Floats, Floats]
 
 GAP = 0.075
 """Least distance of two names, as a share of the height."""
@@ -25,13 +27,46 @@ MOST_TICKS = 9
 LAW_DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (6, 2, 1, 2)))
 
 
+class Axis(msgspec.Struct, frozen=True):
+    """What an axis holds, in ``words``, and whether it is logarithmic. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end
+    is turned into a unit people use; ``[%]`` stays."""
+
+    words: str
+    log: bool = False
+
+    def label(self, top: float) -> str:
+        """The words with the unit people use for values up to ``top``."""
+        if self.words.endswith("[s]"):
+            return f"{self.words[:-3]}[{time_unit(top)[1]}]"
+        if self.words.endswith("[bytes/s]"):
+            return f"{self.words[:-9]}[GB/s]"
+        return self.words.removesuffix("[bytes]").strip()
+
+    def written(self, value: float, top: float) -> str:
+        """A value as a tick of an axis up to ``top`` has it."""
+        if self.words.endswith("[s]"):
+            return f"{value * time_unit(top)[0]:,.4g}"
+        if self.words.endswith("[bytes/s]"):
+            return f"{value / 1e9:,.4g}"
+        if self.words.endswith("[bytes]"):
+            return format_bytes(value)
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:,.4g}"  # 16,384 GPUs, not 1.638e+04
+
+    def told(self, value: float) -> str:
+        """A value with its unit."""
+        if self.words.endswith("[s]"):
+            return format_time(value)
+        if self.words.endswith("[bytes/s]"):
+            return format_bandwidth(value)
+        return f"{value:.4g} %" if self.words.endswith("[%]") else self.written(value, value)
+
+
 def lines(
     curves: Mapping[str, Curve],
     *,
-    x: str = "devices",
-    y: str = "time [s]",
+    x: str | Axis = "devices",
+    y: str | Axis = "time [s]",
     laws: Mapping[str, Curve] | None = None,
-    log: str = "",
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
@@ -40,59 +75,58 @@ def lines(
     Parameters
     ----------
     curves : by name (x, y), each (n,). laws : the same, of formulas: thin and dashed.
-    x, y : what the axes hold. ``[s]``, ``[bytes]`` or ``[bytes/s]`` at the end is turned into a unit people use;
-        ``[%]`` stays. log : ``"x"``, ``"y"`` or ``"xy"``, axes that are logarithmic.
+    x, y : what the axes hold; words alone are those of an :class:`Axis` that is not logarithmic.
     ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no curves, points that do not pair, and values a logarithmic axis cannot show.
     """
-    points = {name: _points(name, *curve, log=log) for name, curve in curves.items()}
+    x, y = (Axis(axis) if isinstance(axis, str) else axis for axis in (x, y))
+    points = {name: _points(name, curve, x, y) for name, curve in curves.items()}
     if not points:
         raise ProgramError("nothing to draw: no curves")
     figure, axes = drawn_on(ax, 3.9)
     for i, (name, curve) in enumerate((laws or {}).items()):
-        axes.plot(
-            *_points(name, *curve, log=log), color=INK, lw=1.1, ls=LAW_DASHES[i % len(LAW_DASHES)], zorder=4, label=name
-        )
+        dash = LAW_DASHES[i % len(LAW_DASHES)]
+        axes.plot(*_points(name, curve, x, y), color=INK, lw=1.1, ls=dash, zorder=4, label=name)
     for i, (a, b) in enumerate(points.values()):
-        style: dict[str, Any] = {"color": series[i % len(series)], "marker": MARKERS[i % len(MARKERS)]}
-        axes.plot(a, b, lw=2.2, ms=6.5, mec="white", zorder=3, **style)
-    _axes(axes, points, x, y, log)
+        colour, marker = series[i % len(series)], MARKERS[i % len(MARKERS)]
+        axes.plot(a, b, color=colour, marker=marker, lw=2.2, ms=6.5, mec="white", zorder=3)
+    _axes(axes, points, x, y)
     _names(axes, points, y)
     if laws:
         legend_below(figure, ax, axes, ncols=len(laws), fontsize=9.5)
     return titled(figure, title, _alt(points, x, y), ax)
 
 
-def _points(name: str, x: npt.ArrayLike, y: npt.ArrayLike, *, log: str) -> tuple[Floats, Floats]:
-    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+def _points(name: str, curve: Curve, x: Axis, y: Axis) -> Points:
+    a, b = (np.asarray(values, dtype=np.float64) for values in curve)
     if a.ndim != 1 or a.shape != b.shape or not len(a) or not (np.isfinite(a) & np.isfinite(b)).all():
         raise ProgramError(f"curve {name!r} needs as many values as places on its axis, all of them numbers")
-    if ("x" in log and a.min() <= 0) or ("y" in log and b.min() <= 0):
+    if (x.log and a.min() <= 0) or (y.log and b.min() <= 0):
         raise ProgramError(f"curve {name!r} has a value that is not above zero, on a logarithmic axis")
     order = np.argsort(a, kind="stable")
     return a[order], b[order]
 
 
-def _axes(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], x: str, y: str, log: str) -> None:
+def _axes(axes: Axes, points: Mapping[str, Points], x: Axis, y: Axis) -> None:
     plain_axes(axes, ("bottom", "left"))
     axes.tick_params(labelsize=10)
     axes.grid(axis="y", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
-    if "x" in log:
+    if x.log:
         axes.set_xscale("log", base=2)
-    if "y" in log:
+    if y.log:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
     every = np.unique(np.concatenate([a for a, _ in points.values()]))
-    axes.set_xlim(*_margins(every, logarithmic="x" in log))
+    axes.set_xlim(*_margins(every, logarithmic=x.log))
     top = max(float(b.max()) for _, b in points.values())
-    axes.set_xlabel(_label(x, float(every.max())), fontsize=10.5)
-    axes.set_title(_label(y, top), loc="left", fontsize=10.5, color=INK)
-    axes.yaxis.set_major_formatter(lambda v, _: _written(v, y, top))
-    shown = _far_enough(every, logarithmic="x" in log)
-    axes.set_xticks(shown, [_written(v, x, float(every.max())) for v in shown])
+    axes.set_xlabel(x.label(float(every.max())), fontsize=10.5)
+    axes.set_title(y.label(top), loc="left", fontsize=10.5, color=INK)
+    axes.yaxis.set_major_formatter(lambda v, _: y.written(v, top))
+    shown = _far_enough(every, logarithmic=x.log)
+    axes.set_xticks(shown, [x.written(v, float(every.max())) for v in shown])
     axes.minorticks_off()
 
 
@@ -117,7 +151,7 @@ def _far_enough(places: Floats, *, logarithmic: bool) -> list[float]:
     return [float(place) for place in places[kept[::-1]]]
 
 
-def _names(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], y: str) -> None:
+def _names(axes: Axes, points: Mapping[str, Points], y: Axis) -> None:
     """Each curve's name and last value, right of its end, names pushed apart where ends are near."""
     to_share = axes.transData + axes.transAxes.inverted()
     ends = {name: (float(a[-1]), float(b[-1])) for name, (a, b) in points.items()}
@@ -128,10 +162,9 @@ def _names(axes: Axes, points: Mapping[str, tuple[Floats, Floats]], y: str) -> N
     right = max(float(to_share.transform(end)[0]) for end in ends.values()) + 0.03
     colour = {name: series[i % len(series)] for i, name in enumerate(points)}
     for name, at in zip(order, spread.tolist(), strict=True):
-        value = _written(ends[name][1], y, ends[name][1], unit=True)
         axes.annotate(
-            f"{name}  {value}", ends[name], xytext=(right, at), textcoords="axes fraction", fontsize=10, color=INK,
-            va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5},
+            f"{name}  {y.told(ends[name][1])}", ends[name], xytext=(right, at), textcoords="axes fraction", fontsize=10,
+            color=INK, va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5},
             arrowprops={"arrowstyle": "-", "color": colour[name], "lw": 1.4, "shrinkA": 0, "shrinkB": 5,
                         "relpos": (0.0, 0.5)},
         )  # fmt: skip
@@ -149,33 +182,10 @@ def _apart(height: Floats) -> Floats:
     return found
 
 
-def _label(words: str, top: float) -> str:
-    """An axis' words with the unit people use for values up to ``top``."""
-    if words.endswith("[s]"):
-        return f"{words[:-3]}[{time_unit(top)[1]}]"
-    if words.endswith("[bytes/s]"):
-        return f"{words[:-9]}[GB/s]"
-    return words.removesuffix("[bytes]").strip()
-
-
-def _written(value: float, words: str, top: float, *, unit: bool = False) -> str:
-    """A value as an axis writes it, or with its unit."""
-    if words.endswith("[s]"):
-        return format_time(value) if unit else f"{value * time_unit(top)[0]:,.4g}"
-    if words.endswith("[bytes/s]"):
-        return format_bandwidth(value) if unit else f"{value / 1e9:,.4g}"
-    if words.endswith("[bytes]"):
-        return format_bytes(value)
-    if words.endswith("[%]") and unit:
-        return f"{value:.4g} %"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:,.4g}"  # 16,384 GPUs, not 1.638e+04
-
-
-def _alt(points: Mapping[str, tuple[Floats, Floats]], x: str, y: str) -> str:
+def _alt(points: Mapping[str, Points], x: Axis, y: Axis) -> str:
     said = [
-        f"{name}: {_written(b[0], y, b[0], unit=True)} at {_written(a[0], x, a[0], unit=True)}, "
-        f"{_written(b[-1], y, b[-1], unit=True)} at {_written(a[-1], x, a[-1], unit=True)}"
+        f"{name}: {y.told(b[0])} at {x.told(a[0])}, {y.told(b[-1])} at {x.told(a[-1])}"
         for name, (a, b) in points.items()
     ]
-    what, over = (words.split(" [")[0] for words in (y, x))
+    what, over = (axis.words.split(" [")[0] for axis in (y, x))
     return f"{what[0].upper()}{what[1:]} over {over}. " + "; ".join(said) + "."

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.errors import ProgramError
 from clustersim.outputs import fresh
 from clustersim.plots.animation import Film, film_frame
-from clustersim.plots.pipeline import pipeline_grid, usual_step
+from clustersim.plots.pipeline import pipeline_frame, pipeline_grid, usual_step
 from clustersim.plots.style import image
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -108,4 +108,4 @@ def pipeline_movie(timeline: Timeline, window: tuple[float, float] | None = None
     begin, end = window or usual_step(timeline)
     whole = str(pipeline_grid(timeline, (begin, end)).get_label())
     moments = np.linspace(begin, end, FRAMES).tolist()
-    return movie(lambda time: pipeline_grid(timeline, (begin, end), title, until=time), moments, f"A film. {whole}")
+    return movie(lambda time: pipeline_frame(timeline, (begin, end), time, title), moments, f"A film. {whole}")

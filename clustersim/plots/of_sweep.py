@@ -91,8 +91,8 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
     for label, rows in groups.items():
         rows = rows[np.argsort(table[x][rows], kind="stable")]
         step, share = table["step_time_s"][rows], table["share_exposed_communication"][rows]
-        left.plot(table[x][rows], step, label=label, **styles[label])
-        right.plot(table[x][rows], share, **styles[label])
+        styles[label].draw(left, table[x][rows], step, label)
+        styles[label].draw(right, table[x][rows], share)
         said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
     for axis, name in ((left, "step time [s]"), (right, "exposed communication, of the step")):
         plain_axes(axis, ("bottom", "left"))

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis import pipeline, plays
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, legend_below, plain_axes, time_unit, titled
+from clustersim.plots.style import (
+    FAINT,
+    INK,
+    QUIET,
+    Look,
+    drawn_on,
+    inches_wide,
+    legend_below,
+    plain_axes,
+    time_unit,
+    titled,
+)
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 SHADES = {"F": 0.86, "I": 0.72, "B": 0.66, "W": 0.52, "R": 0.78}
 """Lightness of each action: forward light, backward dark, its halves on both sides of it."""
 NAMES = {"F": "forward", "R": "recomputed forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-REST: dict[str, dict[str, Any]] = {
-    "collective, waiting included": {"fc": "white", "ec": QUIET, "hatch": "//////", "linewidth": 0.0},
-    "optimizer, other": {"fc": QUIET, "ec": "white", "linewidth": 0.3},
+REST = {
+    "collective, waiting included": Look("white", "//////", QUIET),
+    "optimizer, other": Look(QUIET, width=0.3),
 }
 """What is no action of the schedule, and how it is drawn."""
 _ROW, _BAR = 0.36, 0.86
@@ -55,7 +67,6 @@ def pipeline_grid(
     title: str | None = None,
     ranks: Sequence[int] | None = None,
     arrows: bool = False,
-    until: float | None = None,
     *,
     ax: Axes | None = None,
 ) -> Figure:
@@ -64,12 +75,23 @@ def pipeline_grid(
     Parameters
     ----------
     window : (begin, end) [s]; None is the steady step whose time is the median. ranks : a row for each; None is the
-        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom. until : what comes later [s]
-        is not drawn yet; None draws all. ax : drawn on instead of a new figure.
+        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom. ax : drawn on instead of a new
+        figure.
 
     Raises :class:`ProgramError` for a run without stages, and for a window without actions.
     """
-    grid = _grid(timeline, window, ranks, until)
+    return _drawn(timeline, _grid(timeline, window, ranks), title, arrows, ax)
+
+
+def pipeline_frame(
+    timeline: Timeline, window: tuple[float, float], until: float, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
+    """A frame of a film of :func:`pipeline_grid`: what comes later than ``until`` [s] is not drawn yet."""
+    grid = _grid(timeline, window, None)
+    return _drawn(timeline, replace(grid, until=min(until, grid.end)), title, ax=ax)
+
+
+def _drawn(timeline: Timeline, grid: Grid, title: str | None, arrows: bool = False, ax: Axes | None = None) -> Figure:
     figure, axes = drawn_on(ax, _ROW * len(grid.rows) + (1.55 if title else 1.25))
     scale, unit = time_unit(grid.end - grid.begin)
     rest = _draw_rest(axes, timeline, grid, scale)
@@ -77,7 +99,8 @@ def pipeline_grid(
     if arrows:
         _draw_arrows(axes, grid, scale)
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
-    legend_below(figure, ax, axes, **_legend(grid, rest, rows=ax is None))
+    handles = _legend(grid, rest, rows=ax is None)
+    legend_below(figure, ax, axes, handles, ncols=len(handles) // 2, handlelength=1.4, columnspacing=1.1)
     return titled(figure, title, _alt(grid), ax)
 
 
@@ -87,9 +110,7 @@ def usual_step(timeline: Timeline) -> tuple[float, float]:
     return found[sorted(kept, key=lambda s: found[s][1] - found[s][0])[(len(kept) - 1) // 2]]
 
 
-def _grid(
-    timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None, until: float | None
-) -> Grid:
+def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> Grid:
     at = pipeline.stages(timeline)
     if not at or not pipeline.has_pipeline(timeline):
         raise ProgramError("nothing to draw: no op of this run has a pipeline stage and a micro-batch")
@@ -104,7 +125,7 @@ def _grid(
     inside = tuple(a for a in done if a.end > begin and a.start < end)
     if not inside:
         raise ProgramError(f"nothing to draw: no action between {begin:g} s and {end:g} s")
-    return Grid(begin, end, rows, inside, end if until is None else min(until, end))
+    return Grid(begin, end, rows, inside, end)
 
 
 def shade(place: float | None, lightness: float) -> tuple[float, float, float]:
@@ -156,8 +177,9 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list
             what = list(REST)[op.kind == "compute"]
             drawn.add(what)
             high = max(low, min(high, grid.until))
-            axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y_of[rank] - _BAR / 4, _BAR / 2),
-                             **REST[what])  # fmt: skip
+            look, boxes = REST[what], [((low - grid.begin) * scale, (high - low) * scale)]
+            axes.broken_barh(boxes, (y_of[rank] - _BAR / 4, _BAR / 2), fc=look.face, ec=look.edge,
+                             hatch=look.hatch or None, linewidth=look.width)  # fmt: skip
     return sorted(drawn)
 
 
@@ -207,14 +229,15 @@ def _idle(grid: Grid) -> list[float]:
     return [1 - busy[rank] / length if length > 0 else 0.0 for _, rank in grid.rows]
 
 
-def _legend(grid: Grid, rest: list[str], rows: bool) -> dict[str, Any]:
-    """Handles and columns: actions by their shades and what else there is, then some micro-batches of the rainbow; in
-    two ``rows`` or one after the other."""
+def _legend(grid: Grid, rest: list[str], rows: bool) -> list[Patch]:
+    """Actions by their shades and what else there is, then some micro-batches of the rainbow; in two ``rows`` or one
+    after the other."""
     from matplotlib.patches import Patch
 
     present = {a.action for a in grid.done}
     above = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
-    above += [Patch(label=what, **REST[what]) for what in rest]
+    above += [Patch(label=what, fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=look.width)
+              for what, look in REST.items() if what in rest]  # fmt: skip
     micro, places = grid.microbatches, _places(grid)
     some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
     below = [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
@@ -225,8 +248,7 @@ def _legend(grid: Grid, rest: list[str], rows: bool) -> dict[str, Any]:
         below.append(Patch(fc="none", label=letters))
     # Legends are filled column by column.
     pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
-    handles = [handle for pair in pairs for handle in pair] if rows else [*above, *below]
-    return {"handles": handles, "ncols": len(handles) // 2, "handlelength": 1.4, "columnspacing": 1.1}
+    return [handle for pair in pairs for handle in pair] if rows else [*above, *below]
 
 
 def _alt(grid: Grid) -> str:

@@ -9,25 +9,35 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.pieces import KERNELS
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, drawn_on, kernels, legend_below, palette, plain_axes, series, time_unit, titled
+from clustersim.plots.style import (
+    INK,
+    Look,
+    drawn_on,
+    kernels,
+    legend_below,
+    palette,
+    plain_axes,
+    series,
+    time_unit,
+    titled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
-
-STATE_STYLE: dict[str, tuple[str, str]] = {
-    "compute-bound": (kernels["compute"], ""),
-    "memory-bound": (kernels["memory"], ""),
-    "launch-bound": (kernels["launch"], ""),
-    "recomputation": (kernels["compute"], "...."),
-    "optimizer": (palette["optimizer"], ""),
-    "exposed transfer": (palette["communication"], ""),
-    "waiting for a peer": (palette["stall"], "//////"),
-    "bubble": ("#C9CED3", "......"),
-    "host": (palette["other"], ""),
+STATE_STYLE: dict[str, Look] = {
+    "compute-bound": Look(kernels["compute"], width=0.6),
+    "memory-bound": Look(kernels["memory"], width=0.6),
+    "launch-bound": Look(kernels["launch"], width=0.6),
+    "recomputation": Look(kernels["compute"], "...."),
+    "optimizer": Look(palette["optimizer"], width=0.6),
+    "exposed transfer": Look(palette["communication"], width=0.6),
+    "waiting for a peer": Look("white", "//////", palette["stall"]),
+    "bubble": Look("#C9CED3", "......"),
+    "host": Look(palette["other"], width=0.6),
 }
 """Colour and hatch of each state of :func:`clustersim.analysis.breakdown.breakdown`."""
 
@@ -103,16 +113,10 @@ def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
         width = np.array([bar[k] for bar in bars.values()]) * scale
         if width.max() < LEAST * longest * scale:
             continue
-        face, hatch = STATE_STYLE.get(state, (series[k % len(series)], ""))
-        style: dict[str, Any] = {"color": face, "edgecolor": "white", "linewidth": 0.6}
-        if hatch:
-            style |= {"color": "white" if state == "waiting for a peer" else face, "hatch": hatch}
-            style["edgecolor"] = palette["stall"] if state == "waiting for a peer" else "white"
-            style["linewidth"] = 0.0
-        axes.barh(y, width, left=left, height=0.72, label=state, **style)
-        _percentages(
-            axes, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale, longest * scale, state
-        )
+        look = STATE_STYLE.get(state, Look(series[k % len(series)], width=0.6))
+        axes.barh(y, width, left=left, height=0.72, label=state, color=look.face, edgecolor=look.edge,
+                  linewidth=look.width, hatch=look.hatch or None)  # fmt: skip
+        _percentages(axes, state, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale)
         left += width
     plain_axes(axes)
     axes.set_yticks(y, list(bars), fontsize=9)
@@ -120,11 +124,11 @@ def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
     axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
 
 
-def _percentages(axes: Axes, y: Any, left: Floats, width: Floats, whole: Floats, longest: float, state: str) -> None:
+def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, whole: Floats) -> None:
     """Shares, where there is room for them."""
     dark = state in {"compute-bound", "host"}
     for at, start, size, total in zip(y, left, width, whole, strict=True):
-        if size > 0.045 * longest:
+        if size > 0.045 * whole.max():
             box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
             axes.text(
                 start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,

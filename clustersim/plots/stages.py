@@ -17,6 +17,7 @@ from clustersim.plots.style import (
     FAINT,
     INK,
     QUIET,
+    Look,
     byte_unit,
     dimensions,
     drawn_on,
@@ -63,11 +64,12 @@ def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | No
     scale, unit = time_unit(rows[0].step)
     figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.55 if title else 1.25))
     y, left = np.arange(len(bars))[::-1], np.zeros(len(bars))
-    for (key, name), style in _parts(bars):
+    for (key, name), look in _parts(bars):
         width = np.array([_seconds(row, key, name) for row in bars]) * scale
         words = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
         label = words.get(key, key)
-        axes.barh(y, width, left=left, height=0.74, label=label, **style)
+        axes.barh(y, width, left=left, height=0.74, label=label, color=look.face, ec=look.edge, lw=look.width,
+                  hatch=look.hatch or None)  # fmt: skip
         for at, start, size, row in zip(y, left, width, bars, strict=True):
             if size > 0.04 * row.step * scale:
                 box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
@@ -82,18 +84,16 @@ def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | No
     return titled(figure, title, _alt(bars), ax)
 
 
-def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], Look]]:
     """What is worth drawing of any bar, in the order of the bar, and how it looks."""
-    found: list[tuple[tuple[str, str], dict[str, Any]]] = [
-        (("compute", ""), {"color": palette["forward"], "ec": "white"})
+    found = [
+        (("compute", ""), Look(palette["forward"], width=1.0)),
+        *((("exposed", d), Look(dimensions[d], width=1.0)) for d in DIMENSIONS),
+        *((("waiting", d), Look("white", "//////", dimensions[d])) for d in DIMENSIONS),
+        *((("bubble", b), Look(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
+        (("other", ""), Look(palette["other"], width=1.0)),
     ]
-    found += [(("exposed", d), {"color": dimensions[d], "ec": "white"}) for d in DIMENSIONS]
-    found += [
-        (("waiting", d), {"color": "white", "ec": dimensions[d], "hatch": "//////", "lw": 0.0}) for d in DIMENSIONS
-    ]
-    found += [(("bubble", b), {"color": _GREYS[b], "ec": "white", "hatch": _HATCH[b], "lw": 0.4}) for b in BUBBLES]
-    found.append((("other", ""), {"color": palette["other"], "ec": "white"}))
-    return [(part, style) for part, style in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
+    return [(part, look) for part, look in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
 
 
 def _seconds(row: Where, key: str, name: str) -> float:
@@ -192,14 +192,14 @@ def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple
     return times
 
 
-def _stacked(axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, Any], scale: float) -> None:
+def _stacked(axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, Look], scale: float) -> None:
     below = np.zeros(len(at) - 1)
     for name, nbytes in parts.items():
         above = below + nbytes / scale
         low, high = (np.append(line, line[-1]) for line in (below, above))
-        style = {"fc": styles[name]["color"], "hatch": styles[name]["hatch"], "lw": 0.0}
-        style["ec"] = "white" if style["hatch"] else "none"
-        axes.fill_between(at, low, high, step="post", label=name, **style)
+        face, hatch = styles[name].face, styles[name].hatch
+        edge = "white" if hatch else "none"
+        axes.fill_between(at, low, high, step="post", label=name, fc=face, hatch=hatch, lw=0.0, ec=edge)
         below = above
     plain_axes(axes)
     axes.spines["bottom"].set_color(FAINT)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.lines import lines
+from clustersim.plots.lines import Axis, lines
 from clustersim.plots.style import (
     FAINT,
     INK,
@@ -88,9 +88,8 @@ def network_speed(network: Mapping[str, Any], title: str | None = None, *, ax: A
     label = f"{float(network['growth']):.0%} longer than at {float(network['nic']) * 8e-9:.3g} Gb/s"
     if network["at"] is not None:
         label += f": at {float(network['at']) * 8e-9:.3g} Gb/s"
-    figure = lines(
-        {"step": (speeds, steps)}, x="NIC [Gb/s]", y="step time [s]", laws={label: law}, log="x", title=title, ax=ax
-    )
+    nics = Axis("NIC [Gb/s]", log=True)
+    figure = lines({"step": (speeds, steps)}, x=nics, y="step time [s]", laws={label: law}, title=title, ax=ax)
     # The runs that only look for the break-even lie close together: ticks are where the speed was doubled.
     nic = float(network["nic"]) * 8e-9
     doubled = [nic * 2.0**k for k in range(-10, 11)]

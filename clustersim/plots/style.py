@@ -9,6 +9,7 @@ from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -75,12 +76,38 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.4, 1, 1.
 """Of the second thing that tells curves apart."""
 
 
-def curve_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+class Look(msgspec.Struct, frozen=True):
+    """How an area is drawn: its ``face``, a ``hatch`` in the colour of its ``edge``, and the edge's ``width``."""
+
+    face: str
+    hatch: str = ""
+    edge: str = "white"
+    width: float = 0.0
+
+    @property
+    def colour(self) -> str:
+        """Of a small mark in a table: where the face is white, that of the hatch."""
+        return self.edge if self.face == "white" else self.face
+
+
+class Stroke(msgspec.Struct, frozen=True):
+    """How a curve is drawn: its colour, its mark and its dash."""
+
+    colour: str
+    marker: str
+    dash: Any
+
+    def draw(self, axes: Axes, x: npt.ArrayLike, y: npt.ArrayLike, label: str | None = None) -> None:
+        """Draw the curve of such points."""
+        axes.plot(x, y, color=self.colour, marker=self.marker, ls=self.dash, lw=2.0, ms=5.5, mec="white", label=label)
+
+
+def curve_styles(names: Iterable[str]) -> dict[str, Stroke]:
     """Colour, mark and dash of curves named by what they chose (``"ring, 25 Gb/s"``): the first is a colour, what
     follows it a dash, the same for all colours as long as there are dashes enough.
 
     >>> found = curve_styles(["ring, 25 Gb/s", "ring, 100 Gb/s", "server, 25 Gb/s"])
-    >>> [one["color"] == found["ring, 25 Gb/s"]["color"] for one in found.values()]
+    >>> [one.colour == found["ring, 25 Gb/s"].colour for one in found.values()]
     [True, True, False]
     """
     parts = {name: name.partition(", ")[::2] for name in names}
@@ -88,29 +115,25 @@ def curve_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     dash = {(one, other): rest.index(other) for one, other in parts.values()}
     if len(rest) > len(DASHES):
         dash = {(one, other): [b for a, b in parts.values() if a == one].index(other) for one, other in dash}
+    places = {name: (first.index(one), dash[one, other]) for name, (one, other) in parts.items()}
     return {
-        name: {
-            "color": series[first.index(one) % len(series)],
-            "marker": MARKERS[first.index(one) % len(MARKERS)],
-            "ls": DASHES[dash[one, other] % len(DASHES)],
-            "lw": 2.0, "ms": 5.5, "mec": "white",
-        }
-        for name, (one, other) in parts.items()
-    }  # fmt: skip
+        name: Stroke(series[place % len(series)], MARKERS[place % len(MARKERS)], DASHES[dashes % len(DASHES)])
+        for name, (place, dashes) in places.items()
+    }
 
 
-def part_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def part_styles(names: Iterable[str]) -> dict[str, Look]:
     """Colour and hatch of each part of a whole: :data:`HOLDERS` their own, others the next ones.
 
     >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
     True
     """
     asked = dict.fromkeys(name.replace("_", " ") for name in names)
-    found = {name: {"color": HOLDERS[name], "hatch": ""} for name in asked if name in HOLDERS}
+    found = {name: Look(HOLDERS[name]) for name in asked if name in HOLDERS}
     # Beside what holds memory, parts without a colour of their own are dotted: a plain one would be a phase's.
     first = len(series) if found else 0
     for place, name in enumerate((name for name in asked if name not in HOLDERS), first):
-        found[name] = {"color": series[place % len(series)], "hatch": HATCHES[place // len(series) % len(HATCHES)]}
+        found[name] = Look(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +115,10 @@ def _cells(canvas: Canvas, axes: Axes, worst: Floats, busiest: int) -> None:
     colours = canvas.colours(worst)
     for node in range(len(worst)):
         x, y = left + width * (node % per_line), -(node // per_line)
-        edge: dict[str, Any] = {"ec": INK, "lw": 1.8, "zorder": 3} if node == busiest else {"ec": "white", "lw": 1.2}
-        axes.add_patch(Rectangle((x + 0.03, y - 0.45), width - 0.06, 0.9, fc=colours[node], **edge))
+        edge, wide, above = (INK, 1.8, 3) if node == busiest else ("white", 1.2, 1)
+        axes.add_patch(
+            Rectangle((x + 0.03, y - 0.45), width - 0.06, 0.9, fc=colours[node], ec=edge, lw=wide, zorder=above)
+        )
     _row_name(axes, -(lines - 1) / 2, "nodes", f"{len(worst)}, by busiest link")
     axes.set_ylim(-lines + 0.3, 0.65)
 

@@ -44,12 +44,13 @@ def tradeoff(
     front = {row["option"] for row in said["front"]}
     figure, axes = drawn_on(ax, 4.3)
     for i, machine in enumerate(dict.fromkeys(row["machine"] for row in rows)):
-        style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "color": series[i % len(series)]}
+        marker, colour = MARKERS[i % len(MARKERS)], series[i % len(series)]
         mine = [row for row in rows if row["machine"] == machine]
         best = [row for row in mine if row["option"] in front]
         rest = [row for row in mine if row["option"] not in front]
-        axes.scatter([r["days"] for r in rest], [r["usd"] for r in rest], s=34, alpha=0.35, lw=0, **style)
-        _best(axes, best, {**style, "label": machine})
+        places = [r["days"] for r in rest], [r["usd"] for r in rest]
+        axes.scatter(*places, s=34, alpha=0.35, lw=0, marker=marker, color=colour)
+        _best(axes, best, machine, marker, colour)
     _limits(axes, deadline, budget)
     plain_axes(axes, ("bottom", "left"))
     axes.tick_params(labelsize=10)
@@ -65,9 +66,10 @@ def tradeoff(
     return titled(figure, title, _alt(said["front"], len(rows)), ax)
 
 
-def _best(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Mapping[str, Any]) -> None:
+def _best(axes: Axes, rows: Sequence[Mapping[str, Any]], machine: str, marker: str, colour: str) -> None:
     """Options of the front, and below each how many GPUs it has."""
-    axes.scatter([r["days"] for r in rows], [r["usd"] for r in rows], s=95, ec=INK, lw=0.9, zorder=3, **style)
+    places = [r["days"] for r in rows], [r["usd"] for r in rows]
+    axes.scatter(*places, s=95, ec=INK, lw=0.9, zorder=3, marker=marker, color=colour, label=machine)
     for row in rows:
         axes.annotate(
             f"{row['gpus']}", (row["days"], row["usd"]), xytext=(0, -15), textcoords="offset points", ha="center",
@@ -76,14 +78,14 @@ def _best(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Mapping[str, Any
 
 
 def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
-    style: dict[str, Any] = {"color": palette["stall"], "lw": 1.5, "ls": (0, (4, 2)), "zorder": 1}
+    colour, dash = palette["stall"], (0, (4, 2))
     if deadline is not None:
-        axes.axvline(deadline, **style)
+        axes.axvline(deadline, color=colour, lw=1.5, ls=dash, zorder=1)
         axes.text(
             deadline, 0.99, " deadline", transform=axes.get_xaxis_transform(), va="top", fontsize=9.5, color=QUIET
         )
     if budget is not None:
-        axes.axhline(budget, **style)
+        axes.axhline(budget, color=colour, lw=1.5, ls=dash, zorder=1)
         axes.text(
             0.99, budget, "budget", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=9.5,
             color=QUIET,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.analysis.waterfall import LEAST, WORDS, Waterfall
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, drawn_on, kernels, palette, plain_axes, time_unit, titled
+from clustersim.plots.style import INK, QUIET, Look, drawn_on, kernels, palette, plain_axes, time_unit, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = {
-    "bubble": ("#C9CED3", "......"),
-    "waiting": ("white", "//////"),
-    "exposed": (palette["communication"], ""),
-    "host": (palette["other"], ""),
-    "optimizer": (palette["optimizer"], ""),
-    "again": (kernels["compute"], "...."),
-    "uneven": ("white", "\\\\\\\\"),
-    "beside": (palette["communication"], "...."),
-    "launch": (kernels["launch"], ""),
-    "memory": (kernels["memory"], ""),
-    "kernels": (kernels["products"], ""),
-    "products": (kernels["products"], ""),
-    "masked": (kernels["products"], "...."),
+    "bubble": Look("#C9CED3", "......"),
+    "waiting": Look("white", "//////", palette["stall"]),
+    "exposed": Look(palette["communication"]),
+    "host": Look(palette["other"]),
+    "optimizer": Look(palette["optimizer"]),
+    "again": Look(kernels["compute"], "...."),
+    "uneven": Look("white", "\\\\\\\\", palette["stall"]),
+    "beside": Look(palette["communication"], "...."),
+    "launch": Look(kernels["launch"]),
+    "memory": Look(kernels["memory"]),
+    "kernels": Look(kernels["products"]),
+    "products": Look(kernels["products"]),
+    "masked": Look(kernels["products"], "...."),
 }
 """Colour and hatch of each loss: those of a state have the state's in every picture."""
 
@@ -46,28 +46,28 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes |
     shares = {key: 100 * whole.lost.get(key, 0.0) / whole.step for key in WORDS}
     shares = {key: share for key, share in shares.items() if abs(share) >= LEAST}
     figure, axes = drawn_on(ax, 0.3 * (len(shares) + 2) + (1.15 if title else 0.8))
-    _bar(axes, 0, 0.0, 100.0, "#E4E7EB", "", "100 %")
+    _bar(axes, 0, 0.0, 100.0, Look("#E4E7EB"), "100 %")
     left = 100.0
     for y, (key, share) in enumerate(shares.items(), 1):
         low, high = sorted((left, left - share))
         took = f"{-share:+.1f} %  {format_time(abs(share) / 100 * whole.step)}"
-        _bar(axes, y, low, high, *STYLE[key], took.replace("-", "\u2212"))
+        _bar(axes, y, low, high, STYLE[key], took.replace("-", "\u2212"))
         axes.plot([left, left], [y - 0.6, y + 0.36], color=QUIET, linewidth=0.7)
         left -= share
     left, last = 100 * whole.mfu, len(shares) + 1
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
-    _bar(axes, last, 0.0, left, kernels["compute"], "", f"{left:.1f} %")
+    _bar(axes, last, 0.0, left, Look(kernels["compute"]), f"{left:.1f} %")
     _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
     return titled(figure, title, _words(shares, left), ax)
 
 
-def _bar(axes: Axes, y: float, low: float, high: float, colour: str, hatch: str, said: str) -> None:
+def _bar(axes: Axes, y: float, low: float, high: float, look: Look, said: str) -> None:
     """A bar, and its figure beside it, where there is room."""
-    edge = palette["stall"] if colour == "white" else "white"
-    axes.barh([y], [high - low], left=[low], height=0.72, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.0)
+    axes.barh([y], [high - low], left=[low], height=0.72, color=look.face, hatch=look.hatch, edgecolor=look.edge,
+              linewidth=0.0)  # fmt: skip
     inside = high - low > 60
     x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < 72 else (low - 0.8, "right")
-    dark = inside and colour == kernels["compute"]
+    dark = inside and look.face == kernels["compute"]
     axes.text(x, y, said, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
 
 

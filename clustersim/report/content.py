@@ -97,7 +97,7 @@ def _breakdown(table: Facts) -> dict[str, Any]:
         if seconds[:, k].max(initial=0.0) > 0:
             low, high = float(seconds[:, k].min()), float(seconds[:, k].max())
             spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
-            colour = STATE_STYLE.get(state, (palette["other"], ""))[0]
+            colour = STATE_STYLE[state].colour if state in STATE_STYLE else palette["other"]
             rows.append(
                 (
                     colour,
