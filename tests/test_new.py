@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from clustersim import fabrics
 from clustersim.planner.spec import load
 
 COMMANDS = {
@@ -78,6 +79,20 @@ def test_a_new_scenario_with_tokens_has_a_campaign_to_play(clustersim, tmp_path)
 def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_path, gpu, machine):
     assert clustersim("new", "scenario", tmp_path / "s.toml", "--gpu", gpu).returncode == 0
     assert f'topology = "{machine}"' in (tmp_path / "s.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("base", "nics", "kept"),
+    [("hgx-h100", "4x200Gb/s", [0, 2, 4, 6]), ("dgx-1v", "2x100Gb/s", [0, 2]), ("hgx-h100", "1x200Gb/s", [0]),
+     ("aws-p5", "16x100Gb/s", list(range(0, 32, 2))), ("hgx-h100", "8x200Gb/s", list(range(8)))],
+)  # fmt: skip
+def test_fewer_nics_are_spread_over_the_sockets(clustersim, tmp_path, base, nics, kept):
+    """The first four of eight were all beside one CPU, and the GPUs of the other had none."""
+    file = tmp_path / "t.toml"
+    assert clustersim("new", "topology", file, "--topology", base, "--nics", nics).returncode == 0
+    machine = fabrics.load(str(file))
+    names = [name for name, kind in zip(machine.vertex_names, machine.vertex_kinds, strict=True) if kind == "nic"]
+    assert names == [f"node0/nic{i}" for i in kept]
 
 
 @pytest.mark.parametrize(

@@ -184,9 +184,20 @@ def _nics(text: str, base: str) -> list[str]:
     if not 1 <= count <= has:
         raise ClusterSimError(f"--nics {text!r}: {base} has {has} NICs; extend a machine with at least {count}")
     rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
-    vertices = ["", "[[node.vertices]]", f'names = "nic[0-{count - 1}]"', 'kind = "nic"']
-    removed = [f'remove = ["nic[{count}-{has - 1}]"]'] if count < has else []
+    # Spread over the sockets and switches of the machine, as a maker would: the first ones may all be on one CPU.
+    kept = [i * has // count for i in range(count)]
+    gone = [i for i in range(has) if i not in kept]
+    removed = [f'remove = ["{_numbered(gone)}"]'] if gone else []
+    vertices = ["", "[[node.vertices]]", f'names = "{_numbered(kept)}"', 'kind = "nic"']
     return ["", "[node]", *removed, *vertices, f'bandwidth = "{rate}"', 'source = "..."']
+
+
+def _numbered(which: list[int]) -> str:
+    """NICs by name, as a topology writes several."""
+    if len(which) == 1:
+        return f"nic{which[0]}"
+    together = which[-1] - which[0] == len(which) - 1
+    return f"nic[{which[0]}-{which[-1]}]" if together else f"nic[{','.join(map(str, which))}]"
 
 
 @new.command()
