@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from clustersim import collectives, fabrics
 from clustersim.collectives.base import Request
+from clustersim.engine import images
 from clustersim.engine.loads import Loads
+from clustersim.engine.meetings import sites
 from clustersim.engine.planning import PlanBook
+from clustersim.program import Collective, Program, Recv, Role, Send
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "dgx-1v", "hgx-h800"])
@@ -66,3 +71,42 @@ def test_groups_over_several_nodes_share_a_plan_only_where_it_is_what_each_would
                 (links, weights), (others, shares) = together.loads.pairs[mine], alone.loads.pairs[theirs]
                 assert sorted(links.tolist()) == sorted(others.tolist())
                 np.testing.assert_allclose(weights[np.argsort(links)], shares[np.argsort(others)], rtol=1e-12)
+
+
+def test_groups_routed_in_parts_are_planned_as_those_routed_at_once(monkeypatch):
+    topology = fabrics.load("hgx-h100", nodes=24)
+    mesh = fabrics.mesh(topology)
+    ranks = np.random.default_rng(2).permutation(mesh.world_size)
+    for request, groups in ((Request("send", 2.0**24), ranks.reshape(-1, 2)), (Request("all_gather", 2.0**24),
+                            np.arange(mesh.world_size).reshape(6, -1).T)):  # fmt: skip
+        found = []
+        for edges in (2**16, 5):
+            monkeypatch.setattr(images, "EDGES", edges)
+            planner = partial(collectives.plan, backend="nccl")
+            book = PlanBook(planner, topology, mesh, Loads(topology), congruent=True)
+            found.append((book.plans(request, groups), book.loads))
+        (whole, loads), (parts, others) = found
+        assert whole.latency.tolist() == parts.latency.tolist()
+        for mine, theirs in zip(whole.load.tolist(), parts.load.tolist(), strict=True):
+            assert [c.tolist() for c in loads.pairs[mine]] == [c.tolist() for c in others.pairs[theirs]]
+
+
+def test_stages_of_a_pipeline_are_planned_together():
+    topology = fabrics.load("hgx-h100", nodes=8)
+    mesh, asked = fabrics.mesh(topology), []
+
+    def planner(request, group):
+        asked.append(group.gpus.tolist())
+        return collectives.plan(request, group, "nccl")
+
+    book = PlanBook(planner, topology, mesh, Loads(topology), congruent=True)
+    ranks = np.arange(mesh.world_size).reshape(8, 8)
+    roles = []
+    for stage, mine in enumerate(ranks):
+        ops = [Collective("gather", "all_gather", 2.0**20, mine[None], communicator="tp")]
+        ops += [Recv("in", 1e6, ranks[stage - 1])] if stage else []
+        ops += [Send("out", 1e6, ranks[stage + 1])] if stage < 7 else []
+        roles.append(Role(f"stage {stage}", mine, tuple(ops)))
+    met = sites(Program(mesh.world_size, tuple(roles)), book)
+    assert [site.plans.request.kind for site in met].count("all_gather") == 8
+    assert len(asked) == 1 + 8  # one gather, and a send for each place in a node

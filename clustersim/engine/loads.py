@@ -98,27 +98,37 @@ class Loads:
     def add(self, links: Ints, weights: Floats) -> int:
         """Id of a load; equal loads have one id. Links of weight 0 are left out.
 
-        Raises
-        ------
-        ProgramError : for a link twice in one load. TopologyError : for a link without bandwidth.
+        Raises ProgramError for a link twice in one load, TopologyError for a link without bandwidth.
         """
-        links, weights = np.asarray(links, dtype=np.int64), np.asarray(weights, dtype=np.float64)
+        return self.add_each(np.asarray(links, dtype=np.int64)[None], weights)[0]
+
+    def add_each(self, links: Ints, weights: Floats) -> list[int]:
+        """Ids of loads that differ in their links alone: ``links`` (n, k), ``weights`` (k,). Raises as :meth:`add`."""
+        weights = np.asarray(weights, dtype=np.float64)
         if not (weights > 0).all():
-            links, weights = links[weights > 0], weights[weights > 0]
-        key = links.tobytes(), weights.tobytes()
-        if key not in self._known:
-            capacity = self.topology.link_bandwidth[links]
-            if len(links) and not capacity.min() > 0:
-                name = self.topology.link_name(int(links[np.argmin(capacity)]))
-                raise TopologyError(f"{self.topology.name}: traffic is routed over {name}, which has no bandwidth")
-            # Links in order are told apart by their neighbours; sorting them would cost as much as routing them.
-            if not (links[1:] > links[:-1]).all() and len(np.unique(links)) != len(links):
-                raise ProgramError("a plan names a link twice; its weights must be summed per link")
-            self._known[key] = len(self.pairs)
-            self.pairs.append((links, weights))
-            with np.errstate(over="ignore"):  # of next to no bytes: as fast as anything
-                self.alone.append(float((capacity / weights).min()) if len(links) else np.inf)
-        return self._known[key]
+            links, weights = links[:, weights > 0], weights[weights > 0]
+        told, width, amounts = links.tobytes(), links.itemsize * links.shape[1], weights.tobytes()
+        keys = [(told[i * width : (i + 1) * width], amounts) for i in range(len(links))]
+        fresh = {key: i for i, key in enumerate(keys) if key not in self._known}
+        if fresh:
+            new = links[list(fresh.values())]
+            self.alone += self._rates(new, weights)
+            self._known.update(zip(fresh, range(len(self.pairs), len(self.alone)), strict=True))
+            self.pairs += [(row, weights) for row in new]
+        return [self._known[key] for key in keys]
+
+    def _rates(self, links: Ints, weights: Floats) -> list[float]:
+        """Payload rate of loads (n, k) with their links to themselves."""
+        capacity = self.topology.link_bandwidth[links]
+        if links.size and not capacity.min() > 0:
+            name = self.topology.link_name(int(links.flat[np.argmin(capacity)]))
+            raise TopologyError(f"{self.topology.name}: traffic is routed over {name}, which has no bandwidth")
+        # Links in order are told apart by their neighbours; sorting them would cost as much as routing them.
+        if not (links[:, 1:] > links[:, :-1]).all() and (np.diff(np.sort(links, axis=1), axis=1) == 0).any():
+            raise ProgramError("a plan names a link twice; its weights must be summed per link")
+        with np.errstate(over="ignore"):  # of next to no bytes: as fast as anything
+            rates: list[float] = (capacity / weights).min(axis=1, initial=np.inf).tolist()
+        return rates
 
     @property
     def changing(self) -> Ints:

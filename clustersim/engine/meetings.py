@@ -11,6 +11,7 @@ be the same collective. A send meets the recv with its tag that its peer uses fo
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -172,11 +173,12 @@ def _words(call: _Call) -> str:
     return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
 
 
-def _terms_of(op: Meet) -> tuple[Any, ...]:
-    """What an op asks for, as the fields of a :class:`Request`."""
+def _terms_of(op: Meet, book: PlanBook) -> tuple[Any, ...]:
+    """What an op asks for: its communicator, where its ranks stand for others, and the fields of a :class:`Request`."""
     if isinstance(op, Collective):
-        return op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
-    return "send", op.nbytes
+        name = op.communicator if book.whole else ""
+        return name, op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
+    return "", "send", op.nbytes
 
 
 _ONLY = np.zeros(1, dtype=np.int64)
@@ -186,30 +188,39 @@ _ONLY = np.zeros(1, dtype=np.int64)
 def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
     members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]] = {}
-    known: dict[tuple[object, ...], Plans] = {}
     found, first, same = [], 0, _Same()
-    for draft in sorted(drafts, key=lambda d: d.ops):
+    drafts = sorted(drafts, key=lambda d: d.ops)
+    ranks = [same.of(draft.ranks) for draft in drafts]
+    for draft, who, plans in zip(drafts, ranks, _planned(drafts, ranks, book), strict=True):
         sides = []
-        ranks = same.of(draft.ranks)
         for k, (key, column) in enumerate(zip(draft.ops, draft.columns, strict=True)):
             if draft.apart and k:
                 sides.append(Side(key, column, True, _ONLY, _ONLY, True))
                 continue
             column = same.of(column)
-            shape = id(column), len(ranks)
+            shape = id(column), len(who)
             if shape not in members:
-                members[shape] = _members(column, len(draft.ranks))
+                members[shape] = _members(column, len(who))
             everyone, order, ptr, each, straight, pieces = members[shape]
             sides.append(Side(key, column, everyone, order, ptr, False, each, straight, pieces))
-        # Ops share their groups, so asking by the array itself saves reading it for each of them.
-        name = draft.op.communicator if isinstance(draft.op, Collective) else ""
-        terms = (*_terms_of(draft.op), name, id(ranks))
-        plans = known.get(terms)
-        if plans is None:
-            plans = known[terms] = book.plans(Request(*terms[:-2]), ranks, name)
-        found.append(Site(first, tuple(sides), ranks, plans, draft.apart))
-        first += len(ranks)
+        found.append(Site(first, tuple(sides), who, plans, draft.apart))
+        first += len(who)
     return tuple(found)
+
+
+def _planned(drafts: list[_Draft], ranks: list[Ints], book: PlanBook) -> list[Plans]:
+    """The plans of each draft. What is asked alike is planned together, so that the stages of a pipeline are."""
+    # Ops share their groups, so asking by the array itself saves reading it for each of them.
+    terms = [(*_terms_of(draft.op, book), who.shape[1]) for draft, who in zip(drafts, ranks, strict=True)]
+    asked: dict[tuple[Any, ...], dict[int, Ints]] = defaultdict(dict)
+    for asks, who in zip(terms, ranks, strict=True):
+        asked[asks][id(who)] = who
+    known: dict[tuple[tuple[Any, ...], int], Plans] = {}
+    for asks, each in asked.items():
+        plans = book.plans(Request(*asks[1:-1]), np.concatenate(list(each.values())), asks[0])
+        ends = np.cumsum([0, *map(len, each.values())]).tolist()
+        known.update(((asks, name), plans.part(slice(*of))) for name, of in zip(each, pairwise(ends), strict=True))
+    return [known[asks, id(who)] for asks, who in zip(terms, ranks, strict=True)]
 
 
 class _Same:
