@@ -162,13 +162,14 @@ class Bills:
         pays = np.asarray(end <= late)
         if isinstance(paid, np.ndarray):
             pays = pays & (paid <= (first if len(ones) == 1 else np.arange(first, first + len(ones))[:, None]))
-        if not np.logical_or.reduce(pays, axis=None):
+        payers = np.count_nonzero(pays)
+        if not payers:
             return 0.0
         start = stacked([at(one.start, who) for one in ones])
-        if any(one.left for one in ones) and not np.logical_and.reduce(pays, axis=None):
-            payer = int(np.argmax(pays))  # of the others nothing is known but that they do not pay now
+        if payers < pays.size and any(one.left for one in ones):
+            payer = int(pays.argmax())  # of the others nothing is known but that they do not pay now
             start, end = (np.where(pays, column, item(column, payer)) for column in (start, end))
-        count: Floats = pays.astype(np.float64)
+        count = pays.astype(np.float64)
         due: Floats = np.asarray(self._beside(kernel, who, start, end, ones[0].above)) * count
         if len(ones) > 1:
             due, count = np.add.reduce(due, 0), np.add.reduce(count, 0)
