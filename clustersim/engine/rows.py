@@ -17,7 +17,7 @@ from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
-from clustersim.timeline import LinkUse, OpInfo, Timeline
+from clustersim.timeline import LinkUse, OpInfo
 from clustersim.topology import Topology
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -31,63 +31,41 @@ class Rows:
     """What happened, collected role by role: rows, and blocks where many ranks differ."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-        sizes = [len(role.ops) for role in program.roles]
-        self._first = np.cumsum([0, *sizes]).tolist()
+        self._first = np.cumsum([0, *(len(role.ops) for role in program.roles)]).tolist()
         self._book = RankSets(program.world_size)
         self._parts: list[Columns] = []
-        self._agreed: list[tuple[int, int, float, float, float]] = []
-        self._sets: dict[int, int] = {}
-        self._open: list[tuple[Task, Ints | None]] = []
         self.blocks: list[Block] = []
 
     def row_of(self, key: OpKey) -> int:
         """Index in :attr:`Timeline.ops` of a role's op."""
         return int(self._first[key[0]]) + key[1]
 
-    def add(self, task: Task) -> None:
-        """Keep what the ranks of a finished op did; its columns are not written to any more."""
-        if self._open and self._open[0][0].key[0] != task.key[0]:
-            self._keep()
-        ready, start, end = task.ready, task.start, task.end
-        who = _taking_part(task)
-        if who is not None and not len(who):
-            return
-        if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
-            self._agreed.append((self.row_of(task.key), self._whole_role(task.key[0]), ready, start, end))
-        else:
-            self._open.append((task, who))
-
-    def _keep(self) -> None:
-        """Make blocks, or rows, of the ops of one role, and let go of the columns they were played with."""
-        drafts = _Drafts()
-        which = [drafts.numbers(task, who) for task, who in self._open]
+    def add(self, mine: list[Task]) -> None:
+        """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
+        they were played with, which are not written to any more."""
+        drafts, agreed, apart = _Drafts(), [], []
+        for task in mine:
+            ready, start, end = task.ready, task.start, task.end
+            who = _taking_part(task)
+            if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
+                agreed.append((self.row_of(task.key), ready, start, end))
+            elif who is None or len(who):
+                apart.append((task, who, drafts.numbers(task, who)))
+        if agreed:
+            op, ready, start, end = (np.array(column) for column in zip(*agreed, strict=True))
+            self._parts.append((op, np.full(len(op), self._book.id(mine[0].role.ranks)), ready, start, end))
         made = columns(drafts.values, drafts.meetings)
-        for (task, who), (ready, start, end) in zip(self._open, which, strict=True):
+        for task, who, which in apart:
             ranks = task.role.ranks if who is None else drafts.one(task.role.ranks[who])
-            times = made[ready], made[start], made[end]
-            block = Block(self.row_of(task.key), ranks, times)
-            if len(ranks) < WIDE or len(times[0].values) == len(times[1].values) == len(times[2].values) == 1:
+            block = Block(self.row_of(task.key), ranks, (made[which[0]], made[which[1]], made[which[2]]))
+            if len(ranks) < WIDE or all(len(column.values) == 1 for column in block.columns):
                 self._parts.append(self._book.rows(block))
             else:
                 self.blocks.append(block)
             task.ready = task.start = task.end = 0.0
-        self._open = []
-
-    def _whole_role(self, role: int) -> int:
-        """Id of the set of all ranks of a role."""
-        if role not in self._sets:
-            self._sets[role] = self._book.id(self.program.roles[role].ranks)
-        return self._sets[role]
 
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
-        self._keep()
-        if self._agreed:
-            op, ranks, *times = zip(*self._agreed, strict=True)
-            ready, start, end = (np.array(column) for column in times)
-            self._parts.append((np.array(op, dtype=np.int64), np.array(ranks, dtype=np.int64), ready, start, end))
-            self._agreed = []
         return tuple(self._book.sets), joined(self._parts)
 
 
@@ -138,44 +116,13 @@ def _taking_part(task: Task) -> Ints | None:
     return None if part.all() else np.flatnonzero(part)
 
 
-def timeline(
-    program: Program,
-    topology: Topology,
-    mesh: Mesh,
-    rows: Rows,
-    sites: tuple[Site, ...],
-    loads: Loads,
-    segments: tuple[Ints, Floats, Floats, Floats],
-    transfers: tuple[Ints, Ints],
-    stats: dict[str, float],
-) -> Timeline:
-    """The finished run as a Timeline."""
-    kept = rows.columns()
-    return Timeline.of_blocks(
-        program.world_size,
-        _ops(program, rows, sites, topology, mesh),
-        *kept,
-        tuple(rows.blocks),
-        links=_link_use(topology, rows, sites, loads, segments, transfers),
-        rank_node=topology.vertex_node[mesh.gpus],
-        stats=stats,
-    )
-
-
-def _link_use(
-    topology: Topology,
-    rows: Rows,
-    sites: tuple[Site, ...],
-    loads: Loads,
-    segments: tuple[Ints, Floats, Floats, Floats],
-    transfers: tuple[Ints, Ints],
-) -> LinkUse:
-    owner = [np.full(len(site.ranks), rows.row_of(site.sides[0].key), dtype=np.int64) for site in sites]
-    op_of_meeting = np.concatenate([*owner, np.zeros(0, dtype=np.int64)])
+def link_use(loads: Loads, segments: tuple[Ints, Floats, Floats, Floats], op: Ints, load: Ints) -> LinkUse:
+    """What the transfers did to links; ``op``, ``load`` : (T,) of each transfer."""
+    topology = loads.topology
     return LinkUse(
         *segments,
-        transfer_op=op_of_meeting[transfers[0]],
-        transfer_load=transfers[1],
+        transfer_op=op,
+        transfer_load=load,
         loads=tuple(loads.pairs),
         link_names=_LinkNames(topology),
         link_bandwidth=topology.link_bandwidth,
@@ -201,7 +148,8 @@ class _LinkNames(Sequence[str]):
         return self._topology.link_name(found) if isinstance(found, int) else [self[i] for i in found]
 
 
-def _ops(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> tuple[OpInfo, ...]:
+def infos(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> tuple[OpInfo, ...]:
+    """What each op was, role by role."""
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +22,7 @@ from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import Floats, Ints, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
-from clustersim.engine.rows import Rows, timeline
+from clustersim.engine.rows import Rows, infos, link_use
 from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
@@ -36,27 +40,27 @@ PATIENCE = 4
 """Plays after which everything that could share is put on the clock."""
 
 
-def simulate(
-    program: Program,
-    topology: Topology,
-    mesh: Mesh,
-    *,
-    backend: str = "nccl",
-    fidelity: str = "flow",
-    planner: Planner | None = None,
-    nccl_version: tuple[int, int] = (2, 28),
-    launch: str = "process_per_gpu",
-    whole: Mapping[tuple[str, bytes], Ints] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    varying: tuple[Varying, ...] = (),
-) -> Timeline:
+class How(TypedDict, total=False):
+    """How a Program is played; see :func:`simulate`."""
+
+    backend: str
+    fidelity: str
+    planner: Planner | None
+    nccl_version: tuple[int, int]
+    launch: str
+    whole: Mapping[tuple[str, bytes], Ints] | None
+    progress: Callable[[int, int], None] | None
+    varying: tuple[Varying, ...]
+
+
+def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[How]) -> Timeline:
     """Play a Program on a Topology.
 
     Parameters
     ----------
     program : what should happen. topology : the machine. mesh : which GPU each rank drives.
-    backend : who plans the collectives: ``"nccl"``, ``"gloo"``, ``"mpi"``, ``"mpi_cuda"`` or ``"ideal"``.
-    fidelity : ``"flow"``, a collective is one fluid flow; ``"chunk"``, every transfer of its algorithm is one.
+    backend : who plans the collectives: ``"nccl"`` (if absent), ``"gloo"``, ``"mpi"``, ``"mpi_cuda"`` or ``"ideal"``.
+    fidelity : ``"flow"`` (if absent), a collective is one fluid flow; ``"chunk"``, every transfer of its algorithm is.
     planner : plans collectives instead of ``backend``: ``planner(request, group) -> Plan``; asked once for every
         distinct request and group.
     nccl_version, launch : as in :class:`clustersim.collectives.base.Group`.
@@ -74,74 +78,132 @@ def simulate(
     ProgramError : a Program that does not fit the mesh, members that disagree on a collective, ranks that wait for each
         other forever, or a run that needs more memory than is free (:mod:`clustersim.engine.need`).
     """
+    fidelity = how.get("fidelity", "flow")
     if fidelity not in FIDELITIES:
         raise ProgramError(f"no fidelity {fidelity!r}; {nearest(fidelity, FIDELITIES)}")
     if mesh.world_size != program.world_size:
         raise ProgramError(f"a program for {program.world_size} ranks does not fit a mesh of {mesh.world_size}")
-    if varying and fidelity != "flow":
+    if how.get("varying") and fidelity != "flow":
         raise ProgramError("links that change during the run need the fidelity 'flow'")
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
-    loads = Loads(topology, varying)
-    ask = planner or _backend_planner(backend)
-    options = {"launch": launch, "nccl_version": nccl_version, "congruent": planner is None, "whole": whole}
-    book = PlanBook(ask, topology, mesh, loads, **options)  # type: ignore[arg-type]
-    sites = meet(program, book)
-    lists = tasks(program, sites)
-    # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
-    billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
-    bills = Bills(program.overlap_slowdown, lists) if billed else None
-    n_meetings = sum(len(site.ranks) for site in sites)
-    guess = Guess(program, sites, loads) if fidelity == "flow" else None
-    finished = _Finished(sum(map(len, lists)), progress)
-    clocked, plays = guess.clocked if guess else firsts(sites), 0
-    if varying:
-        clocked |= {site.first for site in sites if loads.crossing(site.plans.load)}
-    while True:
-        clock = Clock()
-        times = np.empty(n_meetings), np.empty(n_meetings)
-        standing = {site.first: _standing(site, site.first in clocked, bool(guess), times) for site in sites}
-        player = FIDELITIES[fidelity](clock, loads, book, sites, guess.slots if guess else None)
-        if plays:
-            _reset(lists)
-        if bills:
-            bills.reset(standing, player.not_before)
-        if clocked:
-            look_ahead(lists, clocked)
-        finished.n = 0
-        play = Play(lists, standing, clock, player.play, bills, finished)
+    with _no_collector():
+        return _Run(program, topology, mesh, how).timeline()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's search for circles of garbage rests: nothing that a run makes is one, and to look through all of it time
+    and again is a tenth of the run."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Run:
+    """A Program that is played until a play is the exact one."""
+
+    def __init__(self, program: Program, topology: Topology, mesh: Mesh, how: How) -> None:
+        self.program, self.topology, self.mesh = program, topology, mesh
+        self.fidelity, varying = how.get("fidelity", "flow"), how.get("varying", ())
+        self.loads = Loads(topology, varying)
+        self.book = _book(mesh, self.loads, how)
+        self.sites = meet(program, self.book)
+        self.lists = tasks(program, self.sites)
+        # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
+        billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
+        self.bills = Bills(program.overlap_slowdown, self.lists) if billed else None
+        self.guess = Guess(program, self.sites, self.loads) if self.fidelity == "flow" else None
+        self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
+        if varying:
+            self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
+        self.start, self.end = np.empty((2, sum(len(site.ranks) for site in self.sites)))
+        self._finished = _Finished(sum(map(len, self.lists)), how.get("progress"))
+
+    def timeline(self) -> Timeline:
+        """Play, check, and where the guess was wrong play again, with more on the clock."""
+        for plays in count(1):
+            clock, player = self._play()
+            begin = self.start + _all(self.sites, "latency") if self.guess else self.start
+            wrong = self.guess.wrong(begin, self.end) if self.guess else set()
+            if not self.guess or not wrong:
+                break
+            self.clocked |= wrong if plays < PATIENCE else self.guess.open
+            for mine in self.lists:
+                for task in mine:
+                    task.reset()
+        _note(self.sites, self.clocked, begin, self.end, player.network)
+        played = self._played(player, clock)
+        return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
+
+    def _play(self) -> tuple[Clock, Player]:
+        """One play; raises :class:`ProgramError` where ranks wait for each other forever."""
+        clock, lists = Clock(), self.lists
+        standing = {site.first: self._standing(site) for site in self.sites}
+        slots = self.guess.slots if self.guess else None
+        player = FIDELITIES[self.fidelity](clock, self.loads, self.book, self.sites, slots)
+        if self.bills:
+            self.bills.reset(standing, player.not_before)
+        if self.clocked:
+            look_ahead(lists, self.clocked)
+        self._finished.n = 0
+        play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
         play.run()
-        plays += 1
         if any(task.left for mine in lists for task in mine):
-            stuck = deadlock(program, standing, lists)
+            stuck = deadlock(self.program, standing, lists)
             _let_go(lists)
             raise stuck
-        begin = times[0] + _all(sites, "latency") if guess else times[0]
-        wrong = guess.wrong(begin, times[1]) if guess else set()
-        if not wrong:
-            _note(sites, clocked, begin, times[1], player.network)
-            played = _timeline(program, topology, mesh, lists, loads, player, clock, sites)
-            return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
-        clocked |= wrong if plays < PATIENCE else guess.open if guess else set()
+        return clock, player
+
+    def _standing(self, site: Site) -> Standing:
+        mine = slice(site.first, site.first + len(site.ranks))
+        # A plan's time is not that of its schedule.
+        alone = site.plans.columns if self.guess else (0.0, 0.0)
+        return Standing(site, site.first in self.clocked, alone, (self.start[mine], self.end[mine]))
+
+    def _played(self, player: Player, clock: Clock) -> Timeline:
+        """The finished run, with its counts."""
+        program, sites, network, rows = self.program, self.sites, player.network, Rows(self.program)
+        for mine in self.lists:
+            rows.add(mine)
+        _let_go(self.lists)
+        meetings, loads = player.transfers()
+        counts = clock.n_events, network.n_solves, network.n_flows, len(loads)
+        stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
+        if program.overlap_slowdown:
+            stats["overlap_slowdown"] = program.overlap_slowdown
+        owners = (np.full(len(site.ranks), rows.row_of(site.sides[0].key)) for site in sites)
+        return Timeline.of_blocks(
+            program.world_size,
+            infos(program, rows, sites, self.topology, self.mesh),
+            *rows.columns(),
+            tuple(rows.blocks),
+            links=link_use(
+                self.loads, network.segments.columns(), np.concatenate([meetings[:0], *owners])[meetings], loads
+            ),
+            rank_node=self.topology.vertex_node[self.mesh.gpus],
+            stats=stats,
+        )
 
 
-def _standing(site: Site, clocked: bool, flows: bool, times: tuple[Floats, Floats]) -> Standing:
-    mine = slice(site.first, site.first + len(site.ranks))
-    # A plan's time is not that of its schedule.
-    alone = site.plans.columns if flows else (0.0, 0.0)
-    return Standing(site, clocked or not flows, alone, (times[0][mine], times[1][mine]))
+def _book(mesh: Mesh, loads: Loads, how: How) -> PlanBook:
+    """Plans by whom :func:`simulate` was told."""
+    planner = how.get("planner") or _backend_planner(how.get("backend", "nccl"))
+    launch, nccl = how.get("launch", "process_per_gpu"), how.get("nccl_version", (2, 28))
+    alike, whole = how.get("planner") is None, how.get("whole")
+    return PlanBook(
+        planner, loads.topology, mesh, loads, launch=launch, nccl_version=nccl, congruent=alike, whole=whole
+    )
 
 
 def _all(sites: tuple[Site, ...], name: str) -> Floats:
     """A column of the plans of all meetings."""
     return np.concatenate([np.zeros(0), *(getattr(site.plans, name) for site in sites)])
-
-
-def _reset(lists: list[list[Task]]) -> None:
-    for mine in lists:
-        for task in mine:
-            task.reset()
 
 
 def _let_go(lists: list[list[Task]]) -> None:
@@ -162,30 +224,6 @@ class _Finished:
         if self.progress and self.n > self.told:
             self.told = self.n
             self.progress(self.n, self.total)
-
-
-def _timeline(
-    program: Program,
-    topology: Topology,
-    mesh: Mesh,
-    lists: list[list[Task]],
-    loads: Loads,
-    player: Player,
-    clock: Clock,
-    sites: tuple[Site, ...],
-) -> Timeline:
-    """The finished run, with its counts."""
-    rows, network = Rows(program), player.network
-    for mine in lists:
-        for task in mine:
-            rows.add(task)
-    _let_go(lists)
-    transfers = player.transfers()
-    counts = {"events": clock.n_events, "solves": network.n_solves, "flows": network.n_flows}
-    stats = {name: float(count) for name, count in (*counts.items(), ("transfers", len(transfers[0])))}
-    if program.overlap_slowdown:
-        stats["overlap_slowdown"] = program.overlap_slowdown
-    return timeline(program, topology, mesh, rows, sites, loads, network.segments.columns(), transfers, stats)
 
 
 def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: Network) -> None:
