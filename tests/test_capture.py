@@ -23,7 +23,7 @@ from clustersim.calibration.capture.world import repeats_for
 from clustersim.errors import ClusterSimError, TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces import Samples, captured
-from clustersim.traces.digest import digest
+from clustersim.traces.digest import of_run
 
 torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (the capture extra)")
 MODULE = "clustersim.calibration.capture"
@@ -107,12 +107,12 @@ def test_the_profiles_of_a_step_are_joined_over_its_ranks(run):
     found = traces.read(run.folder / "traces" / "ddp")
     assert isinstance(found, Timeline)
     assert found.world_size == run.ranks
-    said = digest(found)
+    said = of_run(found)
     parameters = next(row["parameters"] for row in rows(run.folder / "steps.jsonl") if row.get("mode") == "ddp")
-    reduced = sum(row["count"] * row["nbytes"] for row in said["collectives"] if row["kind"] == "all_reduce")
+    reduced = sum(row.count * row.nbytes for row in said.collectives if row.kind == "all_reduce")
     assert reduced == 2 * 4 * parameters  # two profiled steps of fp32 gradients
-    assert not said["skipped"]
-    assert all(0 < share < 1 for share in said["compute_share"])
+    assert not said.skipped
+    assert all(0 < share < 1 for share in said.compute_share)
 
 
 @torch

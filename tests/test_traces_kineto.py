@@ -16,7 +16,7 @@ from clustersim import traces
 from clustersim.errors import TraceError
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces import files
-from clustersim.traces.digest import digest
+from clustersim.traces.digest import of_run
 
 GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
 
@@ -105,7 +105,7 @@ def test_clocks_that_disagree_are_aligned_by_the_ends_of_collectives(tmp_path):
     run = traces.read(tmp_path)
     assert run.stats["clock_offset_s"] == pytest.approx(5.0)
     assert [op.detail["skew_s"] for op in collectives(run)] == pytest.approx([700e-6, 100e-6])
-    assert "clocks" in " ".join(digest(run)["hints"])
+    assert "clocks" in " ".join(of_run(run).hints)
 
 
 def test_ranks_of_one_machine_keep_its_clock(tmp_path):
@@ -123,16 +123,16 @@ def test_files_with_other_bases_of_time_agree(tmp_path):
 
 def test_a_missing_rank_leaves_the_transfer_time_unknown(tmp_path):
     path = save(tmp_path / "a.json", [kernel(100, 900, 1, 0)], 0)
-    said = digest(traces.read(path))
-    assert said["collectives"][0]["waiting_included"]
-    assert "1 of 2 ranks" in said["hints"][0]
+    said = of_run(traces.read(path))
+    assert said.collectives[0].waiting_included
+    assert "1 of 2 ranks" in said.hints[0]
 
 
 def test_a_kernel_without_name_and_size_is_counted(tmp_path):
     event = kernel(0, 10, 1)
     del event["args"]["Collective name"]
     path = save(tmp_path / "a.json", [event, *gemm(0, 5, 0, 9)], 0, 1)
-    skipped = digest(traces.read(path))["skipped"]
+    skipped = of_run(traces.read(path)).skipped
     assert list(skipped.values()) == [1]
     assert "without its name and size" in next(iter(skipped))
 
@@ -141,7 +141,7 @@ def test_a_kernel_without_name_and_size_is_counted(tmp_path):
 def test_idling_for_a_late_launch_is_told_from_idling_for_another_stream(tmp_path, launched, share):
     # Busy 0-10 and 100-110; the second launch call came right before its kernel, or long before.
     path = save(tmp_path / "a.json", [*gemm(0, 10, -5, 1), *gemm(100, 10, launched, 2)], 0, 1)
-    found = digest(traces.read(path))["waiting_for_launch_share"]
+    found = of_run(traces.read(path)).waiting_for_launch_share
     assert found == pytest.approx(90 / 110 if share else 0.0)
 
 
@@ -173,30 +173,30 @@ def test_a_real_gloo_run_of_two_ranks_is_joined_whole():
     for op in collectives(run):
         assert op.detail["whole"]
         assert 0 < op.detail["transfer_s"] < 0.1
-    assert all(0 < share < 0.2 for share in digest(run)["compute_share"])
+    assert all(0 < share < 0.2 for share in of_run(run).compute_share)
 
 
 # ---- published traces -----------------------------------------------------------------------------------------------
 
 
 def test_eight_v100_of_a_recommendation_model_wait_for_each_other_and_for_launches(shared):
-    said = digest(traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto"))
-    assert (said["ranks_measured"], said["world_size"]) == (8, 8)
-    assert not said["skipped"]
-    kinds = [(row["kind"], row["count"]) for row in said["collectives"]]
+    said = of_run(traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto"))
+    assert (said.ranks_measured, said.world_size) == (8, 8)
+    assert not said.skipped
+    kinds = [(row.kind, row.count) for row in said.collectives]
     assert sum(n for kind, n in kinds if kind == "all_to_all") == 5
     assert sum(n for kind, n in kinds if kind == "all_reduce") == 3
-    assert min(row["skew_s"] for row in said["collectives"]) == pytest.approx(125e-6, abs=1e-6)
-    assert max(row["skew_max_s"] for row in said["collectives"]) == pytest.approx(7624e-6, abs=1e-6)
-    assert max(row["transfer_s"] for row in said["collectives"]) < 100e-6
-    assert 0.05 < min(said["compute_share"]) < max(said["compute_share"]) < 0.10
-    assert said["waiting_for_launch_share"] > 0.5
-    assert any("launch-bound" in hint for hint in said["hints"])
+    assert min(row.skew_s for row in said.collectives) == pytest.approx(125e-6, abs=1e-6)
+    assert max(row.skew_max_s for row in said.collectives) == pytest.approx(7624e-6, abs=1e-6)
+    assert max(row.transfer_s for row in said.collectives) < 100e-6
+    assert 0.05 < min(said.compute_share) < max(said.compute_share) < 0.10
+    assert said.waiting_for_launch_share > 0.5
+    assert any("launch-bound" in hint for hint in said.hints)
     # Lesson 15 prints these.
-    shares = [said[name] for name in ("compute_share", "transfer_share", "waiting_for_peers_share")]
+    shares = [getattr(said, name) for name in ("compute_share", "transfer_share", "waiting_for_peers_share")]
     told = [(0.060, 0.091), (0.012, 0.020), (0.139, 0.593)]
     assert [(round(min(share), 3), round(max(share), 3)) for share in shares] == told
-    assert round(said["waiting_for_launch_share"], 2) == 0.68
+    assert round(said.waiting_for_launch_share, 2) == 0.68
 
 
 def test_transfers_of_a_traced_all_reduce_are_last_start_to_last_end(shared):

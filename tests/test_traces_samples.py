@@ -13,7 +13,7 @@ from clustersim import traces
 from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces import Samples, nccl_tests_log
-from clustersim.traces.digest import digest
+from clustersim.traces.digest import of_run
 
 RANKS = "".join(
     f"#  Rank {r:2d} Group  0 Pid {100 + r} on      node{r // 2} device  {r % 2} [0000:19:00] NVIDIA H100 80GB HBM3\n"
@@ -244,10 +244,10 @@ def test_ddp_on_two_rtx_3090_has_111_all_reduces_of_gradients(shared):
     assert len(gradients) == 111
     assert sum(op.kind == "broadcast" for op in run.ops) == 111
     assert {op.nbytes for op in gradients} >= {1179648.0, 4718592.0, 15360000.0}
-    said = digest(run)
-    assert not said["skipped"]
-    large = next(r for r in said["collectives"] if r["kind"] == "all_reduce" and r["nbytes"] == 4718592)
-    assert 8e9 < large["busbw"] < 12e9
+    said = of_run(run)
+    assert not said.skipped
+    large = next(r for r in said.collectives if r.kind == "all_reduce" and r.nbytes == 4718592)
+    assert 8e9 < large.busbw < 12e9
 
 
 def test_an_sqlite_file_of_another_tool_is_one_clear_error(tmp_path):

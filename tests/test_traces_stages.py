@@ -15,7 +15,7 @@ from clustersim.analysis import pipeline
 from clustersim.analysis.explain import explain
 from clustersim.calibration.trace_replay import replay
 from clustersim.timeline import Timeline
-from clustersim.traces.digest import digest
+from clustersim.traces.digest import of_run
 from clustersim.traces.stages import Schedule
 
 RECORDED = ROOT / "notebooks" / "traces"
@@ -78,7 +78,7 @@ def test_a_message_is_on_its_way_from_its_later_end_to_the_end_of_its_receive(tm
     np.testing.assert_allclose(rows["recv", "F"], [0.5, 11.5, 12])
     np.testing.assert_allclose(rows["send", "F"], [11.5, 11.5, 12])
     np.testing.assert_allclose(rows["recv", "B"], [12.5, 60, 60.5])  # posted early, and nothing to do meanwhile
-    assert [row["transfer_s"] for row in digest(run)["collectives"]] == pytest.approx([0.5e-3, 0.5e-3])
+    assert [row.transfer_s for row in of_run(run).collectives] == pytest.approx([0.5e-3, 0.5e-3])
 
 
 def test_how_long_a_message_took_is_not_told_where_its_receiver_was_busy(tmp_path):

@@ -7,6 +7,7 @@ import json
 import pickle
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -24,8 +25,8 @@ DUMPS = Path(__file__).parent / "data" / "flight_recorder"
 def test_the_rank_that_never_called_is_named_in_recorded_dumps(pattern: str):
     told = traces.read(sorted(DUMPS.glob(pattern)))
     assert isinstance(told, Told)
-    (fault,) = told.facts["faults"]
-    assert (fault["seq"], fault["missing"], fault["waiting"]) == (4, [2], [0, 1])
+    (fault,) = told.faults
+    assert (fault.seq, fault.missing, fault.waiting) == (4, [2], [0, 1])
     assert told.lines[0].startswith("group '0 default_pg', collective 4, gloo:all_reduce of [[5000]] Float: ranks 2")
 
 
@@ -47,7 +48,7 @@ def nothing(dump: dict) -> None:
 
 def test_ranks_that_called_the_same_are_not_blamed(tmp_path: Path):
     told = traces.read(dumps(tmp_path, nothing, nothing))
-    assert told.facts["faults"] == []
+    assert told.faults == []
     assert told.lines[0] == "no rank is behind: every group's ranks called the same collectives"
 
 
@@ -56,7 +57,7 @@ def test_ranks_that_called_something_else_are_told_apart(tmp_path: Path):
         dump["entries"][1]["profiling_name"] = "gloo:broadcast"
 
     told = traces.read(dumps(tmp_path, nothing, other))
-    assert told.facts["faults"][0]["seq"] == 2
+    assert told.faults[0].seq == 2
     assert "ranks differ: rank 0: gloo:all_reduce" in told.lines[0]
     assert "rank 1: gloo:broadcast" in told.lines[0]
 
@@ -69,9 +70,9 @@ def test_a_ring_that_forgot_its_oldest_calls_blames_nobody_and_a_lost_dump_is_sa
         dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
         dump["entries"].pop()
 
-    assert traces.read(dumps(tmp_path, forgot, nothing)).facts["faults"] == []
+    assert traces.read(dumps(tmp_path, forgot, nothing)).faults == []
     told = traces.read(dumps(tmp_path, nothing, of_three))
-    assert told.facts["faults"][0]["missing"] == [1]
+    assert told.faults[0].missing == [1]
     assert told.lines[0].endswith("no dump of ranks 2")
 
 
@@ -123,12 +124,11 @@ def test_nccls_log_tells_channels_transports_and_choices(tmp_path: Path):
     path = tmp_path / "nccl.log"
     path.write_text("NCCL version 2.27.3+cuda12.9\n" + LOG)
     told = traces.read(path)
-    facts = told.facts
-    assert (facts["versions"], facts["ranks"], facts["nodes"]) == (["2.27.3"], 16, 2)
-    assert facts["channels"] == {"coll": 24, "collnet": 24, "nvls": 16, "p2p": 32}
-    assert facts["transports"] == {"P2P/CUMEM": 1, "NET/IB": 1}
-    assert facts["set"] == {"NCCL_PROTO": "Simple"}
-    assert [tuple(row.values()) for row in facts["choices"]] == [
+    assert (told.versions, told.ranks, told.nodes) == (["2.27.3"], 16, 2)
+    assert told.channels == {"coll": 24, "collnet": 24, "nvls": 16, "p2p": 32}
+    assert told.transports == {"P2P/CUMEM": 1, "NET/IB": 1}
+    assert told.set == {"NCCL_PROTO": "Simple"}
+    assert [msgspec.structs.astuple(row) for row in told.choices] == [
         ("all_gather", 4096, "ring", "LL", 0, 1), ("all_reduce", 8388608, "ring", "Simple", 16, 2)
     ]  # fmt: skip
     done = CliRunner().invoke(cli, ["trace", str(path)])

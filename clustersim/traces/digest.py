@@ -3,47 +3,98 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.collectives.base import bus_factor
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
-from clustersim.texts import Plain
 from clustersim.timeline import Timeline
-from clustersim.traces.samples import Samples
-from clustersim.traces.told import Told
+from clustersim.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
-def digest(read: Timeline | Samples | Told) -> Plain:
-    """What a measured Timeline, Samples or a log says, in plain numbers: seconds, bytes, bytes/s, shares of 1."""
-    if isinstance(read, Told):
-        return {"what": "told", "source": read.source, "lines": list(read.lines), **read.facts,
-                "skipped": dict(read.skipped)}  # fmt: skip
-    return _samples(read) if isinstance(read, Samples) else _timeline(read)
+class Met(msgspec.Struct, frozen=True):
+    """Collectives of one kind, size, type and group: how often, medians and extremes over the repeats [s], and the bus
+    bandwidth [bytes/s]; None: nobody knows. ``waiting_included`` : a transfer's time has the wait for peers in it."""
+
+    kind: str
+    nbytes: float
+    dtype: str
+    group_size: int
+    count: int
+    waiting_included: bool
+    transfer_s: float
+    transfer_min_s: float
+    skew_s: float | None
+    skew_max_s: float | None
+    busbw: float | None
 
 
-def _samples(samples: Samples) -> Plain:
-    groups: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+class OfRun(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
+    """What a measured Timeline says: seconds, and shares of 1 for each rank that was measured."""
+
+    source: str
+    world_size: int
+    ranks_measured: int
+    steps: list[int]
+    window_s: float
+    compute_share: list[float]
+    transfer_share: list[float]
+    exposed_transfer_share: list[float]
+    waiting_for_peers_share: list[float]
+    waiting_for_launch_share: float | None
+    clock_offset_s: float
+    collectives: list[Met]
+    skipped: Mapping[str, int]
+    hints: list[str]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Measured collectives of one kind on one set of ranks: sizes [bytes], the shortest time [s], and the largest bus
+    bandwidth [bytes/s]; None: nobody knows."""
+
+    kind: str
+    ranks: int | None
+    nodes: int | None
+    launch: str
+    version: str
+    rows: int
+    smallest_bytes: float
+    largest_bytes: float
+    fastest_s: float
+    busbw_max: float | None
+
+
+class OfSamples(msgspec.Struct, frozen=True, tag_field="what", tag="samples"):
+    """What a table of measured collectives says."""
+
+    source: str
+    rows: int
+    tables: list[Series]
+    skipped: Mapping[str, int]
+    notes: list[str]
+
+
+def of_samples(samples: Samples) -> OfSamples:
+    """What Samples say, a row for each kind, set of ranks, launch and version."""
+    groups: defaultdict[tuple[Any, ...], list[Sample]] = defaultdict(list)
     for row in samples.rows:
         groups[row.kind, row.ranks, row.nodes, row.launch, row.version].append(row)
-    tables = [
-        {
-            "kind": kind, "ranks": ranks, "nodes": nodes, "launch": launch, "version": version, "rows": len(rows),
-            "smallest_bytes": min(r.nbytes for r in rows), "largest_bytes": max(r.nbytes for r in rows),
-            "fastest_s": min(r.seconds for r in rows),
-            "busbw_max": max((r.busbw for r in rows if r.nbytes and r.busbw == r.busbw), default=None),
-        }
-        for (kind, ranks, nodes, launch, version), rows in groups.items()
-    ]  # fmt: skip
-    return {"what": "samples", "source": samples.source, "rows": len(samples), "tables": tables,
-            "skipped": dict(samples.skipped), "notes": list(samples.notes)}  # fmt: skip
+    tables = []
+    for (kind, ranks, nodes, launch, version), rows in groups.items():
+        sizes, fastest = [row.nbytes for row in rows], min(row.seconds for row in rows)
+        busbw = max((row.busbw for row in rows if row.nbytes and row.busbw == row.busbw), default=None)
+        tables.append(Series(kind, ranks, nodes, launch, version, len(rows), min(sizes), max(sizes), fastest, busbw))
+    return OfSamples(samples.source, len(samples), tables, dict(samples.skipped), list(samples.notes))
 
 
-def _timeline(run: Timeline) -> Plain:
+def of_run(run: Timeline) -> OfRun:
+    """What a measured Timeline says."""
     spans = run.spans()
     measured = np.unique(spans["rank"]).tolist()
     mine = [spans["rank"] == rank for rank in measured]
@@ -59,15 +110,22 @@ def _timeline(run: Timeline) -> Plain:
         comm.append(_union(spans["start"][net], spans["end"][net]) / window if window else 0.0)
         waits.append(_union(spans["ready"][net], spans["start"][net]) / window if window else 0.0)
         exposed.append((both - busy) / window if window else 0.0)
-    return {
-        "what": "timeline", "source": run.source, "world_size": run.world_size, "ranks_measured": len(measured),
-        "steps": sorted({op.step for op in run.ops}), "window_s": max(windows), "compute_share": compute,
-        "transfer_share": comm, "exposed_transfer_share": exposed, "waiting_for_peers_share": waits,
-        "waiting_for_launch_share": run.stats.get("waiting_for_launch_share"),
-        "clock_offset_s": run.stats.get("clock_offset_s", 0.0), "collectives": _collectives(run),
-        "skipped": {k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
-        "hints": list(_hints(run, compute, waits, len(measured))),
-    }  # fmt: skip
+    return OfRun(
+        source=run.source,
+        world_size=run.world_size,
+        ranks_measured=len(measured),
+        steps=sorted({op.step for op in run.ops}),
+        window_s=max(windows),
+        compute_share=compute,
+        transfer_share=comm,
+        exposed_transfer_share=exposed,
+        waiting_for_peers_share=waits,
+        waiting_for_launch_share=run.stats.get("waiting_for_launch_share"),
+        clock_offset_s=run.stats.get("clock_offset_s", 0.0),
+        collectives=_collectives(run),
+        skipped={k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
+        hints=list(_hints(run, compute, waits, len(measured))),
+    )
 
 
 def _union(start: Any, end: Any) -> float:
@@ -81,8 +139,7 @@ def _union(start: Any, end: Any) -> float:
     return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
 
 
-def _collectives(run: Timeline) -> list[Plain]:
-    """One row per kind, size, type and group: how often, and transfer time and skew over the repeats [s]."""
+def _collectives(run: Timeline) -> list[Met]:
     length = run.row_end - run.row_ready
     first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -97,16 +154,14 @@ def _collectives(run: Timeline) -> list[Plain]:
         seconds = [d["transfer_s"] for d in whole] or [float(length[first[n]]) for n in numbers]
         skews = [d["skew_s"] for d in whole]
         median = float(np.median(seconds))
-        rows.append({
-            "kind": kind, "nbytes": nbytes, "dtype": dtype, "group_size": size, "count": len(numbers),
-            "waiting_included": not whole, "transfer_s": median, "transfer_min_s": min(seconds),
-            "skew_s": float(np.median(skews)) if skews else None, "skew_max_s": max(skews) if skews else None,
-            "busbw": nbytes / median * bus_factor(kind, size) if median > 0 and size else None,
-        })  # fmt: skip
+        skew, most = (float(np.median(skews)), max(skews)) if skews else (None, None)
+        busbw = nbytes / median * bus_factor(kind, size) if median > 0 and size else None
+        times = median, min(seconds), skew, most
+        rows.append(Met(kind, nbytes, dtype, size, len(numbers), not whole, *times, busbw))
     return rows
 
 
-def _hints(run: Timeline, compute: list[float], waits: list[float], measured: int) -> Any:
+def _hints(run: Timeline, compute: list[float], waits: list[float], measured: int) -> Iterator[str]:
     if measured < run.world_size:
         yield (f"{measured} of {run.world_size} ranks: a collective's shortest time over these may still hold waiting; "
                "add the other ranks' files")  # fmt: skip

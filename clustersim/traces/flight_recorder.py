@@ -21,7 +21,7 @@ from typing import Any
 from clustersim.errors import TraceError, few
 from clustersim.texts import Table, short
 from clustersim.traces import files
-from clustersim.traces.told import Told
+from clustersim.traces.told import Fault, Hang
 
 LARGEST = 256 * 2**20
 """Largest dump read [bytes]; a ring of 20,000 calls with stacks is a tenth of it."""
@@ -48,7 +48,7 @@ def sniff(head: bytes) -> bool:
     return known and (head[:1] == b"\x80" or (head.lstrip()[:1] == b"{" and b'"traceEvents"' not in head))
 
 
-def read(paths: Sequence[Path]) -> Told:
+def read(paths: Sequence[Path]) -> Hang:
     """Why the ranks of these dumps wait. Raises :class:`TraceError` for a file that is no whole dump."""
     skipped: Counter[str] = Counter()
     calls: dict[int, list[Call]] = {}
@@ -63,12 +63,9 @@ def read(paths: Sequence[Path]) -> Told:
         calls[int(found[1])] = list(_calls(dump, skipped))
         _members(dump.get("pg_config"), members)
     faults = list(_faults(calls, members))
-    lines = [fault["text"] for fault in faults] or [
-        "no rank is behind: every group's ranks called the same collectives"
-    ]
+    lines = [fault.text for fault in faults] or ["no rank is behind: every group's ranks called the same collectives"]
     lines += [f"rank {r}: {len(mine)} calls recorded, last {_said(mine[-1])}" for r, mine in calls.items() if mine]
-    facts = {"ranks": sorted(calls), "faults": faults}
-    return Told(", ".join(map(str, paths)), tuple(lines), facts, dict(skipped))
+    return Hang(", ".join(map(str, paths)), lines, sorted(calls), faults, skipped)
 
 
 class _Plain(pickle.Unpickler):
@@ -117,7 +114,7 @@ def _members(config: Any, members: dict[str, set[int]]) -> None:
             members[str(name)] = {int(rank) for rank in ranks[:100_000]}
 
 
-def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) -> Iterator[Table]:
+def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) -> Iterator[Fault]:
     """Of each group, the first collective that not all have called, or that differs between its ranks."""
     by_group: defaultdict[str, defaultdict[int, dict[int, Call]]] = defaultdict(lambda: defaultdict(dict))
     for rank, mine in calls.items():
@@ -143,8 +140,7 @@ def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) ->
                 else "ranks differ: " + "; ".join(f"rank {r}: {_said(here[r])}" for r in _different(here))
             )
             text += f"; no dump of ranks {few(unseen, SHOWN)}" if unseen else ""
-            yield {"group": group, "seq": seq, "name": first.name, "missing": gone, "waiting": called,
-                   "no_dump": unseen, "text": text}  # fmt: skip
+            yield Fault(group, seq, first.name, gone, called, unseen, text)
             break
 
 

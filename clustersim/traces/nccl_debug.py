@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
 from clustersim.errors import TraceError
 from clustersim.program import COLLECTIVES
-from clustersim.texts import Plain, short
+from clustersim.texts import short
 from clustersim.tomls import toml_value
 from clustersim.topology import Topology
 from clustersim.traces import files
 from clustersim.traces.samples import kind_of
-from clustersim.traces.told import Told
+from clustersim.traces.told import Beside, Choice, Chosen, NcclLog
 from clustersim.units import format_bytes
 
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
@@ -40,41 +40,41 @@ def sniff(head: bytes) -> bool:
     return b" NCCL INFO " in head and b"out-of-place" not in head
 
 
-def read(paths: Sequence[Path]) -> Told:
+def read(paths: Sequence[Path]) -> NcclLog:
     """What NCCL said of itself. Raises :class:`TraceError` for a log without anything known."""
-    facts: Plain = {"versions": [], "ranks": 0, "nodes": 0, "channels": {}, "set": {}}
+    versions: set[str] = set()
+    ranks, nodes, channels = 0, 0, dict[str, int]()
+    pinned: dict[str, str] = {}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
     for line in (line for path in paths for line in files.text(path).splitlines()):
         if found := _VERSION.search(line):
-            facts["versions"] = sorted({*facts["versions"], found[1]})
+            versions.add(found[1])
         if "NCCL INFO" not in line:
             continue
-        if (found := _COMM.search(line)) and int(found[1]) > facts["ranks"]:
-            facts["ranks"], facts["nodes"] = int(found[1]), int(found[2] or 0)
+        if (found := _COMM.search(line)) and int(found[1]) > ranks:
+            ranks, nodes = int(found[1]), int(found[2] or 0)
         if found := _CHANNELS.search(line):
             named = dict(zip(("coll", "collnet", "nvls", "p2p"), found.groups(), strict=True))
-            facts["channels"] = {name: int(n) for name, n in named.items() if n}
+            channels = {name: int(n) for name, n in named.items() if n}
         if found := _VIA.search(line):
             via[found[1]] += 1
         if found := _SET.search(line):
-            facts["set"][found[1]] = short(found[2])
+            pinned[found[1]] = short(found[2])
         if found := _CHOICE.search(line):
-            channels = int(found[6]) - int(found[5]) + 1 if found[5] else 0
+            each = int(found[6]) - int(found[5]) + 1 if found[5] else 0
             kind = kind_of(found[1] or "") or (found[1] or "a collective")
-            choices[kind, int(found[2]), _name(found[3], ALGORITHMS), _name(found[4], PROTOCOLS), channels] += 1
-    facts |= {"transports": dict(via), "choices": [
-        {"kind": kind, "nbytes": nbytes, "algorithm": algorithm, "protocol": protocol, "channels": n, "count": count}
-        for (kind, nbytes, algorithm, protocol, n), count in sorted(choices.items())
-    ]}  # fmt: skip
-    if not (facts["ranks"] or facts["channels"] or via or choices):
+            choices[kind, int(found[2]), _name(found[3], ALGORITHMS), _name(found[4], PROTOCOLS), each] += 1
+    if not (ranks or channels or via or choices):
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
-    return Told(", ".join(map(str, paths)), tuple(_lines(facts)), facts)
+    rows = [Choice(*one, count) for one, count in sorted(choices.items())]
+    told = NcclLog(", ".join(map(str, paths)), [], sorted(versions), ranks, nodes, channels, pinned, via, rows)
+    return msgspec.structs.replace(told, lines=_lines(told))
 
 
-def beside(told: Told, topology: Topology) -> Told:
+def beside(told: NcclLog, topology: Topology) -> NcclLog:
     """The log's choices beside what this program would choose on a topology of as many nodes.
 
     Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
@@ -82,49 +82,62 @@ def beside(told: Told, topology: Topology) -> Told:
     from clustersim import collectives  # most who read a log do not need them
     from clustersim.collectives.base import Group
 
-    ranks, nodes = told.facts.get("ranks", 0), told.facts.get("nodes") or topology.n_nodes
+    ranks, nodes = told.ranks, told.nodes or topology.n_nodes
     if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
         raise TraceError(
             f"{told.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
         )
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
-    version = [int(part) for part in (told.facts["versions"] or ["2.28"])[-1].split(".")[:2]]
+    version = [int(part) for part in (told.versions or ["2.28"])[-1].split(".")[:2]]
     group = Group(topology, gpus, nccl_version=(version[0], version[1]))
-    rows, lines = [], list(told.lines)
-    for row in told.facts["choices"]:
-        if row["kind"] not in COLLECTIVES or not row["nbytes"]:
+    rows: list[Choice] = []
+    lines, alike = list(told.lines), 0
+    for row in told.choices:
+        if row.kind not in COLLECTIVES or not row.nbytes:
             continue
-        plan = collectives.plan(collectives.Request(row["kind"], float(row["nbytes"])), group)
-        ours = {"algorithm": plan.algorithm, "protocol": plan.protocol, "channels": plan.n_channels}
-        same = all(row[key] == ours[key] for key in ("algorithm", "protocol"))
-        rows.append({**row, "ours": ours, "same": same})
-        said = f"{row['kind']} {format_bytes(row['nbytes'])}: here {plan.algorithm} {plan.protocol}"
+        plan = collectives.plan(collectives.Request(row.kind, float(row.nbytes)), group)
+        same = (row.algorithm, row.protocol) == (plan.algorithm, plan.protocol)
+        alike += same
+        ours = Chosen(plan.algorithm, plan.protocol, plan.n_channels)
+        rows.append(Beside(**msgspec.structs.asdict(row), ours=ours, same=same))
+        said = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
         lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
-    lines.append(f"{sum(row['same'] for row in rows)} of {len(rows)} choices are NCCL's, on {topology.name}")
-    return replace(told, lines=tuple(lines), facts={**told.facts, "choices": rows})
+    lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
+    return msgspec.structs.replace(told, lines=lines, choices=rows)
 
 
-def pins(told: Told) -> str:
+class _Pin(msgspec.Struct, omit_defaults=True):
+    """A choice for every size between two."""
+
+    kind: str
+    algorithm: str
+    protocol: str
+    least: str
+    most: str
+    ranks: int = 0
+
+
+def pins(told: NcclLog) -> str:
     """The log's choices as ``[[run.pins]]`` of a scenario: neighbouring sizes of one choice are one, and between sizes
     of different ones nothing is pinned. Raises :class:`TraceError` where it tells none that can be played.
     """
     from clustersim.collectives.nccl_backend import TUNED
 
-    found: list[Plain] = []
-    ranks = told.facts["ranks"]
-    often = sorted(told.facts["choices"], key=lambda row: -row["count"])
-    chosen = {(row["kind"], row["nbytes"]): row for row in reversed(often)}  # the most frequent of a size
+    found: list[_Pin] = []
+    often = sorted(told.choices, key=lambda row: -row.count)
+    chosen = {(row.kind, row.nbytes): row for row in reversed(often)}  # the most frequent of a size
     for (kind, nbytes), row in sorted(chosen.items()):
-        pin = {"kind": kind, "algorithm": row["algorithm"], "protocol": row["protocol"]}
-        if kind not in TUNED or row["algorithm"].startswith("collnet"):
+        last, size = found[-1] if found else None, f"{nbytes} B"
+        if kind not in TUNED or row.algorithm.startswith("collnet"):
             continue
-        if found and pin.items() <= found[-1].items():
-            found[-1]["most"] = f"{nbytes} B"
+        if last and (last.kind, last.algorithm, last.protocol) == (kind, row.algorithm, row.protocol):
+            last.most = size
         else:
-            found.append(pin | {"least": f"{nbytes} B", "most": f"{nbytes} B"} | ({"ranks": ranks} if ranks else {}))
+            found.append(_Pin(kind, row.algorithm, row.protocol, size, size, told.ranks))
     if not found:
         raise TraceError(f"{told.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
-    lines = (["[[run.pins]]", *(f"{name} = {toml_value(value)}" for name, value in pin.items())] for pin in found)
+    tables = (msgspec.to_builtins(pin).items() for pin in found)
+    lines = (["[[run.pins]]", *(f"{name} = {toml_value(value)}" for name, value in pin)] for pin in tables)
     return "".join("\n" + "\n".join(pin) + "\n" for pin in lines)
 
 
@@ -136,18 +149,17 @@ def _name(word: str, known: Sequence[str]) -> str:
     return next(same, word)
 
 
-def _lines(facts: Plain) -> list[str]:
-    version = f"NCCL {', '.join(facts['versions'])}: " if facts["versions"] else ""
-    lines = [f"{version}{facts['ranks'] or '?'} ranks on {facts['nodes'] or '?'} nodes"]
-    if facts["channels"]:
-        lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in facts["channels"].items()))
-    if facts["transports"]:
-        lines.append("transports: " + ", ".join(f"{n} via {name}" for name, n in sorted(facts["transports"].items())))
-    lines += [f"pinned by the environment: {name}={value}" for name, value in facts["set"].items()]
-    for row in facts["choices"]:
-        on = f" on {row['channels']} channels" if row["channels"] else ""
-        size = format_bytes(row["nbytes"])
-        lines.append(f"{row['kind']} {size}: {row['algorithm']} {row['protocol']}{on}, {row['count']} x")
-    if not facts["choices"]:
+def _lines(told: NcclLog) -> list[str]:
+    version = f"NCCL {', '.join(told.versions)}: " if told.versions else ""
+    lines = [f"{version}{told.ranks or '?'} ranks on {told.nodes or '?'} nodes"]
+    if told.channels:
+        lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in told.channels.items()))
+    if told.transports:
+        lines.append("transports: " + ", ".join(f"{n} via {name}" for name, n in sorted(told.transports.items())))
+    lines += [f"pinned by the environment: {name}={value}" for name, value in told.set.items()]
+    for row in told.choices:
+        on = f" on {row.channels} channels" if row.channels else ""
+        lines.append(f"{row.kind} {format_bytes(row.nbytes)}: {row.algorithm} {row.protocol}{on}, {row.count} x")
+    if not told.choices:
         lines.append("no choice of an algorithm is told; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
     return lines

@@ -3,22 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from clustersim.texts import Plain
+import msgspec
 
 
-@dataclass(frozen=True, eq=False)
-class Told:
-    """What a log tells.
+class Choice(msgspec.Struct, frozen=True):
+    """What NCCL chose for a collective of so many bytes, and how often; ``channels`` 0: the log does not say."""
+
+    kind: str
+    nbytes: int
+    algorithm: str
+    protocol: str
+    channels: int
+    count: int
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """What this program chooses."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+
+
+class Beside(Choice, frozen=True):
+    """NCCL's choice beside ours; the ``same`` where algorithm and protocol are."""
+
+    ours: Chosen
+    same: bool
+
+
+class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """What NCCL says of itself.
 
     Parameters
     ----------
-    source : where it is from. lines : for people, the answer first. facts : the same for programs, plain values.
+    source : where it is from. lines : for people, the answer first. ranks, nodes : 0 where it does not say.
+    channels : by sort. set : what the environment pins. transports : how many channels go by each.
     skipped : what was left out, reason -> how many.
     """
 
     source: str
-    lines: tuple[str, ...]
-    facts: Plain
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    lines: list[str]
+    versions: list[str]
+    ranks: int
+    nodes: int
+    channels: Mapping[str, int]
+    set: Mapping[str, str]
+    transports: Mapping[str, int]
+    choices: list[Choice]
+    skipped: Mapping[str, int] = {}
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """The first collective of a group that not all ranks have called, or that differs between them, in ``text``."""
+
+    group: str
+    seq: int
+    name: str
+    missing: list[int]
+    waiting: list[int]
+    no_dump: list[int]
+    text: str
+
+
+class Hang(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """Why the ``ranks`` whose dumps are here wait; ``lines`` : for people, the answer first. ``skipped`` : what was
+    left out, reason -> how many."""
+
+    source: str
+    lines: list[str]
+    ranks: list[int]
+    faults: list[Fault]
+    skipped: Mapping[str, int] = {}
+
+
+Told: TypeAlias = NcclLog | Hang
+"""What a log tells."""
