@@ -161,6 +161,11 @@ def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
     assert "slow" not in said
 
 
+def test_a_run_of_many_ranks_says_what_it_loses_most_by():
+    """Finding it costs by the spans of a rank, not by ranks: 512 GPUs take a tenth of a second."""
+    assert "of the step goes to" in package.load("fsdp_llama3_8b_64x8_h100").run().in_words
+
+
 def test_what_a_run_came_to_says_what_is_missing():
     full = {"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}
     assert came_to(Facts.of(full), 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"

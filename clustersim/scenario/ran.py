@@ -90,7 +90,9 @@ def trust(prepared: Prepared) -> Plain:
 
 def trust_words(found: Plain) -> str:
     """:func:`trust` in a sentence."""
+    several = found["publishers"] > 1
+    publishers = f"{found['publishers']} publishers, each weighing the same" if several else "one publisher"
     return (
         f"half of {found['rows']:,} published steps of this kind lay within {found['p50']:.0%} of their prediction, "
-        f"nine in ten within {found['p90']:.0%} ({found['publishers']} publishers, each weighing the same)"
+        f"nine in ten within {found['p90']:.0%} ({publishers})"
     )

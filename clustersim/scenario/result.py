@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from clustersim.traces.saved import SavedRun
 
 
-BLAMED = 600_000
-"""Spans of a run up to which finding what it loses most by takes less than a second."""
+BLAMED = 10_000
+"""Spans of a rank up to which finding what a run loses most by takes about a second, however many ranks there are."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,7 +134,7 @@ class Result:
         from clustersim.analysis.verdict import Facts, came_to, verdict
 
         facts, timeline = Facts.of(self.to_dict()), self.timeline
-        if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
+        if int(timeline.per_op()["ranks"].sum()) <= BLAMED * timeline.world_size:
             return verdict(facts, causes(timeline))
         told = came_to(facts, self.summary["step_time_s"])
         return f"{told}; `clustersim explain` says what it loses most by."
