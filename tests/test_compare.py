@@ -21,47 +21,47 @@ def rows():
 
 
 def test_every_strategy_has_a_row_and_every_variant_is_of_a_known_one(rows):
-    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    assert {row.strategy for row in rows} == set(STRATEGIES)
     assert set(VARIANTS) <= set(STRATEGIES)
-    assert len({(row["strategy"], row["variant"]) for row in rows}) == len(rows)
+    assert len({(row.strategy, row.variant) for row in rows}) == len(rows)
 
 
 def test_the_scenarios_own_strategy_is_a_row_with_the_figures_of_a_run(rows):
-    (own,) = [row for row in rows if row["own"]]
-    assert own["strategy"] == "ddp"
+    (own,) = [row for row in rows if row.own]
+    assert own.strategy == "ddp"
     result = scenario.load("ddp_resnet50_1x8_v100", SMALL).run()
-    assert own["step_time_s"] == result.summary["step_time_s"]
-    assert own["peak_memory_bytes"] == result.memory.total
+    assert own.step_time_s == result.summary["step_time_s"]
+    assert own.peak_memory_bytes == result.memory.total
 
 
 def test_what_runs_has_all_figures_and_what_does_not_a_reason(rows):
     for row in rows:
-        known = [row[name] is not None for name in FIGURES]
-        assert all(known) or (not any(known) and row["reason"]), row
-        assert row["reason"] or row["fits"]
+        known = [getattr(row, name) is not None for name in FIGURES]
+        assert all(known) or (not any(known) and row.reason), row
+        assert row.reason or row.fits
 
 
 def test_one_gpu_without_communication_is_the_fastest_step(rows):
-    alone = next(row for row in rows if row["strategy"] == "single")
-    assert alone["bytes_sent_per_gpu"] == alone["exposed_communication_s"] == 0
+    alone = next(row for row in rows if row.strategy == "single")
+    assert alone.bytes_sent_per_gpu == alone.exposed_communication_s == 0
     # A server on a CPU takes the optimizer step off the GPU, which alone has to do it.
-    assert all(row["step_time_s"] >= 0.9 * alone["step_time_s"] for row in rows if row["step_time_s"])
+    assert all(row.step_time_s >= 0.9 * alone.step_time_s for row in rows if row.step_time_s)
 
 
 def test_a_strategy_that_cannot_run_says_why_in_its_row():
     rows = compare("ddp_resnet50_1x8_v100", SMALL | {"cluster.topology": "hgx-a100", "cluster.nodes": 2})
-    broken = next(row for row in rows if row["strategy"] == "data_parallel")
-    assert broken["step_time_s"] is None
-    assert broken["reason"].startswith("torch.nn.DataParallel is one process on one node")
-    assert sum(row["step_time_s"] is None for row in rows) == 1
+    broken = next(row for row in rows if row.strategy == "data_parallel")
+    assert broken.step_time_s is None
+    assert broken.reason.startswith("torch.nn.DataParallel is one process on one node")
+    assert sum(row.step_time_s is None for row in rows) == 1
 
 
 def test_a_model_that_does_not_fit_is_a_row_that_says_so():
     changes = {"model.name": "gpt2-xl", "cluster.gpus_per_node": 2, "strategy.micro_batch_size": 1, "run.steps": 1}
     rows = compare("ddp_resnet50_1x8_v100", changes)
-    own = next(row for row in rows if row["own"])
-    assert own["fits"] is False
-    assert "does not fit" in own["reason"]
+    own = next(row for row in rows if row.own)
+    assert own.fits is False
+    assert "does not fit" in own.reason
 
 
 def test_a_scenario_that_cannot_be_read_is_one_error():

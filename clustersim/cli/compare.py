@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from clustersim.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, number_table, print_json, set_option, stdout, working
+
+if TYPE_CHECKING:
+    from clustersim.scenario.comparison import Row
 
 
 @click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
@@ -25,27 +29,31 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
     with working(f"comparing strategies on {scenario}") as progress:
         rows = compare(scenario, scenarios.parse_overrides(changes), progress)
     if as_json:
-        print_json({"scenario": scenario, "rows": rows})
+        print_json({"scenario": scenario, "rows": [msgspec.to_builtins(row) for row in rows]})
     else:
-        _print(scenario, rows, split=len({row["strategy"] for row in rows}) == 1)
+        _print(scenario, rows, split=len({row.strategy for row in rows}) == 1)
 
 
-def _print(scenario: str, rows: list[dict[str, Any]], *, split: bool) -> None:
-    heads = ("split" if split else "strategy", "step time", "samples/s", "exposed transfer", "waiting", "peak memory",
-             "sent per GPU and step", "fits")  # fmt: skip
+def _print(scenario: str, rows: list[Row], *, split: bool) -> None:
+    """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
+    first, other = ("split", "bubble") if split else ("strategy", "samples/s")
+    heads = (first, "step time", other, "exposed transfer", "waiting", "peak memory", "sent per GPU and step", "fits")
     console = stdout()
     title = f"{'ways to split' if split else 'strategies on'} {scenario}"
-    console.print(number_table(title, heads, ([label_of(row, split=split), *_cells(row)] for row in rows)))
-    console.say(*(f"- {label_of(row, split=split)}: {row['reason']}" for row in rows if row["reason"]))
+    named = [(row.variant if split else f"{row.strategy} {row.variant}".strip(), row) for row in rows]
+    console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
+    console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row, *, split: bool) -> list[str]:
     from clustersim.units import format_bytes, format_time
 
-    if row["step_time_s"] is None:
+    if row.fits is None:
         return [*[""] * 6, "-"]
-    step, exposed, waiting = (
-        format_time(row[name]) for name in ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s")
+    step, bubble, exposed, waiting = (
+        format_time(seconds or 0.0)
+        for seconds in (row.step_time_s, row.bubble_s, row.exposed_transfer_s, row.waiting_for_peer_s)
     )
-    memory, sent = (format_bytes(row[name]) for name in ("peak_memory_bytes", "bytes_sent_per_gpu"))
-    return [step, f"{row['samples_per_s']:,.1f}", exposed, waiting, memory, sent, "yes" if row["fits"] else "no"]
+    memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
+    other = bubble if split else f"{row.samples_per_s:,.1f}"
+    return [step, other, exposed, waiting, memory, sent, "yes" if row.fits else "no"]

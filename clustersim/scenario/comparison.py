@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from clustersim.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
 from clustersim.scenario.held import held
@@ -13,7 +15,6 @@ from clustersim.scenario.parts import machine
 from clustersim.scenario.reading import Changes, Table
 from clustersim.scenario.split_forms import split_forms
 from clustersim.strategies import STRATEGIES
-from clustersim.texts import Plain
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
 """Knobs of the scenario's own strategy that every other is given too."""
@@ -49,22 +50,38 @@ class Form:
         return self.variant == OWN
 
 
-def compare(
-    path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
-) -> list[Plain]:
-    """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
+class Row(msgspec.Struct, frozen=True):
+    """What one strategy, or one way to split a model, comes to on a machine.
 
     Parameters
     ----------
-    path, changes : as for :func:`clustersim.scenario.load`. progress : called with (rows done, rows in all).
+    strategy, variant : what it is. own : it is the scenario's.
+    step_time_s, exposed_communication_s, exposed_transfer_s, waiting_for_peer_s, bubble_s : of a step [s], as in its
+        run's summary; no bubble without a pipeline. samples_per_s : of the whole machine.
+    peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
+    reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
+    """
 
-    Returns
-    -------
-    list of dict: ``strategy``, ``variant``, ``own`` (it is the scenario's), ``step_time_s``, ``samples_per_s``,
-    ``exposed_communication_s``, ``peak_memory_bytes``, ``bytes_sent_per_gpu``, ``fits``, and ``reason``: why it cannot
-    be run, or does not fit; empty otherwise. What could not be run has None for its figures.
+    strategy: str
+    variant: str
+    own: bool
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    exposed_communication_s: float | None = None
+    exposed_transfer_s: float | None = None
+    waiting_for_peer_s: float | None = None
+    bubble_s: float | None = None
+    peak_memory_bytes: float | None = None
+    bytes_sent_per_gpu: float | None = None
+    fits: bool | None = None
+    reason: str = ""
 
-    Raises :class:`ScenarioError` for a scenario that cannot be read.
+
+def compare(path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None) -> list[Row]:
+    """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
+
+    ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. ``progress`` : called with (rows done, rows in
+    all). Raises :class:`ScenarioError` for a scenario that cannot be read.
     """
     own = load(path, changes)
     all_forms = forms(own)
@@ -117,22 +134,20 @@ def _gpus(own: Scenario) -> int:
         return 1
 
 
-def _row(own: Scenario, form: Form) -> Plain:
-    row: Plain = dict.fromkeys(
-        (
-            "step_time_s", "samples_per_s", "exposed_communication_s", "exposed_transfer_s", "waiting_for_peer_s",
-            "peak_memory_bytes", "bytes_sent_per_gpu", "fits",
-        )
-    )  # fmt: skip
-    row = {"strategy": form.kind, "variant": form.variant, "own": form.own} | row | {"reason": ""}
+FIGURES = ("step_time_s", "samples_per_s", "exposed_communication_s", "exposed_transfer_s", "waiting_for_peer_s",
+           "bubble_s", "bytes_sent_per_gpu")  # fmt: skip
+"""Figures of a row that are its summary's."""
+
+
+def _row(own: Scenario, form: Form) -> Row:
     try:
         result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
-        row |= {name: result.summary[name] for name in row if name in result.summary}
-        row |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
-        row["reason"] = "" if result.fits else str(result.verdict)
+        figures = {name: result.summary.get(name) for name in FIGURES}
+        reason = "" if result.fits else str(result.verdict)
     except ClusterSimError as error:
-        row["reason"] = told(str(error))
-    return row
+        return Row(form.kind, form.variant, form.own, reason=told(str(error)))
+    peak = result.memory.total
+    return Row(form.kind, form.variant, form.own, **figures, peak_memory_bytes=peak, fits=result.fits, reason=reason)
 
 
 def told(text: str) -> str:
