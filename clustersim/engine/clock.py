@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from clustersim.engine.planning import one_number
 
 if TYPE_CHECKING:
     import simpy
-    from simpy.events import EventPriority
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -43,29 +42,45 @@ RELEASE = 3
 """Parked compute starts after every transfer that ends at the same instant has ended."""
 
 
+class _Call:
+    """An event as SimPy's environment asks for one: all it does is to call a function."""
+
+    __slots__ = ("args", "callbacks", "function")
+    _ok = True
+
+    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.function, self.args, self.callbacks = function, args, _DO
+
+    def do(self) -> None:
+        """Call it."""
+        self.function(*self.args)
+
+
+_DO = (_Call.do,)
+
+
 class Clock:
     """SimPy's environment, given absolute times. Ties: time, then priority, then order of asking.
 
     SimPy is loaded with the first call: most runs share no link and ask for none, and to load it takes as long as a
     small run.
+
+    now : [s]. n_events : calls so far.
     """
 
     def __init__(self) -> None:
         self._environment: simpy.Environment | None = None
-        self.n_events = 0
-
-    @property
-    def now(self) -> float:
-        """[s]."""
-        return 0.0 if self._environment is None else float(self._environment.now)
+        self._queue: list[Any] = []
+        self.now, self.n_events = 0.0, 0
 
     def peek(self) -> float:
         """When something happens next [s]; inf for never."""
-        return np.inf if self._environment is None else float(self._environment.peek())
+        return self._queue[0][0] if self._queue else np.inf
 
     def step(self) -> None:
         """Let it happen."""
         if self._environment is not None:
+            self.now = self._queue[0][0]
             self._environment.step()
 
     def call(self, time: float, function: Callable[..., None], *args: Any, priority: int = NORMAL) -> None:
@@ -74,13 +89,9 @@ class Clock:
             import simpy
 
             self._environment = simpy.Environment()
-        environment = self._environment
-        event = environment.event()
-        event._ok, event._value = True, None  # as simpy.Timeout does: triggered from the start, processed later
-        event.callbacks.append(lambda _: function(*args))
-        key = max(time, environment.now), cast("EventPriority", priority), next(environment._eid)
-        heappush(environment._queue, (*key, event))
+            self._queue = self._environment._queue
         self.n_events += 1
+        heappush(self._queue, (max(time, self.now), priority, self.n_events, _Call(function, args)))
 
 
 Served: TypeAlias = tuple[Task, int, float, float]
@@ -157,16 +168,18 @@ class Agenda:
         key, kernel, _, task, who = heappop(self._heap)
         return key, kernel, task, who
 
-    def wait(self, task: Task, who: Ints | slice | int) -> None:
-        """These ranks are ready, and nobody notices before the task's lookahead has passed."""
-        ready = at(task.ready, who)
-        due = (float(ready if isinstance(ready, float) else np.minimum.reduce(ready)) + task.look) * EARLY
+    def waits(self, task: Task, who: Ints | slice | int, until: float) -> bool:
+        """These ranks are ready: whether they wait, since nobody notices before the task's lookahead has passed.
+        They need not where they would come next: nothing happens before ``until`` [s]."""
+        due = (lowest(at(task.ready, who)) + task.look) * EARLY
+        if task.waiting is None and due < until and not (self._heap and self._heap[0][0] <= due):
+            return False
         if task.waiting is None or due < task.due:
             task.due = due
             self.add(due, False, task, None)
-        if task.waiting is None:
-            task.waiting = []
+        task.waiting = task.waiting or []
         task.waiting.append(who)
+        return True
 
     def together(self, task: Task) -> Piece:
         """All ranks of a task that have come while it waited."""

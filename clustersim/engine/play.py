@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
-from clustersim.engine.order import Column, Piece, Task, at, later, positions, size
+from clustersim.engine.order import Column, Piece, Task, at, item, later, positions, size
 from clustersim.engine.planning import one_number
 from clustersim.engine.sites import Site, Standing, spread
 from clustersim.program import Compute, Serve
@@ -111,7 +111,7 @@ class Play:
             if isinstance(owed, np.ndarray) or owed:
                 spent = spent + owed
             self.bills.ran(task, who, start)
-        self._end(task, who, start, start + spent)
+        self._end(task, who, None, start + spent)
 
     def _arrive(self, task: Task, who: Piece) -> None:
         """Ranks reach a collective, send or recv; those with no part in it pass through."""
@@ -122,8 +122,8 @@ class Play:
                 if standing.come(side, task.ready):
                     self._complete(standing)
                 return
-        if isinstance(who, int):
-            self._arrive_one(task, who)
+        if isinstance(who, int) or task.n == 1:
+            self._arrive_one(task, who or 0)  # type: ignore[arg-type]
             return
         ready = at(task.ready, who)
         some = _EVERYONE if who is None else who
@@ -148,7 +148,7 @@ class Play:
             self._end(task, those, at(task.ready, those), at(task.ready, those))
 
     def _arrive_one(self, task: Task, p: int) -> None:
-        here, ready = False, float(task.ready[p])  # type: ignore[index]
+        here, ready = False, item(task.ready, p)
         for site, side in task.meets:
             meeting = int(side.meeting_of[p])
             if meeting >= 0:
@@ -217,14 +217,18 @@ class Play:
 
     # ---- an op has ended --------------------------------------------------------------------------------------------
 
-    def _end(self, task: Task, who: Piece, start: Column, end: Column) -> None:
-        """Ranks have run an op: tell the ops that wait for it."""
+    def _end(self, task: Task, who: Piece, start: Column | None, end: Column) -> None:
+        """Ranks have run an op, from ``start`` on, or (None) from when they were ready: tell the ops that wait for
+        it."""
         if who is None:
-            task.start, task.end, task.left = start, end, 0
+            task.start, task.end, task.left = task.ready if start is None else start, end, 0
         else:
             if task.left == task.n:
-                task.start, task.end = np.zeros(task.n), np.full(task.n, np.inf)
-            task.start[who], task.end[who] = start, end  # type: ignore[index]
+                task.start = task.ready if start is None else np.zeros(task.n)
+                task.end = np.full(task.n, np.inf)
+            if start is not None:
+                task.start[who] = start  # type: ignore[index]
+            task.end[who] = end  # type: ignore[index]
             task.left -= size(who)
         for other in task.next:
             if who is None and isinstance(other.unmet, int):
@@ -233,7 +237,8 @@ class Play:
                 if not other.unmet:
                     self._work.append((other, None))
             elif other.needs == 1 and isinstance(other.op, Compute):
-                self._next(other, who, end)
+                other.ready = task.end  # the only thing that it waits for: one column, and nobody needs to be counted
+                self._put(other, who)
             elif isinstance(who, int):
                 self._met_one(other, who, float(end))
             else:
@@ -246,15 +251,6 @@ class Play:
                 self.bills.over(task)
             self.finished(task)
 
-    def _next(self, task: Task, who: Piece, end: Column) -> None:
-        """The only thing that these ranks wait for has ended: they are ready, and nobody needs to be counted."""
-        if isinstance(task.ready, float):
-            task.ready = np.zeros(task.n)
-        if who is None:
-            who = np.arange(task.n)
-        task.ready[who] = end
-        self._put(task, who)
-
     def _met(self, task: Task, who: Piece, end: Column) -> None:
         """Something that these ranks wait for has ended."""
         unmet = self._split(task)
@@ -263,7 +259,7 @@ class Play:
         left = unmet[some] - 1
         unmet[some] = left
         if not np.logical_or.reduce(left):
-            self._put(task, np.arange(task.n) if who is None else who)
+            self._put(task, who)
         else:
             free = np.flatnonzero(left == 0)
             if len(free):
@@ -286,12 +282,10 @@ class Play:
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def _put(self, task: Task, who: Ints | slice | int) -> None:
+    def _put(self, task: Task, who: Piece) -> None:
         """Some ranks are ready for a task."""
-        if size(who) == task.n:
+        if who is None or size(who) == task.n:
             task.ready = one_number(task.ready)
             self._work.append((task, None))
-        elif task.look <= 0.0 or task.soft:
+        elif task.look <= 0.0 or task.soft or not self._agenda.waits(task, who, self.clock.peek()):
             self._work.append((task, who))
-        else:
-            self._agenda.wait(task, who)
