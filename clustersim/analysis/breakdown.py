@@ -14,16 +14,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import BUBBLE, EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
+from clustersim.arrays import Floats
 from clustersim.timeline import Timeline
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def breakdown(

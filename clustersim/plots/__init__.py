@@ -6,77 +6,48 @@ One file a picture; each takes a Timeline, a Topology or a table and returns a m
 
 from __future__ import annotations
 
-from clustersim.plots.accuracy import accuracy
-from clustersim.plots.animation import ring_run, swap_run
-from clustersim.plots.curves import scaling
-from clustersim.plots.degrees import Cell, degrees
-from clustersim.plots.exchange import exchange_times
-from clustersim.plots.footprint import footprint, memory_over_time
-from clustersim.plots.footprints import footprints
-from clustersim.plots.front import Dot, front
-from clustersim.plots.heat import link_heat
-from clustersim.plots.lines import Axis, lines
-from clustersim.plots.machine import link_loads, loaded_topology
-from clustersim.plots.movie import Movie, movie, pipeline_movie, ring_movie, swap_movie
-from clustersim.plots.of_run import PICTURES, View, picture
-from clustersim.plots.of_sweep import sweep_curves
-from clustersim.plots.pair import gantt_pair
-from clustersim.plots.pipeline import pipeline_grid
-from clustersim.plots.runs import breakdowns
-from clustersim.plots.shares import breakdown
-from clustersim.plots.storyboard import storyboard
-from clustersim.plots.studies import efficiency_losses, network_speed, tornado
-from clustersim.plots.style import alt_text, palette, save
-from clustersim.plots.table import Table, table
-from clustersim.plots.timeline import gantt
-from clustersim.plots.tracks import last_step, representatives, worth_a_trace
-from clustersim.plots.tradeoff import tradeoff
-from clustersim.plots.waterfall import waterfall
-
-__all__ = [
-    "PICTURES",
-    "Axis",
-    "Cell",
-    "Dot",
-    "Movie",
-    "Table",
-    "View",
-    "accuracy",
-    "alt_text",
-    "breakdown",
-    "breakdowns",
-    "degrees",
-    "efficiency_losses",
-    "exchange_times",
-    "footprint",
-    "footprints",
-    "front",
-    "gantt",
-    "gantt_pair",
-    "last_step",
-    "lines",
-    "link_heat",
-    "link_loads",
-    "loaded_topology",
-    "memory_over_time",
-    "movie",
-    "network_speed",
-    "palette",
-    "picture",
-    "pipeline_grid",
-    "pipeline_movie",
-    "representatives",
-    "ring_movie",
-    "ring_run",
-    "save",
-    "scaling",
-    "storyboard",
-    "swap_movie",
-    "swap_run",
-    "sweep_curves",
-    "table",
-    "tornado",
-    "tradeoff",
-    "waterfall",
-    "worth_a_trace",
-]
+from clustersim.plots.accuracy import accuracy as accuracy
+from clustersim.plots.animation import ring_run as ring_run
+from clustersim.plots.animation import swap_run as swap_run
+from clustersim.plots.curves import scaling as scaling
+from clustersim.plots.degrees import Cell as Cell
+from clustersim.plots.degrees import degrees as degrees
+from clustersim.plots.exchange import exchange_times as exchange_times
+from clustersim.plots.footprint import footprint as footprint
+from clustersim.plots.footprint import memory_over_time as memory_over_time
+from clustersim.plots.footprints import footprints as footprints
+from clustersim.plots.front import Dot as Dot
+from clustersim.plots.front import front as front
+from clustersim.plots.heat import link_heat as link_heat
+from clustersim.plots.lines import Axis as Axis
+from clustersim.plots.lines import lines as lines
+from clustersim.plots.machine import link_loads as link_loads
+from clustersim.plots.machine import loaded_topology as loaded_topology
+from clustersim.plots.movie import Movie as Movie
+from clustersim.plots.movie import movie as movie
+from clustersim.plots.movie import pipeline_movie as pipeline_movie
+from clustersim.plots.movie import ring_movie as ring_movie
+from clustersim.plots.movie import swap_movie as swap_movie
+from clustersim.plots.of_run import PICTURES as PICTURES
+from clustersim.plots.of_run import View as View
+from clustersim.plots.of_run import picture as picture
+from clustersim.plots.of_sweep import sweep_curves as sweep_curves
+from clustersim.plots.pair import gantt_pair as gantt_pair
+from clustersim.plots.pipeline import pipeline_grid as pipeline_grid
+from clustersim.plots.runs import breakdowns as breakdowns
+from clustersim.plots.shares import breakdown as breakdown
+from clustersim.plots.storyboard import storyboard as storyboard
+from clustersim.plots.studies import efficiency_losses as efficiency_losses
+from clustersim.plots.studies import network_speed as network_speed
+from clustersim.plots.studies import tornado as tornado
+from clustersim.plots.style import alt_text as alt_text
+from clustersim.plots.style import palette as palette
+from clustersim.plots.style import save as save
+from clustersim.plots.table import Table as Table
+from clustersim.plots.table import table as table
+from clustersim.plots.timeline import gantt as gantt
+from clustersim.plots.tracks import last_step as last_step
+from clustersim.plots.tracks import representatives as representatives
+from clustersim.plots.tracks import worth_a_trace as worth_a_trace
+from clustersim.plots.tradeoff import tradeoff as tradeoff
+from clustersim.plots.waterfall import waterfall as waterfall

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, plain_axes, series, titled
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 MOST = 8
 """Parts that get a colour of their own; the rest share the last."""
@@ -55,7 +55,7 @@ def accuracy(
     return titled(figure, title, _alt(x, y, names))
 
 
-def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, npt.NDArray[np.bool_]], unit: str) -> None:
+def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, Bools], unit: str) -> None:
     low, high = 0.7 * min(x.min(), y.min()), 1.4 * max(x.max(), y.max())
     axes.fill_between([low, high], [0.8 * low, 0.8 * high], [1.25 * low, 1.25 * high], color=FAINT, alpha=0.55, lw=0)
     axes.plot([low, high], [low, high], color=QUIET, lw=1.0)

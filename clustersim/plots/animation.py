@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, series, titled
 from clustersim.timeline import Timeline
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from clustersim.collectives.base import Schedule
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 ASIDE = 0.22
 """How far beside the straight line pieces of an all-to-all travel: those that come the other way pass."""

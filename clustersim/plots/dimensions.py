@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.dimensions import named
 from clustersim.errors import ProgramError
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Ints = npt.NDArray[np.int64]
 
 KIND_WORDS = {
     "nvlink": "NVLink",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, byte_unit, drawn_on, legend_below, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
@@ -15,8 +15,6 @@ from clustersim.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Floats = npt.NDArray[np.float64]
 
 
 def footprint(

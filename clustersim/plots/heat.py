@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.hotspots import parts
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, QUIET, drawn_on, load_map, plain_axes, time_unit, titled
 from clustersim.timeline import LinkUse
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-Floats = npt.NDArray[np.float64]
 
 MAX_LINKS, BINS = 24, 360
 
@@ -93,5 +92,5 @@ def binned(times: Floats, rates: Floats, begin: float, end: float, bins: int = B
     edges = np.linspace(begin, end, bins + 1)
     moved = np.concatenate([[0.0], np.cumsum(rates * np.diff(times))])
     at = np.interp(edges, times, moved)
-    mean: npt.NDArray[np.float64] = np.diff(at) / ((end - begin) / bins)
+    mean: Floats = np.diff(at) / ((end - begin) / bins)
     return mean

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from clustersim.arrays import Floats, Ints
+
 Intervals = tuple[Floats, Floats]
 
 NARROW, STRETCH, CROWD = 0.006, 0.02, 5
@@ -67,7 +67,7 @@ def _edges(begin: float, end: float, width: float) -> Floats:
     return np.linspace(begin, end, max(1, round((end - begin) / width)) + 1)
 
 
-def _flat(row: dict[str, Intervals], begin: float, end: float) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+def _flat(row: dict[str, Intervals], begin: float, end: float) -> tuple[Ints, Floats, Floats]:
     """All intervals of a row inside the window by start, with the number of their kind; neighbours of a kind that
     touch are one."""
     parts = []

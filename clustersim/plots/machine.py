@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.errors import TopologyError
 from clustersim.plots import layout
 from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 MAX_COLUMNS = 32
 """GPUs side by side that are still readable; a larger machine is summarised."""

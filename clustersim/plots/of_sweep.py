@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.errors import ClusterSimError
 from clustersim.plots.curves import scaling
 from clustersim.plots.style import FAINT, INK, curve_styles, drawn_on, new_figure, only_one, plain_axes, series, titled
@@ -54,7 +55,7 @@ def _one_to_one(table: Columns, name: str) -> bool:
     return len(pairs) == len(np.unique(table[name])) == len(np.unique(table["gpus"]))
 
 
-def _groups(table: Columns, names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
+def _groups(table: Columns, names: Sequence[str]) -> dict[str, Ints]:
     """Rows of each combination of these columns, by what to call it, in the order they appear."""
     found: dict[str, list[int]] = {}
     for i in range(len(table["gpus"])):

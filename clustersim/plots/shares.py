@@ -72,7 +72,7 @@ def breakdown(
     return titled(figure, title, alt(states, bars), ax)
 
 
-def rank_groups(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
+def rank_groups(seconds: Floats) -> dict[str, Ints]:
     """All ranks, then ranks whose times are alike to a tenth of a percent of the step, the most stalled last."""
     w = len(seconds)
     everyone = {f"all {w} ranks" if w > 1 else "rank 0": np.arange(w)}
@@ -88,14 +88,14 @@ def rank_groups(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
     return everyone
 
 
-def _extremes(seconds: Floats) -> dict[str, npt.NDArray[np.int64]]:
+def _extremes(seconds: Floats) -> dict[str, Ints]:
     """Where every rank differs: the one that computes longest, the middle, and shortest."""
     order = np.argsort(seconds[:, : len(KERNELS)].sum(axis=1), kind="stable")
     picked = {"slowest": order[-1], "median": order[len(order) // 2], "fastest": order[0]}
     return {f"rank {int(r)} ({name})": np.array([r]) for name, r in picked.items()}
 
 
-def _named(members: npt.NDArray[np.int64]) -> str:
+def _named(members: Ints) -> str:
     if len(members) == 1:
         return f"rank {members[0]}"
     if members[-1] - members[0] == len(members) - 1:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis import pipeline
 from clustersim.analysis.dimensions import DIMENSIONS
 from clustersim.analysis.where import BUBBLES, Where
+from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.pipeline import usual_step
 from clustersim.plots.style import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 LEAST = 0.002
 """Share of the step below which a part is not drawn."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
 from clustersim.plots.style import INK, QUIET, new_figure, palette, titled
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Bools = npt.NDArray[np.bool_]
 Move: TypeAlias = tuple[int, int, int, bool]
 """(sender, receiver, chunk, whether the receiver adds it to its own)."""
 
@@ -72,9 +72,7 @@ def _caption(k: int, moves: Sequence[Sequence[Move]]) -> str:
     return f"step {k}: {'add what arrives' if all(add for *_, add in moves[k - 1]) else 'keep what arrives'}"
 
 
-def _panel(
-    axes: Axes, state: npt.NDArray[np.generic], share: npt.NDArray[np.float64], step: Sequence[Move], caption: str
-) -> None:
+def _panel(axes: Axes, state: npt.NDArray[np.generic], share: Floats, step: Sequence[Move], caption: str) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 

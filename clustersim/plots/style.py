@@ -10,7 +10,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 palette: dict[str, str] = {
     "forward": "#0072B2",

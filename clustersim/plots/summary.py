@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.plots import layout
 from clustersim.plots.layout import Places
 from clustersim.plots.style import INK, QUIET, new_figure, titled
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from clustersim.plots.machine import Canvas
 
-Floats = npt.NDArray[np.float64]
 
 MAX_SWITCHES, MAX_LINES = 64, 1200
 """Switches of a tier, and cables between two tiers, that are drawn one by one."""

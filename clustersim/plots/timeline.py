@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.occupancy import occupancy
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
@@ -18,8 +17,6 @@ from clustersim.units import format_time
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Floats = npt.NDArray[np.float64]
 
 
 def gantt(

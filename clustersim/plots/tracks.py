@@ -12,12 +12,12 @@ import numpy.typing as npt
 from clustersim.analysis.columns import did
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pace import kernel_seconds
+from clustersim.arrays import Floats
 from clustersim.plots.intervals import minus
 from clustersim.plots.style import palette
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline, alike
 
-Floats = npt.NDArray[np.float64]
 Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.timeline.Timeline.spans` gives them."""
 
