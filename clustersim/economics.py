@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+
+import msgspec
 
 from clustersim.device import device
 from clustersim.paths import data_path
@@ -88,23 +89,18 @@ def watts_per_gpu(rates: Rates, step_s: float, compute_s: float, exposed_s: floa
     return rates.limit_w * (busy + p.rest_of_machine) * p.pue
 
 
-def costs(rates: Rates, gpus: int, samples_per_s: float, result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of a steady run: USD and kWh per sample, and what the whole machine costs and draws.
+class Costs(msgspec.Struct, frozen=True):
+    """Of a steady run: USD an hour and per sample (or token; None without a price), mean draw, and kWh per sample."""
 
-    Parameters
-    ----------
-    samples_per_s : tokens where a model has them. result : ``step_time_s``, ``compute_s`` and
-        ``exposed_communication_s``, as of ``clustersim run --json``.
+    usd_per_hour: float | None
+    usd_per_sample: float | None
+    watts_per_gpu: float
+    kwh_per_sample: float
 
-    Returns a dict: ``usd_per_hour``, ``usd_per_sample`` (both None without a price), ``watts_per_gpu``,
-    ``kwh_per_sample``.
-    """
-    step = float(result["step_time_s"])
-    watts = watts_per_gpu(rates, step, float(result["compute_s"]), float(result["exposed_communication_s"]))
+
+def costs(rates: Rates, gpus: int, samples_per_s: float, watts: float) -> Costs:
+    """Of a machine that makes ``samples_per_s`` (tokens where a model has them); ``watts`` : of each GPU, as of
+    :func:`watts_per_gpu`."""
     per_hour = None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * gpus
-    return {
-        "usd_per_hour": per_hour,
-        "usd_per_sample": None if per_hour is None else per_hour / HOUR / samples_per_s,
-        "watts_per_gpu": watts,
-        "kwh_per_sample": watts * gpus / samples_per_s / 3.6e6,
-    }
+    per_sample = None if per_hour is None else per_hour / HOUR / samples_per_s
+    return Costs(per_hour, per_sample, watts, watts * gpus / samples_per_s / 3.6e6)

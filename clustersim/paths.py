@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -32,7 +34,9 @@ def _finite(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Numpy, dataclasses' leaves and infinities as what JSON can hold: not-a-number and infinity become null."""
+    """Numpy, Structs, dataclasses and infinities as what JSON can hold: not-a-number and infinity become null."""
+    if isinstance(value, msgspec.Struct):
+        return plain(msgspec.to_builtins(value, str_keys=True, enc_hook=plain))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -23,9 +23,10 @@ from clustersim.planner.limits import memory_verdict, step_bound, too_much
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import from_table
 from clustersim.planner.verdict import verdict
-from clustersim.planner.why import alternatives, at_least_as_good, why_lost, why_on_front, why_tempting
+from clustersim.planner.why import alternatives, at_least_as_good, where_it_goes, why_lost, why_on_front, why_tempting
 from clustersim.ranges import Range, of_step
 from clustersim.report.plan import front_figure, plan_page
+from clustersim.sweeps.row import Figures, Held, HotLink
 
 PLAN = {
     "title": "GPT-2 XL",
@@ -90,8 +91,8 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
     every = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
     for one in (one for one in every.options if one.state == "simulated"):
         bound = step_bound(scenario_of(read, "plan.toml", one.candidate).prepare())
-        assert bound.step_s <= one.result["step_time_s"]
-        assert bound.compute_s <= one.result["compute_s"]
+        assert bound.step_s <= one.step_s
+        assert bound.compute_s <= one.result.compute_s
 
 
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
@@ -175,13 +176,12 @@ def test_every_option_on_the_front_says_why_and_the_best_of_each_kind_off_it_say
 def test_cost_and_energy_are_the_closed_form():
     known = planner.rates("H100-SXM5-80GB", 3.0, {"compute": 1.0, "communication": 0.5, "idle": 0.1,
                                                    "rest_of_machine": 0.5, "pue": 1.2})  # fmt: skip
-    result = {"step_time_s": 1.0, "compute_s": 0.6, "exposed_communication_s": 0.3}
     watts = 700 * (0.6 * 1.0 + 0.3 * 0.5 + 0.1 * 0.1 + 0.5) * 1.2
     assert planner.watts_per_gpu(known, 1.0, 0.6, 0.3) == pytest.approx(watts)
-    spent = planner.costs(known, 16, 1000.0, result)
-    assert spent["usd_per_hour"] == 48.0
-    assert spent["usd_per_sample"] == pytest.approx(48.0 / 3600 / 1000)
-    assert spent["kwh_per_sample"] == pytest.approx(16 * watts / 1000 / 3.6e6)
+    spent = planner.costs(known, 16, 1000.0, watts)
+    assert spent.usd_per_hour == 48.0
+    assert spent.usd_per_sample == pytest.approx(48.0 / 3600 / 1000)
+    assert spent.kwh_per_sample == pytest.approx(16 * watts / 1000 / 3.6e6)
 
 
 def test_a_machine_of_h100s_in_kernels_all_the_time_draws_what_was_measured():
@@ -203,11 +203,11 @@ def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
                            "strategies": [{"kind": "ddp"}]}}, batch={"samples": [32, 256]})  # fmt: skip
     found = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1))
     said = planner.told(read, found)
-    assert said["unit"] == "samples"
-    assert said["front"][0]["usd_per_1e9"] is None
-    assert any("no price" in line for line in said["assumptions"])
-    assert "nothing is said of cost" in said["verdict"]
-    assert "cheapest" not in said["front"][0]["why"]
+    assert said.unit == "samples"
+    assert said.front[0].usd_per_1e9 is None
+    assert any("no price" in line for line in said.assumptions)
+    assert "nothing is said of cost" in said.verdict
+    assert "cheapest" not in said.front[0].why
     assert "kWh" in plots.alt_text(front_figure(said))
 
 
@@ -219,13 +219,13 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
     assert unpriced
     for one in unpriced:
         assert not one.priced
-        assert one.costs["usd_per_sample"] is None
+        assert one.costs.usd_per_sample is None
     said = planner.told(plan(machines=machines), found)
-    for row in (*said["front"], *said["alternatives"], *said["tempting"]):
-        if row["machine"] == "pcie-a100":
-            assert "cheap" not in row["why"]
-            assert "dearer" not in row["why"]
-    assert "among those with a price (pcie-a100 has none)" in said["verdict"]
+    for row in (*said.front, *said.alternatives, *said.tempting):
+        if row.machine == "pcie-a100":
+            assert "cheap" not in row.why
+            assert "dearer" not in row.why
+    assert "among those with a price (pcie-a100 has none)" in said.verdict
     assert "pcie-a100: no price" in plots.alt_text(front_figure(said))
     dear = planner.search(
         plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}), "plan.toml", tmp_path, planner.How(jobs=1)
@@ -273,9 +273,16 @@ def option(number, kind, rate, gpus=8, usd=1.0):
     """An option that was simulated, of made figures."""
     form = Form({"kind": kind}, {}, kind, (), (False, False), 0, False, dict.fromkeys(DEGREES, 1))
     candidate = Candidate(number, plan().machines[0], 1, gpus, form, (64 // gpus, 1), "none")
-    result = {"step_time_s": 64 / rate, "phase_shares": {"exposed_communication": 0.1}, "hottest_links": []}
+    result = Figures(step_time_s=64 / rate, samples_per_s=rate, compute_s=0.0, exposed_communication_s=0.0, gpus=gpus,
+                     peak_memory_bytes=0.0, fits=True, phase_shares={"forward": 0.3, "exposed_communication": 0.31},
+                     hottest_links=[HotLink("node3/nic0 -> leaf0", 0.9)])  # fmt: skip
     objectives = (-rate, usd * gpus / rate, float(gpus), gpus / rate)
     return Option(candidate, "simulated", result=result, rate=rate, objectives=objectives)
+
+
+def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
+    said = "31% of the step is exposed communication (busiest: nic -> leaf, 90% of its line rate)"
+    assert where_it_goes(option(0, "fsdp", 100.0)) == said
 
 
 def judged(monkeypatch, *options):
@@ -308,8 +315,9 @@ def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting(monkeypatc
 def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
     one = option(0, "fsdp", 100.0)
     for shown, said in ((79, False), (83, True)):
-        memory = {"device_bytes": 80 * 2**30, "shown_bytes": shown * 2**30}
-        tight = msgspec.structs.replace(one, result={**one.result, "peak_memory_bytes": 72 * 2**30, "memory": memory})
+        memory = Held(80 * 2**30, shown * 2**30)
+        result = msgspec.structs.replace(one.result, peak_memory_bytes=72 * 2**30, memory=memory)
+        tight = msgspec.structs.replace(one, result=result)
         sentence = "needs 72 GiB, and with the allocator's and NCCL's own about 83 GiB of 80 GiB: it may run out"
         assert (sentence in verdict(plan(), judged(monkeypatch, tight))) == said
 
@@ -334,8 +342,8 @@ def test_every_option_is_on_the_front_or_tempting_or_beaten_by_one_that_is_certa
 def test_validations_error_is_carried_into_every_figure(small):
     read, _, found = small
     said = planner.told(read, found)
-    for row in said["front"]:
-        assert row["error"] == of_step(row["kind"]).p50 > 0
+    for row in said.front:
+        assert row.error == of_step(row.kind).p50 > 0
 
 
 # ---- files and the command -------------------------------------------------------------------------------------------

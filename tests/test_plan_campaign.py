@@ -8,6 +8,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from msgspec import UNSET, structs
 
 from clustersim import planner
 from clustersim.cli import cli
@@ -50,36 +51,37 @@ def said(folder):
 
 
 def test_days_and_cost_of_the_front_are_percentiles_with_failures(said):
-    assert len(said["front"]) == 2
-    for row in said["front"]:
-        one = row["campaign"]
-        assert one["ideal_days"] == pytest.approx(row["days"], rel=0.01)
-        assert one["ideal_days"] < one["days"]["p5"] <= one["days"]["p50"] <= one["days"]["p95"]
-        assert one["usd"]["p50"] == pytest.approx(row["usd"] * one["days"]["p50"] / row["days"], rel=1e-6)
-        assert one["goodput"] == pytest.approx(one["ideal_days"] / one["days"]["p50"], rel=0.01)
-    first, second = (row["campaign"]["in_time"] for row in said["front"])
+    assert len(said.front) == 2
+    for row in said.front:
+        one = row.campaign
+        assert one.ideal_days == pytest.approx(row.days, rel=0.01)
+        assert one.ideal_days < one.days["p5"] <= one.days["p50"] <= one.days["p95"]
+        assert one.usd["p50"] == pytest.approx(row.usd * one.days["p50"] / row.days, rel=1e-6)
+        assert one.goodput == pytest.approx(one.ideal_days / one.days["p50"], rel=0.01)
+    first, second = (row.campaign.in_time for row in said.front)
     assert first > 0.9 > 0.1 > second  # both keep the deadline by their steps alone
 
 
 def test_the_answer_says_how_much_of_a_difference_is_failure(said):
-    whole, steps, failures = (float(x) for x in re.findall(r"([+-][\d.]+)(?= days| by)", said["failures"][0]))
-    first, second = (row["campaign"] for row in said["front"])
+    whole, steps, failures = (float(x) for x in re.findall(r"([+-][\d.]+)(?= days| by)", said.failures[0]))
+    first, second = (row.campaign for row in said.front)
     assert whole == pytest.approx(steps + failures, abs=0.11)
-    assert whole == pytest.approx(second["days"]["p50"] - first["days"]["p50"], abs=0.06)
+    assert whole == pytest.approx(second.days["p50"] - first.days["p50"], abs=0.06)
     assert failures != 0
 
 
 def test_without_failures_and_saves_the_days_are_those_of_the_steps(folder):
     free = table(factor=0, checkpoints=[{"every": "1 d", "stall": "0 s", "load": "0 s"}])
-    for row in planner.plan(planner.from_table(free), folder, jobs=1)["front"]:
-        assert row["campaign"]["days"]["p95"] == row["campaign"]["days"]["p5"]
-        assert row["campaign"]["days"]["p50"] == pytest.approx(row["campaign"]["ideal_days"])
+    for row in planner.plan(planner.from_table(free), folder, jobs=1).front:
+        assert row.campaign.days["p95"] == row.campaign.days["p5"]
+        assert row.campaign.days["p50"] == pytest.approx(row.campaign.ideal_days)
 
 
 def test_a_plan_without_a_campaign_is_the_plan_it_was(said, folder):
     plain = planner.plan(planner.from_table(PLAN), folder, jobs=1)
-    assert "failures" not in plain
-    assert [row | {"campaign": None} for row in said["front"]] == [row | {"campaign": None} for row in plain["front"]]
+    assert plain.failures is UNSET
+    assert "failures" not in json.loads((folder / "plan.json").read_text())
+    assert [structs.replace(row, campaign=UNSET) for row in said.front] == plain.front
 
 
 def test_an_option_whose_campaign_cannot_be_is_an_answer(folder):
@@ -88,8 +90,8 @@ def test_an_option_whose_campaign_cannot_be_is_an_answer(folder):
         ({"policy": "drop_replica"}, "keep one copy of the optimizer states"),
     ):
         found = planner.plan(planner.from_table(table(recovery=recovery)), folder, jobs=1)
-        assert all(told in row["campaign"]["wrong"] for row in found["front"])
-        assert len(found["failures"]) == len(found["front"])
+        assert all(told in row.campaign.wrong for row in found.front)
+        assert len(found.failures) == len(found.front)
 
 
 def test_the_command_and_the_page_say_it(said, folder, tmp_path):
@@ -99,7 +101,7 @@ def test_the_command_and_the_page_say_it(said, folder, tmp_path):
     done = CliRunner().invoke(cli, ["plan", str(path), "--out", str(folder), "--jobs", "1"])
     assert done.exit_code == 0, done.output
     assert "with failures" in done.output
-    assert json.loads((folder / "plan.json").read_text())["failures"] == said["failures"]
+    assert json.loads((folder / "plan.json").read_text())["failures"] == said.failures
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from clustersim import planner, plots
 from clustersim.dims import Dims
@@ -182,7 +183,7 @@ def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small
     for one in found.options:
         if one.state == "simulated" and one.candidate.split:
             rough = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True).step_time_s
-            assert abs(rough / one.result["step_time_s"] - 1) < ROUGH
+            assert abs(rough / one.step_s - 1) < ROUGH
 
 
 HUNDREDS = DENSE | {
@@ -212,7 +213,7 @@ def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_
     assert len(ran) > 4 * sum(one.state in {"simulated", "rough"} for one in found.options)
     for one in random.Random(0).sample([one for one in ran if one.candidate.split], 30):
         sketch = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True, sketched=True).step_time_s
-        assert abs(sketch / one.result["step_time_s"] - 1) < ROUGH, one.candidate.label()
+        assert abs(sketch / one.step_s - 1) < ROUGH, one.candidate.label()
 
 
 def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monkeypatch):
@@ -237,16 +238,16 @@ def test_what_the_sieve_said_is_kept_and_of_another_plan_it_is_not(small, monkey
 def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule_costs(small):
     read, _, found = small
     said = planner.told(read, found)
-    assert all(row["limited_by"] and row["stage_bytes"] for row in said["front"])
-    assert {(cell["tp"], cell["pp"]) for cell in said["landscape"]} >= {(1, 1), (8, 1), (2, 2)}
-    assert sum(cell["best"] for cell in said["landscape"]) == 1
-    assert all(row["why"] for row in said["alternatives"])
+    assert all(row.limited_by and row.stage_bytes for row in said.front)
+    assert {(cell.tp, cell.pp) for cell in said.landscape} >= {(1, 1), (8, 1), (2, 2)}
+    assert sum(cell.best for cell in said.landscape) == 1
+    assert all(row.why for row in said.alternatives)
     ((_, taken),) = rule(found.options).items()
     assert taken.candidate.degrees["tp"] == 8
     assert "TP 8" in rule_told(found) or taken.candidate.number == found.front[0].candidate.number
     page = plan_page(said)
     assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
-    assert "tp 8" in plots.alt_text(plots.degrees([plots.Cell(**row) for row in said["landscape"]]))
+    assert "tp 8" in plots.alt_text(plots.degrees([plots.Cell(**structs.asdict(row)) for row in said.landscape]))
 
 
 def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
@@ -254,9 +255,9 @@ def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
     said = planner.told(read, found)
     assert found.common
     for knob in found.common:
-        assert said["verdict"].count(knob) == 1
-        assert not any(knob in row["option"] or knob in row["why"] for row in said["front"])
-    names = [row["option"] for row in said["options"]]
+        assert said.verdict.count(knob) == 1
+        assert not any(knob in row.option or knob in row.why for row in said.front)
+    names = [row.option for row in said.options]
     assert len(set(names)) == len(names)
     other = {one.candidate.knobs for one in found.options} - {tuple(found.front[0].candidate.knobs)}
     assert all(any(knob in name for name in names) for knobs in other for knob in set(knobs) - found.common)
@@ -294,26 +295,26 @@ def robust(small):
 
 
 def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_best_at_every_corner(small, robust):
-    said = planner.told(small[0], robust)["robust"]
-    regrets = np.array([row["regrets"] for row in said["rows"]])
-    assert regrets.shape == (len(said["rows"]), len(said["corners"]))
+    said = planner.told(small[0], robust).robust
+    regrets = np.array([row.regrets for row in said.rows])
+    assert regrets.shape == (len(said.rows), len(said.corners))
     assert (regrets.min(axis=0) == 0).all()
-    assert [row["regret"] for row in said["rows"]] == regrets.max(axis=1).tolist()
-    assert [row["robust"] for row in said["rows"]].index(True) == regrets.max(axis=1).argmin()
-    rates = np.array([row["rate"] for row in said["rows"]])
+    assert [row.regret for row in said.rows] == regrets.max(axis=1).tolist()
+    assert [row.robust for row in said.rows].index(True) == regrets.max(axis=1).argmin()
+    rates = np.array([row.rate for row in said.rows])
     assert regrets[:, 0] == pytest.approx(rates.max() / rates - 1)
 
 
 def test_who_knows_on_which_side_a_number_is_regrets_no_more(small, robust):
-    said = planner.told(small[0], robust)["robust"]
-    regrets, worst = np.array([row["regrets"] for row in said["rows"]]), min(row["regret"] for row in said["rows"])
-    assert [one["name"] for one in said["uncertain"]] == ["links inside a node", "kernels"]  # one node: no network
-    for one in said["measure"]:
-        assert 0 <= one["worth"] <= worst
-        assert set(one["choice"].values()) <= {row["option"] for row in said["rows"]}
+    said = planner.told(small[0], robust).robust
+    regrets, worst = np.array([row.regrets for row in said.rows]), min(row.regret for row in said.rows)
+    assert [one.name for one in said.uncertain] == ["links inside a node", "kernels"]  # one node: no network
+    for one in said.measure:
+        assert 0 <= one.worth <= worst
+        assert set(one.choice.values()) <= {row.option for row in said.rows}
     for name in ("inside", "kernels"):
-        for end in {corner[name] for corner in said["corners"][1:]}:
-            there = [k for k, corner in enumerate(said["corners"]) if corner.get(name) == end]
+        for end in {corner[name] for corner in said.corners[1:]}:
+            there = [k for k, corner in enumerate(said.corners) if corner.get(name) == end]
             assert regrets[:, there].max(axis=1).min() <= worst
 
 
@@ -337,8 +338,8 @@ def test_a_robust_search_goes_on_where_it_was_and_its_page_has_the_table(small, 
     assert again.turned == robust.turned
     said = planner.told(read, again)
     (part,) = [one for one in plan_page(said).sections if one.id == "robust"]
-    assert said["robust"]["verdict"] in part.words
-    assert len(part.grid.rows) == len(said["robust"]["rows"])
+    assert said.robust.verdict in part.words
+    assert len(part.grid.rows) == len(said.robust.rows)
 
 
 # ---- the space -------------------------------------------------------------------------------------------------------

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from clustersim import plots
 from clustersim.errors import ProgramError
 
 OPTIONS = [
-    {"option": "1 x a", "machine": "a", "gpus": 8, "days": 8.0, "usd": 100.0},
-    {"option": "2 x a", "machine": "a", "gpus": 16, "days": 4.0, "usd": 110.0},
-    {"option": "2 x a, slow", "machine": "a", "gpus": 16, "days": 5.0, "usd": 130.0},
-    {"option": "1 x b", "machine": "b", "gpus": 8, "days": 2.0, "usd": 150.0},
-    {"option": "too large", "machine": "b", "gpus": 8, "days": None, "usd": None},
+    SimpleNamespace(option="1 x a", machine="a", gpus=8, days=8.0, usd=100.0),
+    SimpleNamespace(option="2 x a", machine="a", gpus=16, days=4.0, usd=110.0),
+    SimpleNamespace(option="2 x a, slow", machine="a", gpus=16, days=5.0, usd=130.0),
+    SimpleNamespace(option="1 x b", machine="b", gpus=8, days=2.0, usd=150.0),
+    SimpleNamespace(option="too large", machine="b", gpus=8, days=None, usd=None),
 ]
 
 
 def test_the_front_is_full_and_numbered_and_the_rest_is_faint():
-    said = {"options": OPTIONS, "front": [OPTIONS[3], OPTIONS[1], OPTIONS[0]]}
+    said = SimpleNamespace(options=OPTIONS, front=[OPTIONS[3], OPTIONS[1], OPTIONS[0]])
     figure = plots.tradeoff(said, deadline=6.0, budget=140.0, title="plan")
     axes = figure.axes[0]
     points = [tuple(map(tuple, some.get_offsets().tolist())) for some in axes.collections]
@@ -32,4 +34,4 @@ def test_the_front_is_full_and_numbered_and_the_rest_is_faint():
 
 def test_options_without_a_price_cannot_be_drawn():
     with pytest.raises(ProgramError, match="no option has both days and a price"):
-        plots.tradeoff({"options": OPTIONS[-1:], "front": []})
+        plots.tradeoff(SimpleNamespace(options=OPTIONS[-1:], front=[]))

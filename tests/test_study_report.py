@@ -16,6 +16,7 @@ from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.planner import of_sweep
 from clustersim.planner.swept import Swept, load
 from clustersim.report import holds_study, study_html
+from clustersim.sweeps.spec import Question
 
 SWEEP = """
 base = "ddp_resnet50_1x8_v100"
@@ -90,31 +91,31 @@ def of(rates, question=None, kind="ddp"):
 
 
 def test_the_choice_that_is_never_beaten_is_named_and_the_others_worst_case():
-    said = of_sweep.answer(of([[100.0, 100.0], [50.0, 25.0]]))["verdict"]
+    said = of_sweep.answer(of([[100.0, 100.0], [50.0, 25.0]])).verdict
     assert said == (
         "C0 is the fastest, or as fast as can be told, in all 2 cases; c1 takes up to 4 times as long (seed 1)."
     )
 
 
 def test_choices_that_predictions_cannot_tell_apart_are_named_together():
-    said = of_sweep.answer(of([[100.0, 100.0], [101.0, 99.0]]))["verdict"]
+    said = of_sweep.answer(of([[100.0, 100.0], [101.0, 99.0]])).verdict
     assert said == "C0 or c1: in all 2 cases they differ by less than predictions are off."
 
 
 def test_where_each_case_has_its_own_best_choice_no_one_is_named_best():
-    assert "No choice is best everywhere" in of_sweep.answer(of([[100.0, 10.0], [10.0, 100.0]]))["verdict"]
+    assert "No choice is best everywhere" in of_sweep.answer(of([[100.0, 10.0], [10.0, 100.0]])).verdict
 
 
 @pytest.mark.parametrize(
     ("second", "start"), [(99.0, "Yes, once it saves more than 1.0%"), (50.0, "Only where it saves more")]
 )
 def test_what_a_choice_costs_is_what_it_must_save(second, start):
-    asked = {"axis": "choice", "value": 2, "against": 1, "choice": "the second"}
+    asked = Question(axis="choice", value=2, against=1, choice="the second")
     answer = of_sweep.answer(of([[100.0, 100.0], [second, 100.0 * second / 99.0 if second > 90 else second]], asked))
-    assert answer["verdict"].startswith(start)
+    assert answer.verdict.startswith(start)
     hour = planner.rates("H100-SXM5-80GB").usd_per_gpu_hour * 8
     lost = 1 - second / 100
-    assert f"{lost:.1%} is {lost * hour:,.0f} of the {hour:,.0f} USD an hour" in answer["verdict"]
+    assert f"{lost:.1%} is {lost * hour:,.0f} of the {hour:,.0f} USD an hour" in answer.verdict
 
 
 def test_a_question_about_an_axis_or_value_that_is_not_there_is_an_error():
@@ -136,7 +137,7 @@ def test_the_answer_comes_first_and_is_the_commands(folder):
     if (folder / "plan.json").exists():
         answer = json.loads((folder / "plan.json").read_text())["verdict"]
     else:
-        answer = of_sweep.answer(load(folder))["verdict"]
+        answer = of_sweep.answer(load(folder)).verdict
     assert words(said) == answer.replace("+-", "±")
     body = page[page.index("<main>") :]
     parts = ['class="verdict"', 'id="front"', 'id="assumed"', 'id="all"']
@@ -206,7 +207,7 @@ def test_the_commands_write_the_same_page(swept, tmp_path):
     again = CliRunner().invoke(cli, ["sweep", file, "--out", str(swept), "--report", str(tmp_path / "b.html")])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-    assert of_sweep.answer(load(swept))["verdict"] in again.stdout
+    assert of_sweep.answer(load(swept)).verdict in again.stdout
 
 
 def test_the_front_is_drawn_large_and_said_in_words():

@@ -52,6 +52,11 @@ def test_a_table_has_the_grids_order_and_the_figures_of_a_run(folder):
     assert (table["busiest_link"][0], table["busiest_link_utilisation"][0]) == alone.summary["hottest_links"][0][:2]
 
 
+def lines(folder):
+    """Rows as they lie there."""
+    return [json.loads(line) for _, line in sweeps.Store(folder).lines()]
+
+
 def test_shares_of_a_row_are_of_the_whole_step(folder):
     table = sweeps.read(folder)
     good = table["error"] == ""
@@ -60,14 +65,15 @@ def test_shares_of_a_row_are_of_the_whole_step(folder):
 
 
 def test_a_reference_takes_another_fields_value(folder):
-    rows = {(axes["exchange"], axes["cluster.gpus_per_node"]): row for axes, row in sweeps.rows(folder)}
-    assert [rows["server", n]["inputs"]["strategy"]["servers"] for n in (2, 1)] == [2, 1]
+    inputs = {row["key"]: row["inputs"] for row in lines(folder)}
+    key = {(axes["exchange"], axes["cluster.gpus_per_node"]): row.key for axes, row in sweeps.rows(folder)}
+    assert [inputs[key["server", n]]["strategy"]["servers"] for n in (2, 1)] == [2, 1]
     with pytest.raises(ClusterSimError, match=r"'\$\{cluster.nod\}' stands for a field"):
         list(sweeps.from_table({"base": "ddp_resnet50_1x8_v100", "set": {"run.steps": "${cluster.nod}"}}).cases())
 
 
 def test_a_row_holds_inputs_version_and_nothing_of_the_place_it_ran_in(folder):
-    for row in sweeps.Store(folder).rows():
+    for row in lines(folder):
         assert list(row)[:4] == ["key", "version", "inputs", "files"]
         assert row["inputs"]["run"]["nccl_version"]  # a default, written out
         assert str(folder.parent) not in json.dumps(row)

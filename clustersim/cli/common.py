@@ -102,7 +102,7 @@ def needs_out(page: Path | None, out: Path | None) -> None:
         raise click.UsageError("--report needs --out: the page is made of what is there")
 
 
-def written_study(folder: Folder, file: str, said: Mapping[str, Any], figures: Mapping[str, Figure]) -> list[str]:
+def written_study(folder: Folder, file: str, said: object, figures: Mapping[str, Figure]) -> list[str]:
     """Write a study's answer and its pictures to its folder; returns what was written."""
     from clustersim import plots
 
@@ -112,7 +112,7 @@ def written_study(folder: Folder, file: str, said: Mapping[str, Any], figures: M
 
 
 def say_study(
-    said: Mapping[str, Any], out: Path | None, page: Path | None, as_json: bool, show: Callable[[list[str]], None]
+    said: object, out: Path | None, page: Path | None, as_json: bool, show: Callable[[list[str]], None]
 ) -> None:
     """Write the page of a study that is in a folder, where one is asked for; then print JSON, or ``show`` it.
 

@@ -118,23 +118,14 @@ def export_config(
 
 def _scenario(name: str, option: int | None) -> Scenario:
     """A scenario, or an option of a plan's front."""
-    from clustersim import scenario
-    from clustersim.texts import is_folder, json_table, text_of
+    from clustersim import planner, scenario
+    from clustersim.texts import is_folder
 
-    if not is_folder(name):
-        if option is not None:
-            raise ScenarioError(f"--option {option}: {name} is no folder that clustersim plan --out wrote")
-        return scenario.load(name)
-    file = Path(name) / "plan.json"
-    front = json_table(text_of(file, ScenarioError), str(file), ScenarioError).get("front")
-    if not isinstance(front, list) or not front:
-        raise ScenarioError(f"{file}: has no front; did any option fit?")
-    if (option or 1) > len(front):
-        raise ScenarioError(f"--option {option}: the front of {file} has {len(front)} options")
-    row = front[(option or 1) - 1]
-    if not isinstance(row, dict) or not isinstance(row.get("scenario"), dict):
-        raise ScenarioError(f"{file}: its front does not hold scenarios; run clustersim plan again")
-    return scenario.from_table(row["scenario"], str(row.get("path") or file))
+    if is_folder(name):
+        return planner.option_of(Path(name), option or 1)[0]
+    if option is not None:
+        raise ScenarioError(f"--option {option}: {name} is no folder that clustersim plan --out wrote")
+    return scenario.load(name)
 
 
 def _write(found: Exported, out: Path) -> list[str]:

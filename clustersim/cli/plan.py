@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,12 +18,12 @@ from clustersim.cli.common import (
     say_study,
     stdout,
     working,
+    written_study,
 )
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
-    from clustersim.outputs import Picture
-    from clustersim.planner import Searched
+    from clustersim.planner.rows import Answer, Chosen, Row
 
 
 @click.command(short_help="Find the best machines, sizes and strategies within limits.")
@@ -46,7 +45,10 @@ def plan(
     are off, and what to measure before you decide. Results are kept in OUT: the same command goes on after an
     interruption.
     """
+    from msgspec import structs
+
     from clustersim import planner
+    from clustersim.report.plan import pictures
 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
@@ -55,14 +57,13 @@ def plan(
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
         )  # fmt: skip
         said = planner.with_campaign(planner.told(read, found, path), read)
-        said["launch"] = _launch(said["front"], out)
-    pictures = _pictures(said)
-    planner.write(said, out, pictures)
-    wrote = [f"{out}/{name}" for name in ("results.jsonl", "plan.json", *pictures)]
-    say_study(said, out, page, as_json, lambda pages: _print(read.title or path.stem, said, found, wrote + pages))
+        said = structs.replace(said, launch=_launch(said.front, out))
+    folder, title = planner.folder_for(read, path, out), read.title or path.stem
+    wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, said, pictures(said))]
+    say_study(said, out, page, as_json, lambda pages: _print(title, said, len(found.options), wrote + pages))
 
 
-def _launch(front: list[dict[str, Any]], out: Path) -> str:
+def _launch(front: list[Chosen], out: Path) -> str:
     """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
     where none can launch it."""
     from clustersim import exchange, scenario
@@ -70,7 +71,7 @@ def _launch(front: list[dict[str, Any]], out: Path) -> str:
 
     if not front:
         return ""
-    made, found = scenario.from_table(front[0]["scenario"], front[0]["path"]), []
+    made, found = scenario.from_table(front[0].scenario, front[0].path), []
     for to in FRAMEWORKS[:-1]:
         with contextlib.suppress(ClusterSimError):
             written = exchange.written(made, to)
@@ -81,50 +82,40 @@ def _launch(front: list[dict[str, Any]], out: Path) -> str:
     return f"clustersim export-config {out} --to {to} -o launch{suffix}"
 
 
-def _pictures(said: dict[str, Any]) -> dict[str, Picture]:
-    """The front, to be drawn, where anything was simulated."""
-    from clustersim import plots
-    from clustersim.report.plan import front_figure
-
-    figure = front_figure(said)
-    return {} if figure is None else {"front.png": partial(plots.save, figure)}
-
-
-def _print(title: str, said: dict[str, Any], found: Searched, wrote: list[str]) -> None:
+def _print(title: str, said: Answer, options: int, wrote: list[str]) -> None:
     from clustersim.report.plan import failures, robust
 
     console = stdout()
-    console.say(said["verdict"])
-    unit = said["unit"]
+    console.say(said.verdict)
+    unit = said.unit
     columns = ("option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
-    console.print(number_table(title, columns, ((row["option"], *_cells(row)) for row in said["front"])))
+    console.print(number_table(title, columns, ((row.option, *_cells(row)) for row in said.front)))
     for part in (*failures(said), *robust(said)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
         console.say(*(f"- {line}" for line in part.words))
-    for row in said["front"]:
-        if row["limited_by"] and row["stage_bytes"]:
-            held = " ".join(f"{b / 2**30:.0f}" for b in row["stage_bytes"])
-            console.say(f"- {row['option']}: {row['limited_by']}; GiB by stage {held}")
-    for heading, rows in {"why these": "front", "tempting": "tempting", "why not": "alternatives"}.items():
-        if said[rows]:
+    for row in said.front:
+        if row.limited_by and row.stage_bytes:
+            held = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
+            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {held}")
+    for heading, rows in (("why these", said.front), ("tempting", said.tempting), ("why not", said.alternatives)):
+        if rows:
             console.say(heading, style="bold")
-        console.say(*(f"- {row['option']}: {row['why']}" for row in said[rows]))
-    console.say(*(f"! {warning}" for warning in said["warnings"]))
-    counts = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
-    console.say(f"{len(found.options):,} options: {counts}")
-    if said["launch"]:
-        console.say(f"launch it: {said['launch']}")
-    console.say(*(f"assumed: {line}" for line in said["assumptions"]))
+        console.say(*(f"- {row.option}: {row.why}" for row in rows))
+    console.say(*(f"! {warning}" for warning in said.warnings))
+    counts = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
+    console.say(f"{options:,} options: {counts}")
+    if said.launch:
+        console.say(f"launch it: {said.launch}")
+    console.say(*(f"assumed: {line}" for line in said.assumptions))
     console.say(f"wrote {', '.join(wrote)}")
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     def number(value: float | None, form: str = ",.0f") -> str:
         return "-" if value is None else format(value, form)
 
-    usd, kwh = row["usd_per_1e9"], row["kwh_per_1e9"]
     return (
-        number(row["gpus"]), number(row["rate"]), f"{row['error']:.0%}", number(usd), number(kwh),
-        number(row["days"], ",.1f"), number(row["usd"]),
+        number(row.gpus), number(row.rate), f"{row.error:.0%}", number(row.usd_per_1e9), number(row.kwh_per_1e9),
+        number(row.days, ",.1f"), number(row.usd),
     )  # fmt: skip

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from clustersim.cli.common import (
     PATH,
@@ -69,32 +68,16 @@ def sensitivity(
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
-class _Option(msgspec.Struct):
-    option: str
-    path: str
-    scenario: dict[str, Any]
-
-
-class _Plan(msgspec.Struct):
-    front: list[_Option]
-
-
 def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario, str]:
     """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front; and its title."""
+    from clustersim import planner
     from clustersim import scenario as scenarios
-    from clustersim.errors import ClusterSimError
-    from clustersim.texts import decoded, text_of
 
     overrides = scenarios.parse_overrides(changes)
-    file = Path(name) / "plan.json"
-    if not file.is_file():
-        found = scenarios.load(name, overrides)
-        return found, found.title
-    front = decoded(text_of(file, ClusterSimError), _Plan, f"{file}: is damaged", ClusterSimError).front
-    if place > len(front):
-        raise ClusterSimError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
-    row = front[place - 1]
-    return scenarios.from_table(row.scenario, Path(row.path), overrides), row.option
+    if (Path(name) / planner.FILE).is_file():
+        return planner.option_of(Path(name), place, overrides)
+    found = scenarios.load(name, overrides)
+    return found, found.title
 
 
 def _nodes(text: str | None) -> list[int] | None:

@@ -14,9 +14,9 @@ import click
 from clustersim.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout
 
 if TYPE_CHECKING:
+    from clustersim.arrays import Columns
     from clustersim.sweeps import Outcome, Progress
     from clustersim.sweeps.crews import Executor
-    from clustersim.sweeps.table import Columns
 
 SHOWN = 40
 """Rows of a table on a terminal."""
@@ -103,7 +103,7 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
     if "" in table.get("error", ()):
         from clustersim.planner import of_sweep, swept
 
-        console.say(of_sweep.answer(swept.load(outcome.folder))["verdict"])
+        console.say(of_sweep.answer(swept.load(outcome.folder)).verdict)
     if table:
         console.print(_table(table, axes, title))
     if len(table.get("key", ())) > SHOWN:

@@ -1,24 +1,25 @@
-"""A search's answer in plain values: the front, the alternatives, what was assumed, and what is too close to call."""
+"""A search's answer: the front, the alternatives, what was assumed, and what is too close to call."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from msgspec import UNSET
+
 from clustersim import ranges
-from clustersim.outputs import Picture, draw_all, json_text, output_folder, together
 from clustersim.planner.campaigns import goodput
 from clustersim.planner.candidates import base
 from clustersim.planner.options import Option, Searched, title
 from clustersim.planner.robust import robustness
+from clustersim.planner.rows import Answer, Chosen, Degrees, Fate, Reasoned
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.planner.verdict import left_over, too_close, verdict
 from clustersim.planner.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
 from clustersim.scenario.reading import Table, override
-from clustersim.texts import Plain
 
 Pair = tuple[int, int]
 STATES = {
@@ -32,83 +33,74 @@ STATES = {
 }
 
 
-def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Plain:
-    """The whole answer. ``path`` : the plan's file, where relative names in it start.
-
-    Returns a dict: ``verdict``, the answer in a sentence; ``unit`` ("tokens" or "samples"); ``front``, ``tempting`` and
-    ``alternatives``, rows as of :func:`row` with ``why``, on the front also the whole ``scenario`` and the plan's
-    ``path``; ``warnings``; ``counts`` by what became of options; ``combined``, how many combinations there were;
-    ``assumptions``, sentences; ``options``, with ``state`` and ``reason``: every one, of a large space those that came
-    to be simulated; ``landscape``, of a split model rows of ``tp``, ``pp`` and ``step_s`` on the fastest one's machine;
-    ``robust``, of a robust search, as of :func:`clustersim.planner.robust.robustness`.
-    """
-    unit = "tokens" if found.tokens else "samples"
-    front = [_whole(plan, found, one, path) | {"why": why_on_front(one, found)} for one in found.front]
+def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Answer:
+    """The whole answer. ``path`` : the plan's file, where relative names in it start."""
 
     @cache
     def lasting(number: int, rate: float) -> float | None:
-        return goodput(_whole(plan, found, found.options[number], path), plan, rate)
+        return goodput(_chosen(plan, found, found.options[number], path), plan, rate)
 
     robust = robustness(found, None if plan.campaign is None else lasting)
-    others = [row(one, found) | {"why": why_lost(one, found)} for one in alternatives(found)]
-    tempting = [row(one, found) | {"why": why_tempting(one, found)} for one in found.tempting]
     states = Counter(one.state for one in found.options)
-    return {
-        "title": plan.title,
-        "verdict": verdict(plan, found),
-        "unit": unit,
-        "front": front,
-        "tempting": tempting,
-        "alternatives": others,
-        "warnings": [*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
-        "counts": {words: states[state] for state, words in STATES.items()},
-        "combined": found.combined,
-        "assumptions": list(assumptions(plan, found)),
-        "options": [
-            row(one, found) | {"state": one.state, "reason": found.reason(one)}
+    return Answer(
+        title=plan.title,
+        verdict=verdict(plan, found),
+        unit="tokens" if found.tokens else "samples",
+        front=[_chosen(plan, found, one, path) for one in found.front],
+        tempting=[Reasoned(**_row(one, found), why=why_tempting(one, found)) for one in found.tempting],
+        alternatives=[Reasoned(**_row(one, found), why=why_lost(one, found)) for one in alternatives(found)],
+        warnings=[*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
+        counts={words: states[state] for state, words in STATES.items()},
+        combined=found.combined,
+        assumptions=list(assumptions(plan, found)),
+        options=[
+            Fate(**_row(one, found), state=one.state, reason=found.reason(one))
             for one in found.options
             if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
         ],
-        "landscape": list(landscape(found)),
-    } | ({"robust": robust} if robust else {})
+        landscape=list(landscape(found)),
+        robust=UNSET if robust is None else robust,
+    )
 
 
-def _whole(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> Plain:
+def _chosen(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> Chosen:
     """An option's figures with its scenario."""
-    per_step = round(one.rate * float(one.result["step_time_s"])) if found.tokens else None
-    return row(one, found) | {"scenario": _tables(plan, one), "path": str(path), "tokens_per_step": per_step}
+    return Chosen(
+        **_row(one, found),
+        scenario=override(base(plan), one.candidate.changes),
+        path=str(path),
+        tokens_per_step=round(one.rate * one.step_s) if found.tokens else None,
+        why=why_on_front(one, found) if one.on_front else "",
+    )
 
 
-def row(option: Option, found: Searched) -> Plain:
-    """One option's figures: ``option``, its name without what all worth having share, and ``in_full``; ``rate``
-    [tokens/s or samples/s], ``error`` (relative, of its kind of strategy), ``usd_per_1e9`` and ``kwh_per_1e9`` (None
-    where not known), ``days`` and ``usd`` for the plan's tokens."""
-    usd, kwh = option.costs.get("usd_per_sample"), option.costs.get("kwh_per_sample")
+def _row(option: Option, found: Searched) -> Table:
+    """The fields of :class:`~clustersim.planner.rows.Row`."""
+    mine, spent = option.candidate, option.costs
     return {
         "option": found.title(option),
-        "in_full": title(option.candidate),
-        "family": option.candidate.form.family,
-        "machine": option.candidate.machine.label,
-        "nodes": option.candidate.nodes,
-        "gpus": option.candidate.gpus,
-        "batch": option.candidate.batch,
-        "kind": option.candidate.kind,
-        "degrees": option.candidate.degrees,
+        "in_full": title(mine),
+        "family": mine.form.family,
+        "machine": mine.machine.label,
+        "nodes": mine.nodes,
+        "gpus": mine.gpus,
+        "batch": mine.batch,
+        "kind": mine.kind,
+        "degrees": mine.degrees,
         "limited_by": what_limits(option),
         "stage_bytes": list(option.bound.held) if option.bound else [],
         "rate": option.rate or None,
-        "step_s": float(option.result["step_time_s"]) if option.result else None,
+        "step_s": option.result.step_time_s if option.result else None,
         "error": option.error,
-        "usd_per_1e9": None if usd is None else usd * 1e9,
-        "kwh_per_1e9": None if kwh is None else kwh * 1e9,
+        "usd_per_1e9": None if spent is None or spent.usd_per_sample is None else spent.usd_per_sample * 1e9,
+        "kwh_per_1e9": None if spent is None else spent.kwh_per_sample * 1e9,
         "days": option.days,
         "usd": option.usd,
     }
 
 
-def landscape(found: Searched) -> Iterator[Plain]:
-    """The shortest step of each tp and pp on the fastest option's machine: ``step_s`` [s], None where none fits;
-    ``sure``, that it was simulated; ``best``."""
+def landscape(found: Searched) -> Iterator[Degrees]:
+    """Each tp and pp on the fastest option's machine."""
     if not found.split or not found.front:
         return
     chosen = found.front[0].candidate
@@ -119,7 +111,7 @@ def landscape(found: Searched) -> Iterator[Plain]:
             continue
         pair = mine.degrees["tp"], mine.degrees["pp"]
         if one.result:
-            known[pair].append(float(one.result["step_time_s"]) / mine.batch)
+            known[pair].append(one.step_s / mine.batch)
         else:
             least[pair].append(one.bound.step_s / mine.batch if one.bound else math.inf)
     own = chosen.degrees["tp"], chosen.degrees["pp"]
@@ -129,12 +121,7 @@ def landscape(found: Searched) -> Iterator[Plain]:
         sure = step <= bound or pair == own
         shown = (step if sure else bound) * chosen.batch
         fits = math.isfinite(shown)
-        yield {"tp": pair[0], "pp": pair[1], "step_s": shown if fits else None, "sure": sure, "best": pair == own}
-
-
-def _tables(plan: PlanFile, option: Option) -> Table:
-    """An option as the tables of a scenario."""
-    return override(base(plan), option.candidate.changes)
+        yield Degrees(*pair, shown if fits else None, sure, pair == own)
 
 
 def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
@@ -157,13 +144,3 @@ def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
         )
     uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
     yield f"{ranges.within()}; {uncounted} not counted"
-
-
-def write(said: Plain, out: str | Path, pictures: Mapping[str, Picture] | None = None) -> None:
-    """``plan.json`` in the plan's folder, and pictures beside it, all or none.
-
-    Raises :class:`ClusterSimError` where they cannot be written.
-    """
-    with output_folder(Path(out)) as folder, together(folder) as path_of:
-        path_of("plan.json").write_bytes(json_text(said))
-        draw_all(pictures or {}, path_of)

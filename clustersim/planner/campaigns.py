@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from clustersim import scenario
 from clustersim.campaign import Runs, play
@@ -17,47 +17,26 @@ from clustersim.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.campaign.whatif import of_rate
 from clustersim.errors import ScenarioError
 from clustersim.planner.pareto import dominates
+from clustersim.planner.rows import Answer, Chosen, Played
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario import Scenario
-from clustersim.texts import Plain
 from clustersim.units import DAY, HOUR
 
 REPLICAS = 400
 
 
-@dataclass(frozen=True)
-class Played:
-    """What became of an option's training.
-
-    Parameters
-    ----------
-    days, usd : percentiles, USD None without a price. ideal_days : of its steps alone. goodput : effective training
-        time, p50. in_time : share of replicas within the plan's deadline, None without one.
-    beaten_by : another option of the front that with failures is better in everything, or nothing.
-    wrong : why it was not played, or nothing.
-    """
-
-    days: dict[str, float] | None = None
-    usd: dict[str, float] | None = None
-    ideal_days: float = 0.0
-    goodput: float = 0.0
-    in_time: float | None = None
-    beaten_by: str = ""
-    wrong: str = ""
-
-
-def with_campaign(said: Plain, plan: PlanFile, seed: int = 0) -> Plain:
-    """A plan's answer with ``campaign``, as of :class:`Played`, in each row of its front, and ``failures``: sentences
-    about what the options' differences are made of. The same where the plan names no campaign."""
+def with_campaign(said: Answer, plan: PlanFile, seed: int = 0) -> Answer:
+    """A plan's answer with the ``campaign`` of each option of its front, and ``failures``; the same where the plan
+    names no campaign."""
     if plan.campaign is None:
-        return dict(said)
-    rows, found = said["front"], [_played(row, plan, seed) for row in said["front"]]
-    found = [replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
-    front = [dict(row) | {"campaign": asdict(one)} for row, one in zip(rows, found, strict=True)]
-    return dict(said) | {"front": front, "failures": list(_sentences(rows, found))}
+        return said
+    rows, found = said.front, [_played(row, plan, seed) for row in said.front]
+    found = [structs.replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
+    front = [structs.replace(row, campaign=one) for row, one in zip(rows, found, strict=True)]
+    return structs.replace(said, front=front, failures=list(_sentences(rows, found)))
 
 
-def _played(row: Plain, plan: PlanFile, seed: int) -> Played:
+def _played(row: Chosen, plan: PlanFile, seed: int) -> Played:
     try:
         made, job = _campaign(row, plan)
         if made.hopeless:
@@ -77,7 +56,7 @@ def _played(row: Plain, plan: PlanFile, seed: int) -> Played:
     )
 
 
-def goodput(row: Plain, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
+def goodput(row: Chosen, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
     """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
     finish."""
     try:
@@ -90,63 +69,64 @@ def goodput(row: Plain, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> flo
     return float(np.median(runs.goodput("effective_training_time")))
 
 
-def _campaign(row: Plain, plan: PlanFile) -> tuple[Campaign, Job]:
+def _campaign(row: Chosen, plan: PlanFile) -> tuple[Campaign, Job]:
     loaded = _scenario(row, plan)
     job = _job(row, loaded)
     return campaign(table_of(loaded), job), job
 
 
-def _job(row: Plain, loaded: Scenario) -> Job:
+def _job(row: Chosen, loaded: Scenario) -> Job:
     """Of the step that the search has found, unless a step varies or is slow for a while: then it is run."""
     slow = any(one.factor is None for one in table_of(loaded).degraded)
-    if slow or loaded.file.run.variation is not None or loaded.file.run.jitter or not row["tokens_per_step"]:
+    varies = slow or loaded.file.run.variation is not None or loaded.file.run.jitter
+    if varies or not row.tokens_per_step or row.step_s is None:
         return job_of(loaded)[0]
-    return job_at(loaded, row["step_s"], row["tokens_per_step"])
+    return job_at(loaded, row.step_s, row.tokens_per_step)
 
 
-def _scenario(row: Plain, plan: PlanFile) -> Scenario:
-    loaded = scenario.from_table(dict(row["scenario"]), row["path"])
-    return replace(loaded, file=msgspec.structs.replace(loaded.file, campaign=plan.campaign))
+def _scenario(row: Chosen, plan: PlanFile) -> Scenario:
+    loaded = scenario.from_table(row.scenario, row.path)
+    return replace(loaded, file=structs.replace(loaded.file, campaign=plan.campaign))
 
 
-def _cost(row: Plain, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
+def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
     """Of the option's GPUs and of spares, at the plan's own price."""
-    if row["usd"] is None or not row["days"]:
+    if row.usd is None or not row.days:
         return None
-    hourly = row["usd"] / (row["days"] * DAY / HOUR) * (1.0 + spares * gpus_per_node / row["gpus"])
+    hourly = row.usd / (row.days * DAY / HOUR) * (1.0 + spares * gpus_per_node / row.gpus)
     return percentiles(hourly * runs.elapsed / HOUR)
 
 
-def _beaten(i: int, rows: Sequence[Plain], found: Sequence[Played]) -> str:
+def _beaten(i: int, rows: Sequence[Chosen], found: Sequence[Played]) -> str:
     """Another option that is better in days, cost, GPUs and energy, failures counted."""
     mine = _objectives(rows[i], found[i])
-    names = (rows[j]["option"] for j in range(len(rows)) if j != i and found[j].days is not None
+    names = (rows[j].option for j in range(len(rows)) if j != i and found[j].days is not None
              and mine is not None and dominates(_objectives(rows[j], found[j]) or (), mine))  # fmt: skip
     return str(next(names, ""))
 
 
-def _objectives(row: Plain, one: Played) -> tuple[float, ...] | None:
+def _objectives(row: Chosen, one: Played) -> tuple[float, ...] | None:
     if one.days is None:
         return None
     usd = np.inf if one.usd is None else one.usd["p50"]
-    return one.days["p50"], usd, float(row["gpus"]), float(row["kwh_per_1e9"] or 0.0) / one.goodput
+    return one.days["p50"], usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / one.goodput
 
 
-def _sentences(rows: Sequence[Plain], found: Sequence[Played]) -> Iterator[str]:
+def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]:
     """Of each option and the next: how far apart they are, and how much of that is failure."""
     there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
     for (a, first), (b, second) in pairwise(there):
         days = _middle(second) - _middle(first)
         steps = second.ideal_days - first.ideal_days
         yield (
-            f"{b['option']} takes {days:+,.1f} days against {a['option']}: {steps:+,.1f} by its steps and "
+            f"{b.option} takes {days:+,.1f} days against {a.option}: {steps:+,.1f} by its steps and "
             f"{days - steps:+,.1f} by failures, saves and stops"
         )
     for row, one in zip(rows, found, strict=True):
         if one.beaten_by:
-            yield f"with failures {row['option']} is no longer worth having: {one.beaten_by} is better in everything"
+            yield f"with failures {row.option} is no longer worth having: {one.beaten_by} is better in everything"
         if one.wrong:
-            yield f"{row['option']}: no campaign ({one.wrong})"
+            yield f"{row.option}: no campaign ({one.wrong})"
 
 
 def _middle(one: Played) -> float:

@@ -6,44 +6,56 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from clustersim.economics import rates
+from clustersim.economics import Costs, rates
 from clustersim.errors import ClusterSimError
 from clustersim.planner.options import at_worst
 from clustersim.planner.pareto import front
 from clustersim.planner.swept import Swept
 from clustersim.ranges import VAGUE, of_step, off_by, within
-from clustersim.texts import Table
 from clustersim.units import format_change
 
 
-def answer(swept: Swept) -> Table:
-    """The whole answer.
+class Scored(msgspec.Struct, frozen=True):
+    """A scenario that fits: its ``family`` among those that are compared, ``rate`` [tokens/s or samples/s], relative
+    ``error``, and whether it is among the best; ``usd_per_1e9`` None without a price."""
 
-    Returns a dict: ``verdict``, a sentence; ``title``, ``unit``; ``head`` and ``cases``, the table behind the verdict;
-    ``front``, rows with ``option``, ``gpus``, ``rate``, ``error``, ``usd_per_1e9`` (None without a price),
-    ``kwh_per_1e9`` and ``best``; ``warnings``; ``assumptions``.
-    """
-    asked = swept.question or {}
-    if asked.get("value") is not None:
-        verdict, head, cases = _worth(
-            swept, asked["value"], asked["against"], str(asked.get("choice") or asked["value"])
-        )
+    option: str
+    family: str
+    machine: str
+    gpus: int
+    rate: float
+    error: float
+    usd_per_1e9: float | None
+    kwh_per_1e9: float
+    best: bool
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a sweep comes to, in a sentence; ``head`` and ``cases`` are the table behind it, ``front`` the scenarios by
+    speed, fastest first."""
+
+    verdict: str
+    head: list[str]
+    cases: list[list[str]]
+    front: list[Scored]
+    warnings: list[str]
+    assumptions: list[str]
+
+
+def answer(swept: Swept) -> Decision:
+    """The whole answer."""
+    asked = swept.question
+    if asked is not None and asked.value is not None:
+        verdict, head, cases = _worth(swept, asked.value, asked.against, str(asked.choice or asked.value))
     elif swept.axis is not None:
         verdict, head, cases = _which(swept)
     else:
         verdict, head, cases = _fastest(swept), [], []
-    return {
-        "title": swept.title,
-        "verdict": verdict,
-        "unit": swept.unit,
-        "head": head,
-        "cases": cases,
-        "front": list(_front(swept)),
-        "warnings": list(_warnings(swept)),
-        "assumptions": list(_assumptions(swept)),
-    }
+    said = list(_front(swept)), list(_warnings(swept)), list(_assumptions(swept))
+    return Decision(verdict, head, cases, *said)
 
 
 Told = tuple[str, list[str], list[list[str]]]
@@ -160,7 +172,7 @@ def _fastest(swept: Swept) -> str:
     )
 
 
-def _front(swept: Swept) -> Iterator[Table]:
+def _front(swept: Swept) -> Iterator[Scored]:
     """Rows that fit, fastest first, and whether no other beats them in speed, cost, GPUs and energy at once, errors
     counted; none where models differ, or all have as many GPUs."""
     table = swept.table
@@ -170,24 +182,24 @@ def _front(swept: Swept) -> Iterator[Table]:
     spent = {i: swept.costs(i) for i in fits}
     kept = {fits[k] for k in front([_objectives(swept, i, spent[i]) for i in fits])}
     for i in sorted(fits, key=lambda i: -swept.rate[i]):
-        usd, kwh = spent[i]["usd_per_sample"], spent[i]["kwh_per_sample"]
-        yield {
-            "option": swept.said(i, swept.axes),
-            "family": swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
-            "machine": str(table["topology"][i]),
-            "gpus": int(table["gpus"][i]),
-            "rate": float(swept.rate[i]),
-            "error": swept.error(i),
-            "usd_per_1e9": None if usd is None else usd * 1e9,
-            "kwh_per_1e9": None if kwh is None else kwh * 1e9,
-            "best": i in kept,
-        }
+        usd, kwh = spent[i].usd_per_sample, spent[i].kwh_per_sample
+        yield Scored(
+            option=swept.said(i, swept.axes),
+            family=swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
+            machine=str(table["topology"][i]),
+            gpus=int(table["gpus"][i]),
+            rate=float(swept.rate[i]),
+            error=swept.error(i),
+            usd_per_1e9=None if usd is None else usd * 1e9,
+            kwh_per_1e9=kwh * 1e9,
+            best=i in kept,
+        )
 
 
-def _objectives(swept: Swept, i: int, spent: Mapping[str, float | None]) -> tuple[float, ...]:
+def _objectives(swept: Swept, i: int, spent: Costs) -> tuple[float, ...]:
     """Speed, cost, GPUs and energy of a row, at the worse end of its error; smaller is better."""
-    usd, kwh = spent["usd_per_sample"], spent["kwh_per_sample"]
-    plain = (-float(swept.rate[i]), np.inf if usd is None else usd, float(swept.table["gpus"][i]), float(kwh or 0.0))
+    usd = np.inf if spent.usd_per_sample is None else spent.usd_per_sample
+    plain = (-float(swept.rate[i]), usd, float(swept.table["gpus"][i]), spent.kwh_per_sample)
     return at_worst(plain, swept.error(i))
 
 

@@ -9,12 +9,12 @@ from functools import cached_property
 
 import msgspec
 
-from clustersim.economics import Rates
+from clustersim.economics import Costs, Rates
 from clustersim.planner.candidates import Candidate
 from clustersim.planner.limits import Bound
 from clustersim.planner.pareto import front
 from clustersim.ranges import of_step
-from clustersim.texts import Plain
+from clustersim.sweeps.row import Figures
 from clustersim.topology import Topology
 
 
@@ -25,7 +25,7 @@ class Option(msgspec.Struct, frozen=True):
     ----------
     candidate : it. state : ``"simulated"``, or why not: ``"memory"``, ``"limits"``, ``"bound"``, ``"error"``; of a
         split model also ``"rough"``, simulated roughly folded alone, and ``"left"``, beyond the plan's simulations.
-    reason : in words, for those that were not simulated or break a limit. result : the row's, of ``clustersim run``.
+    reason : in words, for those that were not simulated or break a limit. result : the row's, where it was simulated.
     rate : tokens/s of the whole machine (samples/s where the model has no tokens). costs : see
         :func:`clustersim.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
         where no price is known), GPUs, energy.
@@ -38,9 +38,9 @@ class Option(msgspec.Struct, frozen=True):
     candidate: Candidate
     state: str = ""
     reason: str = ""
-    result: Plain = {}
+    result: Figures | None = None
     rate: float = 0.0
-    costs: Mapping[str, float | None] = {}
+    costs: Costs | None = None
     objectives: tuple[float, ...] = ()
     days: float | None = None
     usd: float | None = None
@@ -53,6 +53,11 @@ class Option(msgspec.Struct, frozen=True):
     def priced(self) -> bool:
         """Whether its machine has a price."""
         return math.isfinite(self.objectives[1])
+
+    @property
+    def step_s(self) -> float:
+        """Of one that was simulated [s], not a number for another."""
+        return math.nan if self.result is None else self.result.step_time_s
 
     @property
     def error(self) -> float:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.planner.options import Option, Searched, Turned
 from clustersim.planner.rounds import Runner
+from clustersim.planner.rows import Regret, Robust, Span, Worth
 from clustersim.planner.seen import Seen
 from clustersim.ranges import of_collective, of_step
-from clustersim.texts import Plain
 from clustersim.topology import Topology
 
 RIVALS = 6
@@ -38,17 +38,6 @@ FAILING = "failures"
 Goodput = Callable[[int, float], float | None]
 """(number of an option, how often failures come) -> share of the time that makes new steps; None where that never
 ends."""
-
-
-@dataclass(frozen=True)
-class Worth:
-    """What a measurement is worth: by how much the worst regret falls, the ``choice`` at either end, and the
-    ``command`` that measures."""
-
-    name: str
-    worth: float
-    choice: dict[str, str]
-    command: str
 
 
 @dataclass(frozen=True)
@@ -122,14 +111,8 @@ def _rivals(found: Searched, seen: Seen) -> Iterator[Option]:
             yield one
 
 
-def robustness(found: Searched, goodput: Goodput | None = None) -> Plain | None:
-    """What is robust, in plain values; None where nothing was run again. ``goodput`` : with a campaign.
-
-    Returns a dict: ``verdict``, a sentence; ``uncertain``, rows of ``name``, ``low``, ``high``; ``rows``, of each
-    option ``option``, ``rate``, ``regret`` (the worst), ``at`` (the corner, in words) and ``regrets``, one for each of
-    ``corners``; ``measure``, rows of ``name``, ``worth`` (by how much the worst regret falls), ``choice`` by end, and
-    ``command``.
-    """
+def robustness(found: Searched, goodput: Goodput | None = None) -> Robust | None:
+    """What is robust; None where nothing was run again. ``goodput`` : with a campaign."""
     if not found.turned:
         return None
     ran = [found.options[number] for number in found.turned[0].seconds]
@@ -147,18 +130,17 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> Plain | None:
     best = int(np.argmin(worst))  # of equal ones the fastest
     titles = [found.title(one) for one in options]
     worths = [_worth(one, corners, regrets, titles, worst[best]) for one in numbers]
-    return {
-        "verdict": _verdict(titles, worst, best, numbers, worths),
-        "uncertain": [{"name": one.words, "low": one.low, "high": one.high} for one in numbers],
-        "corners": corners,
-        "rows": [
-            {"option": titles[i], "rate": one.rate, "regret": float(worst[i]),
-             "at": _corner(corners[int(np.argmax(regrets[i]))], numbers), "regrets": regrets[i].tolist(),
-             "robust": i == best}
+    return Robust(
+        _verdict(titles, worst, best, numbers, worths),
+        [Span(one.words, one.low, one.high) for one in numbers],
+        [dict(corner) for corner in corners],
+        [
+            Regret(titles[i], one.rate, float(worst[i]), _corner(corners[int(np.argmax(regrets[i]))], numbers),
+                   regrets[i].tolist(), i == best)
             for i, one in enumerate(options)
         ],
-        "measure": sorted(map(asdict, worths), key=lambda one: -one["worth"]),
-    }  # fmt: skip
+        sorted(worths, key=lambda one: -one.worth),
+    )  # fmt: skip
 
 
 def _times(found: Searched, options: Sequence[Option]) -> tuple[list[Mapping[str, float]], Floats]:

@@ -7,20 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clustersim import scenario
 from clustersim.planner.candidates import Candidate, base, scenario_of
 from clustersim.planner.spec import PlanFile
 from clustersim.scenario.parts import model_of
-from clustersim.scenario.reading import Table
 from clustersim.scenario.rerun import Factors
 from clustersim.sweeps.driving import Driver
 from clustersim.sweeps.left import Task
-from clustersim.sweeps.row import Fingerprints, failure, identity, line, version
+from clustersim.sweeps.row import Failure, Figures, Fingerprints, Row, failure, identity, line, row_of, version
 from clustersim.sweeps.running import compute, timed
 from clustersim.sweeps.store import Store
-from clustersim.texts import Plain
+from clustersim.texts import Table
 
 SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
 """How near a run is to the whole one: see :mod:`clustersim.scenario.folded`."""
@@ -40,16 +37,17 @@ def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequenc
     return timed("plan", expected, tasks, row)
 
 
-def _rough(one: scenario.Scenario, fidelity: str, inputs: Plain) -> Plain:
+def _rough(one: scenario.Scenario, fidelity: str, inputs: Table) -> Figures | Failure:
     try:
         found = one.folded(roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
-        return {"error": failure(error, one.path.parent)}
-    nothing = dict.fromkeys(("compute_s", "exposed_communication_s", "peak_memory_bytes", "samples_per_s"), 0.0)
-    result = nothing | {"step_time_s": found.step_time_s, "gpus": found.ranks[1], "fits": True}
-    return {"result": result | {"phase_shares": {}, "hottest_links": []}}
+        return failure(error, one.path.parent)
+    return Figures(
+        step_time_s=found.step_time_s, gpus=found.ranks[1], fits=True, compute_s=0.0, exposed_communication_s=0.0,
+        peak_memory_bytes=0.0, samples_per_s=0.0, phase_shares={}, hottest_links=[],
+    )  # fmt: skip
 
 
 class Runner:
@@ -64,7 +62,7 @@ class Runner:
         team: Any,
     ) -> None:
         self.plan, self.path, self.append, self.team = plan, path, append, team
-        self.rows: dict[str, Plain] = {row["key"]: row for row in store.rows()}
+        self.rows = {row.key: row for row in store.rows()}
         self.prints = Fingerprints()
         self.run_table = base(plan)["run"]
         self.layers = len(model_of(scenario.from_table(base(plan), path)).layers)
@@ -77,22 +75,22 @@ class Runner:
         each = self.layers / candidate.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
         return WHOLE if not candidate.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
-    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, Plain]:
+    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, Row]:
         """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so."""
-        found: dict[int, Plain] = {}
+        found: dict[int, Row] = {}
         for how in (SKETCHED, FOLDED, WHOLE):
             found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how)
         return found
 
     def turned(self, chosen: Sequence[Candidate], factors: Factors) -> dict[int, float]:
         """Seconds of a step by number, as first runs have it, on a machine with rates turned; those that ran."""
-        found: dict[int, Plain] = {}
+        found: dict[int, Row] = {}
         for how in (SKETCHED, FOLDED):
             mine = [one for one in chosen if self.fidelity(one, rough=True) == how]
             found |= self._run(mine, how, factors)
-        return {number: float(row["result"]["step_time_s"]) for number, row in found.items() if "result" in row}
+        return {number: row.result.step_time_s for number, row in found.items() if row.result is not None}
 
-    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None) -> dict[int, Plain]:
+    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None) -> dict[int, Row]:
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
@@ -107,15 +105,14 @@ class Runner:
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)
             for text in lines:
-                row: Plain = msgspec.json.decode(text)
-                self.rows[row["key"]] = row
+                row = row_of(text, "a worker's row")
+                self.rows[row.key] = row
 
         known_as = base(self.plan), str(self.path), version()
         work = partial(compute, *known_as) if fidelity == WHOLE else partial(roughly, fidelity, *known_as)
         driver: Driver[Task] = Driver(self.team, work, took)
         driver.run(iter(list(tasks.values())))
         for task, error in driver.given_up:
-            self.rows[task.identity.key] = {
-                "error": {"class": "lost", "message": f"its worker died each time: {error}"}
-            }
+            known_as_lost = Failure("lost", f"its worker died each time: {error}")
+            self.rows[task.identity.key] = Row(task.identity.key, error=known_as_lost)
         return {number: self.rows[key] for number, key in keys.items()}

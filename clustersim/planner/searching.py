@@ -27,13 +27,14 @@ from clustersim.outputs import Folder
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.robust import at_corners
 from clustersim.planner.rounds import Runner
+from clustersim.planner.rows import FILE
 from clustersim.planner.seen import Seen, machines_of
 from clustersim.planner.sieve import SIEVED
 from clustersim.planner.spec import PlanFile
 from clustersim.sweeps.crews import Executor, crew
 from clustersim.sweeps.store import Store
 
-FILES = ("plan.json", "front.png", SIEVED)
+FILES = (FILE, "front.png", SIEVED)
 """What a plan leaves beside its rows."""
 ROUND = 8
 """Candidates simulated between two looks at what they prune."""
@@ -75,8 +76,7 @@ def search(
 
     Raises :class:`ClusterSimError` where no option can be read, or the folder cannot be written.
     """
-    store, name = Store(Path(out)), plan.title or Path(path).stem
-    folder = Folder(store.path, "plan", name, FILES, (name, plan.model))
+    store, folder = Store(Path(out)), folder_for(plan, path, out)
     folder.check()
     seen = Seen(plan, path, *machines_of(plan, path), told=told)
     team = crew(how.executor, how.jobs)
@@ -95,6 +95,12 @@ def search(
             return replace(found, turned=at_corners(found, seen, runner)) if how.robust else found
     finally:
         team.close()
+
+
+def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:
+    """Where a plan of this file goes."""
+    name = plan.title or Path(path).stem
+    return Folder(Path(out), "plan", name, FILES, (name, plan.model))
 
 
 def _next_round(waiting: Sequence[int], seen: Seen, exhaustive: bool, rough: bool) -> tuple[list[Option], list[int]]:

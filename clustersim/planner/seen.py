@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from clustersim import scenario
-from clustersim.economics import DAY, HOUR, Rates, costs, rates
+from clustersim.economics import DAY, HOUR, Costs, Rates, costs, rates, watts_per_gpu
 from clustersim.errors import ClusterSimError
 from clustersim.mesh import Mesh
 from clustersim.planner.candidates import Candidate, base, candidates, combined, scenario_of
@@ -23,7 +23,8 @@ from clustersim.planner.pareto import Better
 from clustersim.planner.sieve import Sieve, kept
 from clustersim.planner.spec import EXACT, PlanFile
 from clustersim.scenario.parts import machine, model_of, shape_of
-from clustersim.texts import Plain
+from clustersim.sweeps.row import Figures, Row
+from clustersim.texts import Table
 from clustersim.topology import Topology
 
 ROUGH = 0.05
@@ -196,14 +197,14 @@ class Seen:
             what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
         self._note(option, option.state or "bound", what, by.candidate.number)
 
-    def take(self, rows: Mapping[int, Plain], *, rough: bool) -> None:
+    def take(self, rows: Mapping[int, Row], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
         for number, row in rows.items():
             option = self.options[number]
-            if "error" in row:
-                self._note(option, "error", row["error"]["message"])
+            if row.result is None:
+                self._note(option, "error", row.error.message if row.error else "")
                 continue
-            result = row["result"] if row["result"]["phase_shares"] else _parts_of(row["result"], option.bound)
+            result = row.result if row.result.phase_shares else _parts_of(row.result, option.bound)
             option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
             slack = ROUGH if rough else 0.0
             if rough:
@@ -212,14 +213,15 @@ class Seen:
                 worst = at_worst(option.objectives, slack)
                 self._better.add(number, worst, at_worst(worst, option.error))
 
-    def _simulated(self, option: Option, result: Plain, state: str) -> Option:
+    def _simulated(self, option: Option, result: Figures, state: str) -> Option:
         candidate, known = option.candidate, self.rates_of(option.candidate)
-        rate = candidate.batch * (self.seq_len or 1) / float(result["step_time_s"])
-        if result["samples_per_s"]:
-            rate = float(result["tokens_per_s"] or result["samples_per_s"])
-        spent = costs(known, candidate.gpus, rate, result)
-        cost = math.inf if spent["usd_per_sample"] is None else spent["usd_per_sample"]
-        energy = float(spent["kwh_per_sample"] or 0.0) * 3.6e6
+        rate = candidate.batch * (self.seq_len or 1) / result.step_time_s
+        if result.samples_per_s:
+            rate = result.tokens_per_s or result.samples_per_s
+        watts = watts_per_gpu(known, result.step_time_s, result.compute_s, result.exposed_communication_s)
+        spent = costs(known, candidate.gpus, rate, watts)
+        cost = math.inf if spent.usd_per_sample is None else spent.usd_per_sample
+        energy = spent.kwh_per_sample * 3.6e6
         per_day = _per_day(spent)
         tokens = self.plan.limits.tokens
         days = None if tokens is None else tokens / rate / DAY
@@ -244,18 +246,17 @@ class Seen:
         return not self._broken(option.rate, _per_day(option.costs))
 
 
-def _per_day(spent: Mapping[str, float | None]) -> float:
-    hourly = spent.get("usd_per_hour")
-    return math.inf if hourly is None else 24.0 * hourly
+def _per_day(spent: Costs | None) -> float:
+    return math.inf if spent is None or spent.usd_per_hour is None else 24.0 * spent.usd_per_hour
 
 
-def _parts_of(result: Plain, bound: Bound | None) -> Plain:
+def _parts_of(result: Figures, bound: Bound | None) -> Figures:
     """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
-    step, least = float(result["step_time_s"]), bound or Bound(0.0, 0.0)
+    step, least = result.step_time_s, bound or Bound(0.0, 0.0)
     compute = min(step, least.compute_s / SLACK)
     exposed = max(0.0, step - compute - least.ramp_s)
     shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
-    return {**result, "compute_s": compute, "exposed_communication_s": exposed, "phase_shares": shares}
+    return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)
 
 
 def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:
@@ -265,7 +266,7 @@ def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:
         return 0
 
 
-def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Plain]:
+def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Table]:
     """What is tried as ``[parallel]``."""
     if not plan.tried.parallel:
         return [{}]

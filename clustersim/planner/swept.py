@@ -12,10 +12,10 @@ import numpy as np
 
 from clustersim import sweeps
 from clustersim.arrays import Columns, Floats
-from clustersim.economics import costs, rates
+from clustersim.economics import Costs, costs, rates, watts_per_gpu
 from clustersim.errors import ClusterSimError
 from clustersim.ranges import alike, of_step
-from clustersim.texts import Table
+from clustersim.sweeps.spec import Question
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Swept:
     title: str
     table: Columns
     axes: tuple[str, ...]
-    question: Table | None
+    question: Question | None
     failed: int
 
     @cached_property
     def axis(self) -> str | None:
         """The column in question; without a question the first whose values are words."""
         if self.question is not None:
-            return str(self.question["axis"])
+            return self.question.axis
         return next((name for name in self.axes if self.table[name].dtype.kind == "U"), None)
 
     @cached_property
@@ -81,11 +81,11 @@ class Swept:
         """How far steps of a row's strategy are off: half of the published ones lay within."""
         return of_step(self.kind(i)).p50
 
-    def costs(self, i: int) -> dict[str, float | None]:
-        """What a row costs: :func:`clustersim.economics.costs`."""
-        result = {n: float(self.table[n][i]) for n in ("step_time_s", "compute_s", "exposed_communication_s")}
+    def costs(self, i: int) -> Costs:
+        """What a row costs."""
         known = rates(str(self.table["device"][i]))
-        return costs(known, int(self.table["gpus"][i]), float(self.rate[i]), result)
+        times = (float(self.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s"))
+        return costs(known, int(self.table["gpus"][i]), float(self.rate[i]), watts_per_gpu(known, *times))
 
     def alike(self, i: int, j: int) -> bool:
         """Whether two rows differ by less than their predictions are off."""
@@ -111,5 +111,5 @@ def load(folder: str | Path) -> Swept:
     if not good.any():
         raise ClusterSimError(f"{folder}: no row of this sweep has a result")
     kept = {name: column[good] for name, column in table.items()}
-    varied = tuple(name for name in about["axes"] if len(np.unique(kept[name])) > 1)
-    return Swept(about["title"], kept, varied, about.get("question"), int((~good).sum()))
+    varied = tuple(name for name in about.axes if len(np.unique(kept[name])) > 1)
+    return Swept(about.title, kept, varied, about.question, int((~good).sum()))

@@ -33,11 +33,10 @@ def _common(found: Searched) -> str:
 
 def _tight(option: Option) -> str:
     """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
-    memory = option.result.get("memory") or {}
-    room, shown = memory.get("device_bytes", 0.0), memory.get("shown_bytes", 0.0)
-    if not may_run_out(shown, room):
+    if option.result is None or not may_run_out(option.result.memory.shown_bytes, option.result.memory.device_bytes):
         return ""
-    needed = format_bytes(option.result["peak_memory_bytes"])
+    needed, shown = format_bytes(option.result.peak_memory_bytes), option.result.memory.shown_bytes
+    room = option.result.memory.device_bytes
     return (
         f" Its fullest GPU needs {needed}, and with the allocator's and NCCL's "
         f"own about {format_bytes(shown)} of {format_bytes(room)}: it may run out; more memory_margin is safer."
@@ -141,7 +140,7 @@ def left_over(found: Searched) -> str:
                  (mine.machine, mine.nodes)]  # fmt: skip
         if there and one.bound:
             best = max(there, key=lambda other: other.rate)
-            step = float(best.result["step_time_s"]) * mine.batch / best.candidate.batch
+            step = best.step_s * mine.batch / best.candidate.batch
             gains.append((step / one.bound.step_s - 1, one))
     if not left:
         return ""

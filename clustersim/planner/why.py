@@ -7,7 +7,7 @@ import re
 
 from clustersim.planner.limits import SLACK
 from clustersim.planner.options import Option, Searched, rule
-from clustersim.texts import Plain
+from clustersim.sweeps.row import Figures
 from clustersim.units import format_time
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
@@ -55,7 +55,7 @@ def why_lost(option: Option, searched: Searched) -> str:
     slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
     dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
     how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
-    return f"{where_it_goes(option.result)}; {how} than {searched.title(by)}"
+    return f"{where_it_goes(option)}; {how} than {searched.title(by)}"
 
 
 def beats(option: Option, searched: Searched) -> Option:
@@ -71,7 +71,7 @@ def why_tempting(option: Option, searched: Searched) -> str:
     if option.priced and by.priced:
         gains[f"cheaper per {'token' if searched.tokens else 'sample'}"] = 1 - option.objectives[1] / by.objectives[1]
     word, gain = max(gains.items(), key=lambda pair: pair[1])
-    limit = float(option.result["step_time_s"]) * option.rate / by.rate
+    limit = option.step_s * option.rate / by.rate
     return (
         f"{gain:.1%} {word} than {searched.title(by)} if its prediction held, but {option.candidate.kind} steps are "
         f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
@@ -84,16 +84,14 @@ def at_least_as_good(a: Option, b: Option) -> bool:
     return all(x <= y for x, y in zip(a.robust, b.robust, strict=True))
 
 
-def where_it_goes(result: Plain) -> str:
-    """The largest part of a step that is not the model's own work, in words.
-
-    >>> where_it_goes({"phase_shares": {"forward": 0.3, "exposed_communication": 0.31, "idle": 0.0},
-    ...                "hottest_links": [{"link": "node3/nic0 -> leaf0", "utilisation": 0.9}]})
-    '31% of the step is exposed communication (busiest: nic -> leaf, 90% of its line rate)'
-    """
-    shares = dict(result["phase_shares"])
+def where_it_goes(option: Option) -> str:
+    """The largest part of a simulated step that is not the model's own work, in words, such as "31% of the step is
+    exposed communication (busiest: nic -> leaf, 90% of its line rate)"."""
+    result = option.result
+    if result is None:
+        return ""
     parts = ("exposed_communication", "bubble", "idle", "optimizer", "gradient")
-    losses = {name: float(shares.get(name, 0.0)) for name in parts}
+    losses = {name: result.phase_shares.get(name, 0.0) for name in parts}
     losses["recomputation"] = _recomputed(result)
     name = max(losses, key=lambda key: losses[key])
     words = {
@@ -103,19 +101,18 @@ def where_it_goes(result: Plain) -> str:
         "recomputation": "recomputed activations",
     }.get(name, name)
     text = f"{losses[name]:.0%} of the step is {words}"
-    links = result.get("hottest_links") or []
-    if name == "exposed_communication" and links:
-        text += f" (busiest: {sort_of_link(links[0]['link'])}, {links[0]['utilisation']:.0%} of its line rate)"
+    if name == "exposed_communication" and result.hottest_links:
+        busiest = result.hottest_links[0]
+        text += f" (busiest: {sort_of_link(busiest.link)}, {busiest.utilisation:.0%} of its line rate)"
     return text
 
 
-def _recomputed(result: Plain) -> float:
+def _recomputed(result: Figures) -> float:
     """Share of the step that executes FLOPs a second time: what HFU has over MFU, of the time in kernels."""
-    mfu, hfu = result.get("mfu") or 0.0, result.get("hfu") or 0.0
-    if hfu <= mfu or not result.get("step_time_s"):
+    mfu, hfu = result.mfu or 0.0, result.hfu or 0.0
+    if hfu <= mfu or not result.step_time_s:
         return 0.0
-    busy = float(result.get("compute_s", 0.0)) / float(result["step_time_s"])
-    return (hfu - mfu) / hfu * busy
+    return (hfu - mfu) / hfu * (result.compute_s / result.step_time_s)
 
 
 def sort_of_link(name: str) -> str:
@@ -136,7 +133,7 @@ def what_limits(option: Option) -> str:
     """
     bound = option.bound
     if bound is None or not bound.held:
-        return where_it_goes(option.result) if option.state == "simulated" else ""
+        return where_it_goes(option) if option.state == "simulated" else ""
     whole = bound.step_s / SLACK
     parts = {
         "exchanges inside the model": bound.exposed_s / whole,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from clustersim.errors import ProgramError
 from clustersim.plots.style import (
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from clustersim.planner.rows import Answer, Row
+
 
 def tradeoff(
-    said: Mapping[str, Any], *, deadline: float | None = None, budget: float | None = None, title: str | None = None,
+    said: Answer, *, deadline: float | None = None, budget: float | None = None, title: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:  # fmt: skip
     """Money against days for every option that was simulated; those on the front are full, and say how many GPUs.
@@ -38,18 +40,17 @@ def tradeoff(
 
     Raises :class:`ProgramError` where no option has both a time and a price.
     """
-    rows = [row for row in said["options"] if row["days"] is not None and row["usd"] is not None]
+    rows = [row for row in said.options if row.days is not None and row.usd is not None]
     if not rows:
         raise ProgramError("nothing to draw: no option has both days and a price; give the plan tokens and prices")
-    front = {row["option"] for row in said["front"]}
+    front = {row.option for row in said.front}
     figure, axes = drawn_on(ax, 4.3)
-    for i, machine in enumerate(dict.fromkeys(row["machine"] for row in rows)):
+    for i, machine in enumerate(dict.fromkeys(row.machine for row in rows)):
         marker, colour = MARKERS[i % len(MARKERS)], series[i % len(series)]
-        mine = [row for row in rows if row["machine"] == machine]
-        best = [row for row in mine if row["option"] in front]
-        rest = [row for row in mine if row["option"] not in front]
-        places = [r["days"] for r in rest], [r["usd"] for r in rest]
-        axes.scatter(*places, s=34, alpha=0.35, lw=0, marker=marker, color=colour)
+        mine = [row for row in rows if row.machine == machine]
+        best = [row for row in mine if row.option in front]
+        rest = [row for row in mine if row.option not in front]
+        axes.scatter(*_places(rest), s=34, alpha=0.35, lw=0, marker=marker, color=colour)
         _best(axes, best, machine, marker, colour)
     _limits(axes, deadline, budget)
     plain_axes(axes, ("bottom", "left"))
@@ -59,20 +60,24 @@ def tradeoff(
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     axes.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
-    axes.set_ylim(0.0, 1.12 * max(row["usd"] for row in rows))
+    axes.set_ylim(0.0, 1.12 * max(_places(rows)[1]))
     axes.set_xlabel("days", fontsize=10.5)
     axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
     legend_below(figure, ax, axes, ncols=4, fontsize=10)
-    return titled(figure, title, _alt(said["front"], len(rows)), ax)
+    return titled(figure, title, _alt(said.front, len(rows)), ax)
 
 
-def _best(axes: Axes, rows: Sequence[Mapping[str, Any]], machine: str, marker: str, colour: str) -> None:
+def _places(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Days and USD."""
+    return [row.days or 0.0 for row in rows], [row.usd or 0.0 for row in rows]
+
+
+def _best(axes: Axes, rows: Sequence[Row], machine: str, marker: str, colour: str) -> None:
     """Options of the front, and below each how many GPUs it has."""
-    places = [r["days"] for r in rows], [r["usd"] for r in rows]
-    axes.scatter(*places, s=95, ec=INK, lw=0.9, zorder=3, marker=marker, color=colour, label=machine)
+    axes.scatter(*_places(rows), s=95, ec=INK, lw=0.9, zorder=3, marker=marker, color=colour, label=machine)
     for row in rows:
         axes.annotate(
-            f"{row['gpus']}", (row["days"], row["usd"]), xytext=(0, -15), textcoords="offset points", ha="center",
+            f"{row.gpus}", (row.days, row.usd), xytext=(0, -15), textcoords="offset points", ha="center",
             fontsize=9.5, color=INK,
         )  # fmt: skip
 
@@ -92,8 +97,6 @@ def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
         )  # fmt: skip
 
 
-def _alt(front: list[Mapping[str, Any]], n: int) -> str:
-    said = [
-        f"{row['option']}: {row['days']:.2f} days, {row['usd']:,.0f} USD" for row in front if row["days"] and row["usd"]
-    ]
+def _alt(front: Sequence[Row], n: int) -> str:
+    said = [f"{row.option}: {row.days:.2f} days, {row.usd:,.0f} USD" for row in front if row.days and row.usd]
     return f"Cost against days of {n} options. On the front, fastest first: {'; '.join(said)}."

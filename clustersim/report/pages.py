@@ -12,6 +12,9 @@ from clustersim.report.figures import markup
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clustersim.planner.of_sweep import Scored
+    from clustersim.planner.rows import Row
+
 Said = Mapping[str, Any]
 MOST_ROWS = 2000
 """Rows of a table in a page; a browser is slow with more."""
@@ -56,20 +59,23 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def speed_and_cost(rows: Sequence[Said], best: Collection[str], tempting: Collection[str], unit: str) -> Figure | None:
+def speed_and_cost(
+    rows: Sequence[Row | Scored], best: Collection[str], tempting: Collection[str], unit: str
+) -> Figure | None:
     """Cost over speed with errors; rows without a price are left out, and said. Where none has one, energy takes the
     place of cost. None without rows.
 
     ``best``, ``tempting`` : the options that are worth having, and that would be if their predictions held.
     """
-    priced = [row for row in rows if row["usd_per_1e9"] is not None]
-    kept, key, cost = (priced, "usd_per_1e9", "USD") if priced else (rows, "kwh_per_1e9", "kWh")
+    priced = [row for row in rows if row.usd_per_1e9 is not None]
+    kept, cost = (priced, "USD") if priced else (rows, "kWh")
     dots = [
-        plots.Dot(row["family"], f"{row['gpus']:,}", row["rate"], float(row[key]), row["option"] in best,
-                  row["error"], row["option"] in tempting)
+        plots.Dot(row.family, f"{row.gpus:,}", row.rate or 0.0,
+                  (row.usd_per_1e9 if priced else row.kwh_per_1e9) or 0.0, row.option in best,
+                  row.error, row.option in tempting)
         for row in kept
     ]  # fmt: skip
-    missing = sorted({str(row["machine"]) for row in rows} - {str(row["machine"]) for row in kept})
+    missing = sorted({row.machine for row in rows} - {row.machine for row in kept})
     without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
     what = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
     return plots.front(dots, x=f"{unit}/s", y=what) if dots else None

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, structs
+
 from clustersim import plots
+from clustersim.planner.rows import Answer, Row
 from clustersim.plots.style import MARKERS
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, number, speed_and_cost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plan_page(said: Said) -> Page:
-    """The page of a plan's answer, as of :func:`clustersim.planner.told`."""
-    unit = str(said["unit"])
+def plan_page(said: Answer) -> Page:
+    """The page of a plan's answer."""
+    unit = said.unit
     head = ["option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD"]
-    front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said["front"]])
+    front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said.front])
     sections = [
         Section(
             "front", "Worth having",
             [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once, errors counted."]
             if front.rows else [],
-            drawn(front_figure(said), "front"), [(row["option"], row["why"]) for row in said["front"]], front,
+            drawn(front_figure(said), "front"), [(row.option, row.why) for row in said.front], front,
         ),
         Section("map", "Degrees", ["The shortest step of each tensor- and pipeline-parallel degree on the fastest "
                 "option's machine; that option is framed."], _landscape(said)),
@@ -31,114 +34,117 @@ def plan_page(said: Said) -> Page:
         *robust(said),
         *failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
-                [(row["option"], row["why"]) for row in said["tempting"]]),
+                [(row.option, row.why) for row in said.tempting]),
         Section("scaling", "More GPUs", ["The fastest option of each "
                 f"{'machine' if _machines(said) > 1 else 'strategy'} on each number of GPUs."], _scaled(said)),
-        Section("not", "Why not the others", [], [], [(row["option"], row["why"]) for row in said["alternatives"]]),
-        Section("launch", "Launch it", [], [], [("", said["launch"])] if said.get("launch") else []),
-        Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
+        Section("not", "Why not the others", [], [], [(row.option, row.why) for row in said.alternatives]),
+        Section("launch", "Launch it", [], [], [("", said.launch)] if said.launch else []),
+        Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All options", [_counted(said)], grid=_plan_options(said)),
     ]  # fmt: skip
     kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
-    return Page(str(said["title"]) or "A plan", str(said["verdict"]), kept, _tiles(said), list(said["warnings"]))
+    return Page(said.title or "A plan", said.verdict, kept, _tiles(said), said.warnings)
 
 
-def _tiles(said: Said) -> list[tuple[str, str]]:
+def _tiles(said: Answer) -> list[tuple[str, str]]:
     """Of the fastest option: speed, days, money, GPUs."""
-    if not said["front"]:
+    if not said.front:
         return []
-    best, unit = said["front"][0], str(said["unit"])
-    tiles = [(f"{unit}/s", number(best["rate"], ",.0f")), ("days", number(best["days"], ",.1f")),
-             ("USD", number(best["usd"], ",.0f")), ("GPUs", number(best["gpus"], ",.0f"))]  # fmt: skip
+    best = said.front[0]
+    tiles = [(f"{said.unit}/s", number(best.rate, ",.0f")), ("days", number(best.days, ",.1f")),
+             ("USD", number(best.usd, ",.0f")), ("GPUs", number(best.gpus, ",.0f"))]  # fmt: skip
     return [(name, value) for name, value in tiles if value]
 
 
-def _counted(said: Said) -> str:
+def _counted(said: Answer) -> str:
     """How large the space was and what became of it, in a sentence."""
-    fates = ", ".join(f"{n:,} {words}" for words, n in said["counts"].items() if n)
-    return f"{said['combined']:,} combinations, {sum(said['counts'].values()):,} options: {fates}."
+    fates = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
+    return f"{said.combined:,} combinations, {sum(said.counts.values()):,} options: {fates}."
 
 
-def _landscape(said: Said) -> list[Any]:
-    cells = [plots.Cell(**row) for row in said["landscape"]]
+def _landscape(said: Answer) -> list[Any]:
+    cells = [plots.Cell(**structs.asdict(one)) for one in said.landscape]
     return drawn(plots.degrees(cells), "degrees") if any(one.step_s for one in cells) else []
 
 
-def _made_of(said: Said) -> Grid:
-    rows = [[str(row["option"]), str(row["limited_by"]), ", ".join(f"{b / 2**30:.1f}" for b in row["stage_bytes"])]
-            for row in (*said["front"], *said["tempting"], *said["alternatives"]) if row["stage_bytes"]]  # fmt: skip
+def _made_of(said: Answer) -> Grid:
+    rows = [[row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
+            for row in (*said.front, *said.tempting, *said.alternatives) if row.stage_bytes]  # fmt: skip
     return Grid([("option", False), ("made of", False), ("GiB by stage", False)], rows)
 
 
-def robust(said: Said) -> list[Section]:
+def robust(said: Answer) -> list[Section]:
     """Regrets of the fastest one's rivals where machines are not as predicted, of a robust search."""
-    if "robust" not in said:
+    found = said.robust
+    if found is UNSET:
         return []
-    found = said["robust"]
-    head = [("option", False), (f"{said['unit']}/s", True), ("regret at worst", True), ("which is at", False)]
+    head = [("option", False), (f"{said.unit}/s", True), ("regret at worst", True), ("which is at", False)]
     rows = [
-        [row["option"], number(row["rate"], ",.0f"), number(row["regret"], ".1%") or "never ends", row["at"]]
-        for row in found["rows"]
+        [row.option, number(row.rate, ",.0f"), number(row.regret, ".1%") or "never ends", row.at] for row in found.rows
     ]
-    best = frozenset(i for i, row in enumerate(found["rows"]) if row["robust"])
-    worth = [(f"Measure {one['name']}", f"worth {one['worth']:.1%} of the training: {one['command']}")
-             for one in found["measure"] if one["worth"] >= 0.0005]  # fmt: skip
-    return [Section("robust", "Robust", [found["verdict"]], [], worth, Grid(head, rows, best))]
+    best = frozenset(i for i, row in enumerate(found.rows) if row.robust)
+    worth = [(f"Measure {one.name}", f"worth {one.worth:.1%} of the training: {one.command}")
+             for one in found.measure if one.worth >= 0.0005]  # fmt: skip
+    return [Section("robust", "Robust", [found.verdict], [], worth, Grid(head, rows, best))]
 
 
-def failures(said: Said) -> list[Section]:
+def failures(said: Answer) -> list[Section]:
     """Days and cost of the front with its campaign, where the plan names one."""
-    if "failures" not in said:
+    if said.failures is UNSET:
         return []
     words = ["Whole trainings with the plan's [campaign], played many times: the middle one, and p5 to p95."]
-    return [Section("failures", "With failures", [*words, *said["failures"]], grid=_with_failures(said))]
+    return [Section("failures", "With failures", [*words, *said.failures], grid=_with_failures(said))]
 
 
-def _with_failures(said: Said) -> Grid:
+def _with_failures(said: Answer) -> Grid:
     """A row for each option of the front whose campaign was played."""
     head = ["option", "days of steps", "days, p50", "p5 to p95", "USD, p50", "USD, p5 to p95", "new steps", "in time"]
     rows = []
-    for row in said["front"]:
-        one = row["campaign"]
-        days, usd = one["days"], one["usd"]
-        if days is None:
+    for row in said.front:
+        one = row.campaign
+        if one is UNSET or one.days is None:
             continue
+        days, usd = one.days, one.usd
         dates = f"{days['p5']:,.1f} to {days['p95']:,.1f}"
         costs = f"{usd['p5']:,.0f} to {usd['p95']:,.0f}" if usd else ""
-        in_time = "" if one["in_time"] is None else f"{one['in_time']:.0%}"
-        rows.append([row["option"], f"{one['ideal_days']:,.1f}", f"{days['p50']:,.1f}", dates,
-                     f"{usd['p50']:,.0f}" if usd else "", costs, f"{one['goodput']:.1%}", in_time])  # fmt: skip
+        in_time = "" if one.in_time is None else f"{one.in_time:.0%}"
+        rows.append([row.option, f"{one.ideal_days:,.1f}", f"{days['p50']:,.1f}", dates,
+                     f"{usd['p50']:,.0f}" if usd else "", costs, f"{one.goodput:.1%}", in_time])  # fmt: skip
     return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
 
 
-def _plan_cells(row: Said) -> list[str]:
-    numbers = [number(row[name], form) for name, form in (
+def _plan_cells(row: Row) -> list[str]:
+    numbers = [number(getattr(row, name), form) for name, form in (
         ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f"),
         ("days", ",.1f"), ("usd", ",.0f"),
     )]  # fmt: skip
-    return [str(row["option"]), *numbers]
+    return [row.option, *numbers]
 
 
-def front_figure(said: Said) -> Figure | None:
+def pictures(said: Answer) -> dict[str, Figure]:
+    """The front by its name, where anything was simulated."""
+    figure = front_figure(said)
+    return {} if figure is None else {"front": figure}
+
+
+def front_figure(said: Answer) -> Figure | None:
     """Cost over speed of every option that was simulated; None where none was."""
-    best = {row["option"] for row in said["front"]}
-    tempting = {row["option"] for row in said["tempting"]}
-    rows = [row for row in said["options"] if row["state"] == "simulated" and not row["reason"]]
-    return speed_and_cost(rows, best, tempting, str(said["unit"]))
+    best, tempting = ({row.option for row in rows} for rows in (said.front, said.tempting))
+    return speed_and_cost([row for row in said.options if row.counts], best, tempting, said.unit)
 
 
-def _machines(said: Said) -> int:
-    return len({row["machine"] for row in said["options"]})
+def _machines(said: Answer) -> int:
+    return len({row.machine for row in said.options})
 
 
-def _scaled(said: Said) -> list[Any]:
+def _scaled(said: Answer) -> list[Any]:
     """Curves by strategy; of several machines by machine, for what one GPU does is not the same on all of them."""
     several = _machines(said) > 1
     best: dict[tuple[str, int], float] = {}
-    for row in said["options"]:
-        if row["state"] == "simulated" and not row["reason"]:
-            key = row["machine" if several else "family"], int(row["gpus"])
-            best[key] = max(best.get(key, 0.0), float(row["rate"]))
+    for row in said.options:
+        if row.counts:
+            key = row.machine if several else row.family, row.gpus
+            best[key] = max(best.get(key, 0.0), row.rate or 0.0)
     if len({gpus for _, gpus in best}) < 2:
         return []
     names = sorted({name for name, _ in best}, key=lambda name: -max(v for k, v in best.items() if k[0] == name))
@@ -146,14 +152,14 @@ def _scaled(said: Said) -> list[Any]:
         name: ([gpus for other, gpus in best if other == name], [v for k, v in best.items() if k[0] == name])
         for name in names[: len(MARKERS)]
     }
-    return drawn(plots.scaling(curves, unit=f"{said['unit']}/s", ideal=not several), "scaling")
+    return drawn(plots.scaling(curves, unit=f"{said.unit}/s", ideal=not several), "scaling")
 
 
-def _plan_options(said: Said) -> Grid:
-    rows = [[row["option"], number(row["gpus"], ",.0f"), number(row["rate"], ",.0f"), row["state"], row["reason"]]
-            for row in said["options"][:MOST_ROWS]]  # fmt: skip
-    more = f" (the first {MOST_ROWS:,})" if len(said["options"]) > MOST_ROWS else ""
-    head = [("option", False), ("GPUs", True), (f"{said['unit']}/s", True), ("became", False), ("because", False)]
-    best = {row["option"] for row in said["front"]}
+def _plan_options(said: Answer) -> Grid:
+    rows = [[row.option, number(row.gpus, ",.0f"), number(row.rate, ",.0f"), row.state, row.reason]
+            for row in said.options[:MOST_ROWS]]  # fmt: skip
+    more = f" (the first {MOST_ROWS:,})" if len(said.options) > MOST_ROWS else ""
+    head = [("option", False), ("GPUs", True), (f"{said.unit}/s", True), ("became", False), ("because", False)]
+    best = {row.option for row in said.front}
     numbers = frozenset(i for i, row in enumerate(rows) if row[0] in best)
-    return Grid(head, rows, numbers, f"All {len(said['options']):,} options and what became of them{more}")
+    return Grid(head, rows, numbers, f"All {len(said.options):,} options and what became of them{more}")

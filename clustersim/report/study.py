@@ -8,19 +8,20 @@ from typing import Any
 
 from clustersim import sweeps
 from clustersim.errors import ClusterSimError
+from clustersim.planner.rows import Answer
 from clustersim.report.campaign import campaign_page
-from clustersim.report.pages import Page, Said
+from clustersim.report.pages import Page
 from clustersim.report.plan import plan_page
 from clustersim.report.sensitivity import sensitivity_page
 from clustersim.report.sweep import sweep_page
-from clustersim.texts import decoded, text_of
+from clustersim.texts import Table, decoded, text_of
 
-PAGES: dict[str, Callable[[Said], Page]] = {
-    "plan.json": plan_page,
-    "sensitivity.json": sensitivity_page,
-    "campaign.json": campaign_page,
+PAGES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
+    "plan.json": (Answer, plan_page),
+    "sensitivity.json": (Table, sensitivity_page),
+    "campaign.json": (Table, campaign_page),
 }
-"""Of an answer, by the file it is kept in; a sweep is its rows."""
+"""Of an answer, by the file it is kept in, what that holds; a sweep is its rows."""
 
 
 def page_of(folder: Path) -> Page:
@@ -28,9 +29,10 @@ def page_of(folder: Path) -> Page:
 
     Raises :class:`ClusterSimError` for none of them.
     """
-    for name, page in PAGES.items():
+    for name, (kind, page) in PAGES.items():
         if (folder / name).is_file():
-            said = _read(folder / name)
+            text = text_of(folder / name, ClusterSimError)
+            said = decoded(text, kind, f"{folder / name}: cannot be read", ClusterSimError)
             try:
                 return page(said)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -41,7 +43,3 @@ def page_of(folder: Path) -> Page:
 def holds_study(folder: Path) -> bool:
     """Whether a folder holds a plan, a sensitivity study or a sweep."""
     return any((folder / name).is_file() for name in PAGES) or sweeps.is_sweep(folder)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return decoded(text_of(path, ClusterSimError), dict[str, Any], f"{path}: cannot be read", ClusterSimError)

@@ -9,41 +9,48 @@ import numpy as np
 
 from clustersim import plots, sweeps
 from clustersim.errors import ClusterSimError
-from clustersim.planner import of_sweep
+from clustersim.planner.of_sweep import Decision, answer
 from clustersim.planner.swept import Swept, load, worded
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Said, Section, drawn, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, number, speed_and_cost
 
 
 def sweep_page(folder: Path) -> Page:
     """The page of the sweep in a folder. Raises :class:`ClusterSimError` where there is none."""
     swept = load(folder)
-    said = of_sweep.answer(swept)
+    said = answer(swept)
     figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
                ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
     sections = [
         Section("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
         Section("curves", "Curves", [], _curves(folder, swept)),
-        Section("front", "Speed and cost", _front_words(said), _sweep_front(said), [], _front_grid(said)),
-        Section("assumed", "Assumptions", [], [], [("", text) for text in said["assumptions"]]),
+        Section(
+            "front",
+            "Speed and cost",
+            _front_words(said),
+            _sweep_front(said, swept.unit),
+            [],
+            _front_grid(said, swept.unit),
+        ),
+        Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All scenarios", grid=_all_rows(folder)),
     ]
     kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
-    return Page(str(said["title"]), str(said["verdict"]), kept, figures, list(said["warnings"]))
+    return Page(swept.title, said.verdict, kept, figures, said.warnings)
 
 
 def _cases_words(swept: Swept) -> list[str]:
-    asked = swept.question or {}
-    if asked.get("value") is None:
+    asked = swept.question
+    if asked is None or asked.value is None:
         return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
-    other = worded(str(swept.axis), asked["against"])
+    other = worded(str(swept.axis), asked.against)
     return [f"Throughput with each {swept.axis}, against {other}; + is faster."]
 
 
-def _cases(said: Said) -> Grid | None:
-    if not said["cases"]:
+def _cases(said: Decision) -> Grid | None:
+    if not said.cases:
         return None
-    numeric = [all(_looks_numeric(row[i]) for row in said["cases"]) for i in range(len(said["head"]))]
-    return Grid(list(zip(said["head"], numeric, strict=True)), said["cases"])
+    numeric = [all(_looks_numeric(row[i]) for row in said.cases) for i in range(len(said.head))]
+    return Grid(list(zip(said.head, numeric, strict=True)), said.cases)
 
 
 def _looks_numeric(cell: str) -> bool:
@@ -53,30 +60,28 @@ def _looks_numeric(cell: str) -> bool:
 def _curves(folder: Path, swept: Swept) -> list[Any]:
     about = sweeps.about(folder)
     try:
-        return drawn(plots.sweep_curves(sweeps.read(folder), about["axes"]), "curves")
+        return drawn(plots.sweep_curves(sweeps.read(folder), about.axes), "curves")
     except ClusterSimError:  # too many curves to tell apart
         return []
 
 
-def _front_words(said: Said) -> list[str]:
-    return [f"Of {len(said['front']):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."]
+def _front_words(said: Decision) -> list[str]:
+    return [f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."]
 
 
-def _sweep_front(said: Said) -> list[Any]:
-    rows = said["front"]
-    if len({row["rate"] for row in rows}) < 2:
+def _sweep_front(said: Decision, unit: str) -> list[Any]:
+    if len({row.rate for row in said.front}) < 2:
         return []
-    best = {row["option"] for row in rows if row["best"]}
-    return drawn(speed_and_cost(rows, best, (), str(said["unit"])), "front")
+    best = {row.option for row in said.front if row.best}
+    return drawn(speed_and_cost(said.front, best, (), unit), "front")
 
 
-def _front_grid(said: Said) -> Grid:
-    unit = said["unit"]
+def _front_grid(said: Decision, unit: str) -> Grid:
     head = ["scenario", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}"]
     rows = [
-        [row["option"], *(number(row[name], form) for name, form in (
+        [row.option, *(number(getattr(row, name), form) for name, form in (
             ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f")))]
-        for row in said["front"] if row["best"]
+        for row in said.front if row.best
     ]  # fmt: skip
     return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
 
@@ -89,7 +94,7 @@ SHOWN = ("gpus", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "share_e
 def _all_rows(folder: Path) -> Grid:
     from clustersim.units import format_bytes, format_time
 
-    table, axes = sweeps.read(folder), sweeps.about(folder)["axes"]
+    table, axes = sweeps.read(folder), sweeps.about(folder).axes
     forms: dict[str, Any] = {"step_time_s": format_time, "bytes_sent_per_gpu": format_bytes,
                              "peak_memory_bytes": format_bytes}  # fmt: skip
     shares = ("mfu", "busiest_link_utilisation")

@@ -12,11 +12,29 @@ from clustersim.errors import ScenarioError
 from clustersim.outputs import json_text, output_folder, together
 from clustersim.paths import plain
 from clustersim.scenario.reading import Changes, override
-from clustersim.sweeps.row import Fingerprints, Identity, failure, identity, version
-from clustersim.sweeps.spec import Sweep
+from clustersim.sweeps.row import Failure, Fingerprints, Identity, failure, identity, version
+from clustersim.sweeps.spec import Question, Sweep
 
 CASES, ABOUT = "cases.jsonl", "sweep.json"
 """Files beside the rows: which row is whose, and what the sweep is."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the rows of a folder are of, for tables and pictures: a sweep's name and title, its base scenario, the
+    columns of its axes, what it is to decide, how many cases it has, and the version that plays it."""
+
+    name: str
+    title: str
+    base: str
+    axes: tuple[str, ...]
+    question: Question | None
+    cases: int
+    version: str
+
+    @classmethod
+    def of(cls, plan: Sweep) -> About:
+        """That of a sweep."""
+        return cls(plan.name, plan.title, plan.base_path.stem, plan.columns, plan.question, len(plan), version())
 
 
 @dataclass(frozen=True)
@@ -39,14 +57,14 @@ class Left:
 
     scenarios: int
     cases: Sequence[int]
-    unreadable: Sequence[tuple[Identity, dict[str, str]]]
+    unreadable: Sequence[tuple[Identity, Failure]]
 
     @classmethod
     def of(cls, plan: Sweep, there: set[str], folder: Path) -> Left:
         """Find out, and write which row is whose: ``cases.jsonl``, a line for each point of the grid."""
         known, seen, bad = Fingerprints(), set(), _Refused(plan)
         machines: dict[bytes, list[int]] = {}
-        unreadable: list[tuple[Identity, dict[str, str]]] = []
+        unreadable: list[tuple[Identity, Failure]] = []
         with output_folder(folder), together(folder) as path_of, path_of(CASES).open("wb") as file:
             for i in range(len(plan)):
                 case = plan.case(i)
@@ -67,7 +85,7 @@ class Left:
                 else:
                     machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
             bad.check()
-            path_of(ABOUT).write_bytes(_about(plan))
+            path_of(ABOUT).write_bytes(json_text(About.of(plan)))
         return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
 
     def tasks(self, plan: Sweep) -> Iterator[Task]:
@@ -87,13 +105,13 @@ class _Refused:
         self.bad = [[0] * len(one.points) for one in plan.axes]
         self.error: dict[tuple[int, int], str] = {}
 
-    def count(self, i: int, error: dict[str, str] | None) -> None:
+    def count(self, i: int, error: Failure | None) -> None:
         """Case ``i`` was read, or not."""
         for axis, place in enumerate(self.plan.places(i)):
             self.all[axis][place] += 1
             if error is not None:
                 self.bad[axis][place] += 1
-                self.error.setdefault((axis, place), error["message"])
+                self.error.setdefault((axis, place), error.message)
 
     def check(self) -> None:
         """Raise :class:`ScenarioError` for the first such value."""
@@ -102,17 +120,3 @@ class _Refused:
                 shown = self.plan.axes[axis].points[place].shown
                 told = ", ".join(f"{name} = {value!r}" for name, value in shown.items())
                 raise ScenarioError(f"{self.plan.path}: {told}: {message} (at $.axes[{axis}], value {place})")
-
-
-def _about(plan: Sweep) -> bytes:
-    """What the rows are of, for tables and pictures."""
-    said = {
-        "name": plan.name,
-        "title": plan.title,
-        "base": plan.base_path.stem,
-        "axes": list(plan.columns),
-        "question": plan.question and msgspec.structs.asdict(plan.question),
-        "cases": len(plan),
-        "version": version(),
-    }
-    return json_text(said)

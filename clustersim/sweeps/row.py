@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from clustersim.errors import ClusterSimError
 from clustersim.paths import data_path, plain
 from clustersim.scenario.parts import located
-from clustersim.texts import Plain, plain_file
+from clustersim.texts import Table, decoded, plain_file
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -29,6 +30,78 @@ FORMAT = 1
 
 LINKS = 3
 """How many of the busiest links a row keeps."""
+
+
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+class HotLink(msgspec.Struct, frozen=True):
+    """A busy link: its name, and how much of its line rate a step uses."""
+
+    link: str
+    utilisation: NotNegative
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Of the fullest GPU: its memory, and what nvidia-smi would show of it [bytes]."""
+
+    device_bytes: float = 0.0
+    shown_bytes: float = 0.0
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is read of a row's result: the figures of ``clustersim run --json`` by their names there, the busiest of
+    ``hottest_links`` first. ``tokens_per_s`` is of the whole machine."""
+
+    step_time_s: NotNegative
+    samples_per_s: NotNegative
+    compute_s: NotNegative
+    exposed_communication_s: NotNegative
+    peak_memory_bytes: NotNegative
+    gpus: Annotated[int, Meta(ge=0)]
+    fits: bool
+    phase_shares: dict[str, float]
+    hottest_links: list[HotLink]
+    tokens_per_s: NotNegative | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    strategy: str = ""
+    model: str = ""
+    topology: str = ""
+    device: str = ""
+    nodes: int | None = None
+    parameters: int | None = None
+    communication_s: float | None = None
+    peer_wait_s: float | None = None
+    idle_s: float | None = None
+    bytes_sent_per_gpu: float | None = None
+    memory: Held = Held()
+
+
+class Failure(msgspec.Struct, frozen=True, rename={"kind": "class"}):
+    """Why a scenario has no result: the error's class, and its message."""
+
+    kind: str
+    message: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row as it is read: the scenario's ``key``, and a ``result`` or an ``error``."""
+
+    key: str
+    result: Figures | None = None
+    error: Failure | None = None
+
+
+def row_of(text: bytes, where: str) -> Row:
+    """A row from its line. Raises :class:`ClusterSimError` for one that is damaged: no result, a figure missing or
+    negative; ``where`` is the error's beginning."""
+    damaged = f"{where} is damaged; take it out, and it is simulated again"
+    row = decoded(text, Row, damaged, ClusterSimError)
+    if (row.result is None) == (row.error is None):
+        raise ClusterSimError(f"{damaged}: it has no result and no error, or both")
+    return row
 
 
 @cache
@@ -53,7 +126,7 @@ class Identity:
     """
 
     key: str
-    inputs: Plain
+    inputs: Table
     files: Mapping[str, str]
 
 
@@ -98,7 +171,7 @@ class Fingerprints:
         return self.digests[path]
 
 
-def identity(inputs: Plain, files: Mapping[str, str]) -> Identity:
+def identity(inputs: Table, files: Mapping[str, str]) -> Identity:
     """The identity of these inputs and contents of files."""
     whole = {"format": FORMAT, "version": version(), "inputs": inputs, "files": files}
     text = msgspec.json.encode(whole, order="sorted", enc_hook=str)
@@ -119,29 +192,29 @@ def _paths(kind: str, given: str) -> tuple[Path, ...]:
 def line_of(scenario: Scenario, known: Identity) -> bytes:
     """Run a scenario; its row as one line of JSON. What cannot run is a row with its error."""
     try:
-        outcome: Plain = {"result": figures(scenario.run())}
+        return line(known, figures(scenario.run()))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
-        outcome = {"error": failure(error, scenario.path.parent)}
-    return line(known, outcome)
+        return line(known, failure(error, scenario.path.parent))
 
 
-def line(known: Identity, outcome: Plain) -> bytes:
-    """A row as one line of JSON; ``outcome`` is its ``result`` or its ``error``."""
-    whole = {"key": known.key, "version": version(), "inputs": known.inputs, "files": known.files, **outcome}
+def line(known: Identity, outcome: object) -> bytes:
+    """A row as one line of JSON; ``outcome`` is its result, or a :class:`Failure`."""
+    what = "error" if isinstance(outcome, Failure) else "result"
+    whole = {"key": known.key, "version": version(), "inputs": known.inputs, "files": known.files, what: outcome}
     return msgspec.json.encode(plain(whole)) + b"\n"
 
 
-def failure(error: Exception, folder: Path) -> dict[str, str]:
+def failure(error: Exception, folder: Path) -> Failure:
     """An error's class and message, without the folders that differ from one machine to the next."""
     text = " ".join(str(error).split())
     for place in (folder, data_path("topologies"), data_path("data")):
         text = text.replace(f"{place}/", "")
-    return {"class": type(error).__name__, "message": text}
+    return Failure(type(error).__name__, text)
 
 
-def figures(result: Result) -> Plain:
+def figures(result: Result) -> Table:
     """What a row keeps of a result: the figures of ``clustersim run --json`` that do not grow with the ranks."""
     found = result.to_dict()
     for name in ("scenario", "changes", "per_rank", "steady_steps"):

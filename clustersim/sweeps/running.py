@@ -99,7 +99,7 @@ def sweep(
                 writer.append(lines)
                 told(lines)
 
-            took([line(known, {"error": error}) for known, error in left.unreadable])
+            took([line(known, error) for known, error in left.unreadable])
             driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
             driver.run(left.tasks(plan))
     finally:

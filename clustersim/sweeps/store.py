@@ -14,69 +14,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
-
-import msgspec
-from msgspec import Meta
+from typing import IO
 
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import MANIFEST, Folder, output_folder, regular, writing
-from clustersim.texts import Plain, decoded
+from clustersim.sweeps.row import Row, row_of
 
 RESULTS = "results.jsonl"
 
 _ROW = re.compile(rb'\{"key":"([0-9a-f]{64})",.*\}\n\Z')
 _TORN = re.compile(rb'\{"key":"[0-9a-f]{0,64}\Z|\{"key":"[0-9a-f]{64}"')
 _BEGINNING = b'{"key":"'
-
-
-class _Link(msgspec.Struct):
-    link: str
-    utilisation: Annotated[float, Meta(ge=0)]
-
-
-NotNegative = Annotated[float, Meta(ge=0)]
-
-
-class _Figures(msgspec.Struct):
-    """What the result of every row has, and in which range."""
-
-    step_time_s: NotNegative
-    samples_per_s: NotNegative
-    compute_s: NotNegative
-    exposed_communication_s: NotNegative
-    peak_memory_bytes: NotNegative
-    gpus: Annotated[int, Meta(ge=0)]
-    fits: bool
-    phase_shares: dict[str, float]
-    hottest_links: list[_Link]
-    tokens_per_s: NotNegative | None = None
-    mfu: float | None = None
-    strategy: str = ""
-    model: str = ""
-    topology: str = ""
-    device: str = ""
-
-
-class _Failure(msgspec.Struct, rename={"kind": "class"}):
-    kind: str
-    message: str
-
-
-class _Row(msgspec.Struct):
-    key: str
-    result: _Figures | None = None
-    error: _Failure | None = None
-
-
-def row_of(text: bytes, where: str) -> Plain:
-    """A row from its line. Raises :class:`ClusterSimError` for one that is damaged: no result, a figure missing or
-    negative; ``where`` is the error's beginning."""
-    damaged = f"{where} is damaged; take it out, and it is simulated again"
-    checked = decoded(text, _Row, damaged, ClusterSimError)
-    if (checked.result is None) == (checked.error is None):
-        raise ClusterSimError(f"{damaged}: it has no result and no error, or both")
-    return decoded(text, Plain, damaged, ClusterSimError)
 
 
 @dataclass(frozen=True)
@@ -124,8 +72,8 @@ class Store:
             place += len(text)
         return found
 
-    def rows(self) -> Iterator[Plain]:
-        """Every row: ``key``, ``version``, ``inputs``, ``files``, and ``result`` or ``error``."""
+    def rows(self) -> Iterator[Row]:
+        """Every row. Raises :class:`ClusterSimError` for one that is damaged."""
         return (row_of(text, f"{self.file}: row {number}") for number, (_, text) in enumerate(self.lines(), 1))
 
     @contextmanager

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Columns
 from clustersim.errors import ClusterSimError, nearest, needs
 from clustersim.outputs import fresh, writing
 from clustersim.program import PHASES
-from clustersim.sweeps.left import ABOUT, CASES
-from clustersim.sweeps.store import RESULTS, Store, row_of
-from clustersim.texts import Plain, Table, decoded
-
-Columns: TypeAlias = dict[str, npt.NDArray[Any]]
+from clustersim.sweeps.axes import Scalar
+from clustersim.sweeps.left import ABOUT, CASES, About
+from clustersim.sweeps.row import Row, row_of
+from clustersim.sweeps.store import RESULTS, Store
+from clustersim.texts import Table, decoded
 
 WORDS = ("strategy", "model", "topology", "device")
 FIGURES = (
@@ -30,40 +31,26 @@ SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_com
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
 
-class _About(msgspec.Struct):
-    name: str
-    title: str
-    base: str
-    axes: list[str]
-    cases: int
-    version: str
-    question: Table | None = None
-
-
 class _Case(msgspec.Struct):
     key: str
     axes: Table
 
 
-def about(folder: str | Path) -> Plain:
-    """What the sweep in a folder is: ``name``, ``title``, ``base``, ``axes`` (its columns),
-    ``question`` (None where the file asks none), ``cases``, ``version``.
-
-    Raises :class:`ClusterSimError` where there is none.
-    """
+def about(folder: str | Path) -> About:
+    """What the sweep in a folder is. Raises :class:`ClusterSimError` where there is none."""
     instead = "`clustersim sweep FILE --out DIR` writes one"
     try:
         text = (Path(folder) / ABOUT).read_bytes()
     except OSError as error:
         raise ClusterSimError(f"{folder}: holds no sweep ({error.strerror}: {ABOUT}); {instead}") from None
     damaged = f"{folder}: holds no sweep, {ABOUT} is damaged; {instead}"
-    return msgspec.structs.asdict(decoded(text, _About, damaged, ClusterSimError))
+    return decoded(text, About, damaged, ClusterSimError)
 
 
-def rows(folder: str | Path) -> Iterator[tuple[Plain, Plain]]:
+def rows(folder: str | Path) -> Iterator[tuple[Table, Row]]:
     """(axes, row) of every case of the sweep in a folder that has a row, in the order of the grid.
 
-    A row is as :meth:`Store.rows` gives it. Two cases that are the same scenario share one.
+    Two cases that are the same scenario share a row.
     """
     about(folder)
     store = Store(Path(folder))
@@ -87,27 +74,27 @@ def read(folder: str | Path) -> Columns:
     ``exposed_communication_s``, ``bytes_sent_per_gpu``, ``peak_memory_bytes`` and others; ``share_forward`` and so on
     (of the step); ``busiest_link_utilisation``; ``fits`` (bool, False beside an error).
     """
-    axes: list[str] = about(folder)["axes"]
+    axes = about(folder).axes
     flat = [{name: shown.get(name) for name in axes} | _flat(row, axes) for shown, row in rows(folder)]
     names = list(flat[0]) if flat else []
     return {name: _column([line[name] for line in flat]) for name in names}
 
 
-def _flat(row: Plain, taken: list[str]) -> Plain:
-    result = row.get("result") or {}
-    error = row.get("error")
-    links = result.get("hottest_links") or [{}]
-    shares = result.get("phase_shares") or {}
-    flat: Plain = {"key": row["key"], "error": f"{error['class']}: {error['message']}" if error else ""}
-    flat |= {name: str(result.get(name, "")) for name in WORDS}
-    flat |= {name: _number(result.get(name)) for name in FIGURES}
-    flat |= {f"share_{name}": _number(shares.get(name, 0.0 if result else None)) for name in SHARES}
-    flat |= {"busiest_link": links[0].get("link", ""), "busiest_link_utilisation": _number(links[0].get("utilisation"))}
-    flat |= {"fits": bool(result.get("fits", False))}
+def _flat(row: Row, taken: Sequence[str]) -> dict[str, Scalar]:
+    result, error = row.result, row.error
+    flat: dict[str, Scalar] = {"key": row.key, "error": f"{error.kind}: {error.message}" if error else ""}
+    flat |= {name: getattr(result, name, "") for name in WORDS}
+    flat |= {name: _number(getattr(result, name, None)) for name in FIGURES}
+    shares = dict.fromkeys(SHARES, 0.0) | result.phase_shares if result else {}
+    flat |= {f"share_{name}": _number(shares.get(name)) for name in SHARES}
+    busiest = result.hottest_links[0] if result and result.hottest_links else None
+    flat |= {"busiest_link": busiest.link if busiest else ""}
+    flat |= {"busiest_link_utilisation": _number(busiest.utilisation if busiest else None)}
+    flat |= {"fits": result is not None and result.fits}
     return {name: value for name, value in flat.items() if name not in taken}
 
 
-def _number(value: Any) -> Any:
+def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 

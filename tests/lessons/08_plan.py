@@ -4,7 +4,7 @@
 assert 6 <= flops / TOKENS / gpt2.parameters < 7
 
 assert max(usd) < 1.25 * min(usd)  # all within a quarter, from 8 to 64 GPUs
-assert said["counts"]["do not fit"] > 0
+assert said.counts["do not fit"] > 0
 assert on_32["hgx-h100"] > 2 * on_32["hgx-a100"]
 
 assert len(good) >= 3
@@ -14,7 +14,7 @@ assert all(value < 0.25 for value in worse.values())
 
 # What the answers rest on.
 cheaper = plan_for(h100_price=2.5)
-assert {row["machine"] for row in cheaper["front"]} == {"hgx-h100"}
-assert said["front"]
-assert not [row for row in said["front"] if row["kind"] == "ddp"]
-assert all(row["state"] == "memory" for row in said["options"] if row["kind"] == "ddp" and row["machine"] == "hgx-a100")
+assert {row.machine for row in cheaper.front} == {"hgx-h100"}
+assert said.front
+assert not [row for row in said.front if row.kind == "ddp"]
+assert all(row.state == "memory" for row in said.options if row.kind == "ddp" and row.machine == "hgx-a100")

@@ -30,8 +30,8 @@ assert steps[3] < steps[0] < steps[1] < steps[2]
 assert steps[4] < steps[3]
 
 # By plan: more stages and four chunks.
-assert won["degrees"] == {"tp": 8, "pp": 16, "cp": 2, "ep": 1}
-assert "vpp 4" in won["in_full"]
+assert won.degrees == {"tp": 8, "pp": 16, "cp": 2, "ep": 1}
+assert "vpp 4" in won.in_full
 assert found[0] < 0.95 * steps[3]
 assert found[1] < ROOM
 assert 0.45 < PEAK / found[0] < 0.6
