@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def points(*names):
 LEDGER = {"productive": {"days": 9.0, "share": 0.9}, "restart": {"days": 1.0, "share": 0.1}}
 SWINGS = [{"knob": "GPU compute", "gain": 0.1, "loss": 0.2}, {"knob": "NIC", "gain": 0.01, "loss": 0.02}]
 NETWORK = {"speeds": [1e10, 2e10, 4e10], "steps": [0.3, 0.2, 0.19], "nic": 2e10, "growth": 0.05, "at": 1.5e10}
-OPTION = {"option": "a", "machine": "m", "days": 3.0, "usd": 5.0, "gpus": 8}
+OPTION = SimpleNamespace(option="a", machine="m", days=3.0, usd=5.0, gpus=8)
 EXCHANGES = [{"how": how, "n": n, "seconds": 0.1 * n} for how in ("ring", "direct") for n in (2, 4, 8)]
 DIMS = [{"name": name, "degree": 2, "links": ["NVLink"], "first": first, "of_rank": groups}
         for name, first, groups in (("TP", [0, 1], [0, 0, 1, 1]), ("DP", [0, 2], [0, 1, 0, 1]))]  # fmt: skip
@@ -97,7 +98,7 @@ ONE = {
     "stage_bars": lambda **on: stages.stage_bars(where(split().timeline), "a", **on),
     "sweep_curves": lambda **on: plots.sweep_curves(bars(), ["strategy.name"], "a", **on),
     "tornado": lambda **on: plots.tornado(SWINGS, 0.2, "a", **on),
-    "tradeoff": lambda **on: plots.tradeoff({"options": [OPTION], "front": [OPTION]}, title="a", **on),
+    "tradeoff": lambda **on: plots.tradeoff(SimpleNamespace(options=[OPTION], front=[OPTION]), title="a", **on),
     "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, peak_flops=1e13), "a", **on),
 }
 """Pictures of one axes, drawn small."""

@@ -106,7 +106,7 @@ def _batch(
     for _, batch, n in left:
         runs = play(campaign, n, seed, batch)
         columns = {name: getattr(runs, name) for name in Runs.__dataclass_fields__}
-        lines.append(line(_identity(digest, seed, batch, n), {"result": columns}))
+        lines.append(line(_identity(digest, seed, batch, n), columns))
     return time.perf_counter() - begin, lines
 
 
