@@ -168,7 +168,10 @@ class Play:
             return
         start, end = standing.over()
         for side in standing.site.sides:
-            self._end(self.lists[side.key[0]][side.key[1]], None, spread(side, start), spread(side, end))
+            task = self.lists[side.key[0]][side.key[1]]
+            # Nobody but a bill asks when a rank's collective began: what its members share is kept once.
+            begun = spread(side, start) if task.watched or side.each < 2 else start
+            self._end(task, None, begun, spread(side, end))
 
     def _begin(self, standing: Standing, meetings: Ints) -> None:
         start = cast(Floats, standing.start)[meetings]

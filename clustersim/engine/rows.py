@@ -12,9 +12,9 @@ from clustersim.blocks import Block, Columns, Meetings, RankSets, columns, joine
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.engine.loads import Loads
-from clustersim.engine.order import Task
+from clustersim.engine.order import Column, Task
 from clustersim.engine.pairs import OpKey
-from clustersim.engine.sites import Site
+from clustersim.engine.sites import Site, spread
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo
@@ -45,6 +45,7 @@ class Rows:
         they were played with, which are not written to any more."""
         drafts, agreed, apart = _Drafts(), [], []
         for task in mine:
+            task.start = _by_rank(task)
             ready, start, end = task.ready, task.start, task.end
             who = _taking_part(task)
             if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
@@ -96,6 +97,12 @@ class _Drafts:
     def one(self, ranks: Ints) -> Ints:
         """Equal arrays of ranks as one."""
         return self._ranks.setdefault(ranks.tobytes(), ranks)
+
+
+def _by_rank(task: Task) -> Column:
+    """The start of each rank; of a collective that no bill watched it was kept for each meeting."""
+    shared = task.lone and isinstance(task.start, np.ndarray) and len(task.start) < task.n
+    return spread(task.meets[0][1], task.start) if shared else task.start
 
 
 def _meetings(task: Task) -> Meetings | None:

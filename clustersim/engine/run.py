@@ -121,7 +121,8 @@ class _Run:
         self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
         if varying:
             self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
-        self.start, self.end = np.empty((2, sum(len(site.ranks) for site in self.sites)))
+        meetings = sum(len(site.ranks) for site in self.sites)
+        self.start, self.end = np.empty(meetings), np.empty(meetings)  # apart: the Timeline keeps one of them
         self._finished = _Finished(sum(map(len, self.lists)), how.get("progress"))
 
     def timeline(self) -> Timeline:
