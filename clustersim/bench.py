@@ -103,6 +103,8 @@ ROWS = (
     Row("hsdp-16384", "the same as HSDP, shards of 256 x 64 replicas, one step", 10.0,
         _run("hsdp_llama3_405b_2048x8_h100"), memory=GIB, peer="none"),
     _split("", "each at its own pace", 15.0, 1.5 * GIB, "run.jitter=0.02"),
+    _split("-64", "64 micro-batches, each at its own pace", 30.0, 2 * GIB, "run.jitter=0.02",
+           "parallel.global_batch_size=8192"),
     _split("-steady", "all at one pace", 4.0, GIB, "run.jitter=0.0"),
     Row("ddp-100000", "Llama-3-8B DDP, one step, 100,000 GPUs", 12.0,
         _run("ddp_llama3_8b_128x8_h100", "cluster.nodes=12500", "run.steps=1"), memory=2 * GIB, peer="none"),
