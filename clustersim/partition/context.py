@@ -15,6 +15,7 @@ import msgspec
 from clustersim.errors import ModelError
 from clustersim.model import Kernel
 from clustersim.parallel import ParallelConfig
+from clustersim.partition.base import Exchange
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels, Node, copy
 from clustersim.partition.share import Share
@@ -152,7 +153,7 @@ class Ring(msgspec.Struct, frozen=True):
                 # What is sent on is what has come.
                 needs = tuple(sent[-1:]) or before
                 label = f"{self.name} keys and values {len(sent) + 1} of {c - 1}"
-                sent.append(out.exchange(label, "ring", self.dims, self.pair, part, beside=True, needs=needs))
+                sent.append(out.beside(Exchange(label, "ring", self.dims, self.pair, part, needs=needs)))
             out.wait_for(*sent[max(0, i - 1) : i])
             out.work(self.name, (kernels[i],), part)
 
@@ -166,7 +167,7 @@ class Ring(msgspec.Struct, frozen=True):
             what = ("keys and values", "keys, values and gradients", "gradients")[(i > 0) + (i == c - 1 and i > 0)]
             needs = tuple(sent[-1:]) or before
             label = f"{self.name} {what} {i + 1} of {c}"
-            sent.append(out.exchange(label, "ring", self.dims, size, "I", beside=True, needs=needs))
+            sent.append(out.beside(Exchange(label, "ring", self.dims, size, "I", needs=needs)))
             out.wait_for(*sent[max(0, i - 1) : i])
             out.work(self.name, (kernels[c - 1 - i],), "I")
         out.wait_for(sent[-1])
@@ -191,7 +192,7 @@ class Gathered(Whole, frozen=True):
 
     def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:
         for name, elements in (("keys", self.tensors.keys), ("values", self.tensors.values)):
-            out.exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part)
+            out.exchange(Exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part))
 
 
 class Stepwise(msgspec.Struct, frozen=True):
@@ -236,12 +237,12 @@ class Stepwise(msgspec.Struct, frozen=True):
                 out.wait_for(sent)
             out.work(self.name, (copy("summed", read, written),), "I")
             label = f"{self.name} gradients {i + 1} of {self.ranks}"
-            sent = out.exchange(label, "ring", ("cp",), self.pair, "I", beside=True, dtype="fp32")
+            sent = out.beside(Exchange(label, "ring", ("cp",), self.pair, "I", dtype="fp32"))
         out.wait_for(sent)
 
     def _steps(self, out: Listing, what: str, part: str) -> Iterator[tuple[int, Kernel]]:
         label, size = f"{self.name} keys and values{what}", self.pair * self.ranks
-        gathered = out.exchange(label, "all_gather", ("cp",), size, part, beside=True, needs=out.waiting)
+        gathered = out.beside(Exchange(label, "all_gather", ("cp",), size, part, needs=out.waiting))
         for i, kernel in enumerate(self.kernels):
             if i == 1:
                 out.wait_for(gathered)
@@ -283,7 +284,7 @@ class Swapped(msgspec.Struct, frozen=True):
         names = self._gradients()
         self._swap(out, {"value gradient": names.pop("value gradient")}, "I")
         return tuple(
-            out.exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, "I", beside=True)
+            out.beside(Exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, "I"))
             for name, elements in reversed(names.items())
         )
 
@@ -293,4 +294,4 @@ class Swapped(msgspec.Struct, frozen=True):
 
     def _swap(self, out: Listing, named: dict[str, float], part: str) -> None:
         for name, elements in named.items():
-            out.exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, part)
+            out.exchange(Exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, part))

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from clustersim.model import Kernel
+from clustersim.partition.base import Exchange
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels
 from clustersim.partition.routing import Routed
@@ -121,7 +122,9 @@ class AllToAll(msgspec.Struct, frozen=True):
         if s.counted:
             if s.ep * s.etp > 1:
                 size = float(s.mixture.experts * s.ep * s.etp)
-                out.exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False)
+                out.exchange(
+                    Exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False)
+                )
             read_counts(out, part)
 
     def there(self, out: Listing, part: str) -> None:
@@ -167,13 +170,13 @@ class AllToAll(msgspec.Struct, frozen=True):
         if s.ep > 1:
             matrix = s.routed.returning if home else s.routed.matrix
             dtype = "fp32" if width == 1 else None
-            out.exchange(what, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix)
+            out.exchange(Exchange(what, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix))
 
     def _over_etp(self, out: Listing, what: str, kind: str, width: int, part: str) -> None:
         s = self.spread
         if s.etp > 1:
             dtype = "fp32" if width == 1 else None
-            out.exchange(f"{what} over etp", kind, ETP, s.received * width, part, dtype=dtype)
+            out.exchange(Exchange(f"{what} over etp", kind, ETP, s.received * width, part, dtype=dtype))
 
 
 class AllGather(msgspec.Struct, frozen=True):
@@ -212,7 +215,7 @@ class AllGather(msgspec.Struct, frozen=True):
     def _exchange(self, out: Listing, what: str, kind: str, width: int, part: str, dtype: str | None = None) -> None:
         s = self.spread
         if s.ep * s.etp > 1:
-            out.exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype)
+            out.exchange(Exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
 
 
 def _times(kernel: Kernel, factor: int) -> Kernel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clustersim.byte_matrix import ByteMatrix
+import msgspec
+
 from clustersim.model import Kernel
 from clustersim.partition.base import Exchange, Item, Work
 
@@ -46,33 +47,15 @@ class Listing:
                 return
         self.items.append(Work(name, kernels, part, needs))
 
-    def exchange(
-        self,
-        name: str,
-        kind: str,
-        dims: tuple[str, ...],
-        elements: float,
-        part: str,
-        *,
-        beside: bool = False,
-        needs: tuple[int, ...] = (),
-        dtype: str | None = None,
-        per_sample: bool = True,
-        communicator: str = "",
-        matrix: ByteMatrix | None = None,
-    ) -> int:
-        """Append an exchange and return its index.
+    def exchange(self, exchange: Exchange) -> None:
+        """Append an exchange on the way of the data: it waits for what is waited for, and the next work for it."""
+        needs = tuple(sorted({*exchange.needs, *self.waiting}))
+        self.waiting = (self.beside(msgspec.structs.replace(exchange, needs=needs)),)
 
-        It is on the way of the data: it waits for what is waited for, and the next work for it. One ``beside`` that way
-        has only the needs it says.
-        """
-        if not beside:
-            needs = tuple(sorted({*needs, *self.waiting}))
-        self.items.append(Exchange(name, kind, dims, elements, part, needs, dtype, per_sample, communicator, matrix))
-        index = len(self.items) - 1
-        if not beside:
-            self.waiting = (index,)
-        return index
+    def beside(self, exchange: Exchange) -> int:
+        """Append an exchange beside that way, which has only the needs it says, and return its index."""
+        self.items.append(exchange)
+        return len(self.items) - 1
 
     def wait_for(self, *exchanges: int) -> None:
         """The next work needs these too."""

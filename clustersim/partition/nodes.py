@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from clustersim.model import Kernel
-from clustersim.partition.base import Item
+from clustersim.partition.base import Exchange, Item
 from clustersim.partition.listing import Listing
 
 Kernels = tuple[Kernel, ...]
@@ -81,13 +81,13 @@ class Changed(msgspec.Struct, frozen=True):
     def forward(self, out: Listing, part: str) -> None:
         """The exchange."""
         if self.kinds[0]:
-            out.exchange(self.name, self.kinds[0], self.dims, self.elements, part, dtype=self.dtype)
+            out.exchange(Exchange(self.name, self.kinds[0], self.dims, self.elements, part, dtype=self.dtype))
 
     def backward(self, out: Listing) -> None:
         """Its adjoint."""
         if self.kinds[1]:
             name = f"{self.name} gradient"
-            out.exchange(name, self.kinds[1], self.dims, self.elements, "I", dtype=self.dtype)
+            out.exchange(Exchange(name, self.kinds[1], self.dims, self.elements, "I", dtype=self.dtype))
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Loss(msgspec.Struct, frozen=True):
         out.work(self.name, (third,), part)
 
     def _reduce(self, out: Listing, name: str, part: str) -> None:
-        out.exchange(name, "all_reduce", ("tp",), self.tokens, part, dtype="fp32")
+        out.exchange(Exchange(name, "all_reduce", ("tp",), self.tokens, part, dtype="fp32"))
 
     def backward(self, out: Listing) -> None:
         """The softmax minus one at the target, without an exchange."""

@@ -25,7 +25,7 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.model import Kernel
-from clustersim.partition.base import Item, Work
+from clustersim.partition.base import Exchange, Item, Work
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import copy, pieces
 
@@ -33,55 +33,47 @@ PIPELINED = 4
 """Pieces of a product whose reduce_scatter is pipelined, Transformer Engine's ``num_splits``."""
 
 
+class Products(msgspec.Struct, frozen=True):
+    """Linears that tensor parallelism cuts.
+
+    Parameters
+    ----------
+    name : of their work. elements : of the whole tensor, input or output, per sample. tp : ranks that cut them.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    elements: float
+    tp: int
+
+
 def gathered_products(
-    out: Listing,
-    name: str,
-    what: str,
-    kernels: tuple[Kernel, ...],
-    elements: float,
-    tp: int,
-    part: str,
-    *,
-    dtype: str | None = None,
-    staged: bool = False,
+    out: Listing, of: Products, what: str, part: str, *, dtype: str | None = None, staged: bool = False
 ) -> None:
     """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there.
 
     Parameters
     ----------
-    name, what : of the work and of the exchange. elements : of the gathered tensor, per sample. dtype : of what is
-    sent, the activations' when None.
+    what : name of the exchange. dtype : of what is sent, the activations' when None.
     staged : the own piece is copied to where others may read it first (``async_tp``'s symmetric memory; the norm ahead
         writes to Transformer Engine's user buffer itself, and its products of one input are one).
     """
-    if not staged:
-        kernels = joined(kernels)
+    tp, size = of.tp, of.elements / of.tp
+    kernels = of.kernels if staged else joined(of.kernels)
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
     if staged:
-        out.work(name, (copy("staged", elements / tp, elements / tp),), part)
+        out.work(of.name, (copy("staged", size, size),), part)
     before = out.waiting
     steps: list[int] = []
     for i in range(1, tp):
         # What is sent on is what has come.
         needs = tuple(steps[-1:]) or before
-        label = f"{what} {i} of {tp - 1}"
-        steps.append(
-            out.exchange(
-                label,
-                "copies",
-                ("tp",),
-                elements / tp,
-                part,
-                beside=True,
-                needs=needs,
-                communicator="tp ring",
-                dtype=dtype,
-            )
-        )
-    out.work(name, parts[0], part)
+        sent = Exchange(f"{what} {i} of {tp - 1}", "copies", ("tp",), size, part, needs, dtype, communicator="tp ring")
+        steps.append(out.beside(sent))
+    out.work(of.name, parts[0], part)
     for step, piece in zip(steps, parts[1:], strict=True):
         out.wait_for(step)
-        out.work(name, piece, part)
+        out.work(of.name, piece, part)
 
 
 def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
@@ -107,34 +99,24 @@ def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     )
 
 
-def reduced_products(
-    out: Listing,
-    name: str,
-    what: str,
-    kernels: tuple[Kernel, ...],
-    elements: float,
-    tp: int,
-    part: str,
-    *,
-    ring: bool,
-) -> None:
+def reduced_products(out: Listing, of: Products, what: str, part: str, *, ring: bool) -> None:
     """Products in pieces, each piece's sum on its way while the next is computed.
 
     ``ring``: t pieces, each but the own one copied to the rank that sums it; otherwise reduce_scatters of 4 pieces.
     """
-    count = tp if ring else PIPELINED
-    parts = list(zip(*(pieces(kernel, count) for kernel in kernels), strict=True))
+    count = of.tp if ring else PIPELINED
+    parts = list(zip(*(pieces(kernel, count) for kernel in of.kernels), strict=True))
     sent = []
     for i, piece in enumerate(parts):
-        out.work(name, piece, part)
+        out.work(of.name, piece, part)
         if ring and i == count - 1:
             break
         label, kind = f"{what} {i + 1} of {count}", "copies" if ring else "reduce_scatter"
         communicator = "tp ring" if ring else ""
-        sent.append(out.exchange(label, kind, ("tp",), elements / count, part, beside=True, communicator=communicator))
+        sent.append(out.beside(Exchange(label, kind, ("tp",), of.elements / count, part, communicator=communicator)))
     out.wait_for(*sent)
     if ring:  # the sum of what came from every rank
-        out.work(name, (copy("partial sums", elements, elements / tp),), part)
+        out.work(of.name, (copy("partial sums", of.elements, of.elements / of.tp),), part)
 
 
 def delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -14,6 +14,7 @@ import msgspec
 
 from clustersim.model import Kernel
 from clustersim.partition import overlap
+from clustersim.partition.base import Exchange
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels, copy
 
@@ -49,7 +50,7 @@ class Manner:
 
     def gather(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
         """All tokens of every rank, in front of a product."""
-        out.exchange(name, "all_gather", TP, elements, part, dtype=self.gathered)
+        out.exchange(Exchange(name, "all_gather", TP, elements, part, dtype=self.gathered))
         if self.copies_shards:
             moved = elements / 2 if self.gathered else elements  # 8 bits in place of 16
             out.work(work, (copy("joined", moved, moved),), part)
@@ -58,7 +59,7 @@ class Manner:
         """The sum of all ranks' partial products, of each rank's tokens."""
         if self.copies_shards:
             out.work(work, (copy(PARTED, elements, elements),), part)
-        out.exchange(name, "reduce_scatter", TP, elements, part)
+        out.exchange(Exchange(name, "reduce_scatter", TP, elements, part))
 
     @property
     def pipelined(self) -> bool:
@@ -85,9 +86,8 @@ class Columns:
         name = f"{self.name} input"
         if self.manner.sequence_parallel and self.manner.pipelined:
             m, staged = self.manner, self.manner.overlap == "async_tp"
-            overlap.gathered_products(
-                out, self.name, name, self.kernels, self.elements, m.tp, part, dtype=m.gathered, staged=staged
-            )
+            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
+            overlap.gathered_products(out, of, name, part, dtype=m.gathered, staged=staged)
             return
         if self.manner.sequence_parallel:
             self.manner.gather(out, name, self.name, self.elements, part)
@@ -104,11 +104,12 @@ class Columns:
         again: tuple[int, ...] = ()
         if self.manner.gathers_again:
             name = f"{self.name} input again"
-            again = (out.exchange(name, "all_gather", TP, self.elements, "W", beside=True),)
+            again = (out.beside(Exchange(name, "all_gather", TP, self.elements, "W")),)
         name = f"{self.name} input gradient"
         # Inductor finds a product in front of a reduce_scatter, and not the sum of several (q, k and v; gate and up).
         if self.manner.overlap == "async_tp" and len(self.kernels) == 1:
-            overlap.reduced_products(out, self.name, name, self.kernels, self.elements, self.manner.tp, "I", ring=True)
+            of = overlap.Products(self.name, self.kernels, self.elements, self.manner.tp)
+            overlap.reduced_products(out, of, name, "I", ring=True)
         else:
             out.work(self.name, self.kernels, "I")
             self.manner.scatter(out, name, self.name, self.elements, "I")
@@ -118,7 +119,7 @@ class Columns:
         out.work(self.name, self.kernels, "I")
         if not self.manner.beside_weights:
             out.work(self.name, self.kernels, "W")
-        out.exchange(f"{self.name} input gradient", "all_reduce", TP, self.elements, "I")
+        out.exchange(Exchange(f"{self.name} input gradient", "all_reduce", TP, self.elements, "I"))
         if self.manner.beside_weights:
             out.work(self.name, self.kernels, "W")
 
@@ -141,22 +142,22 @@ class Rows(msgspec.Struct, frozen=True):
         name, m = f"{self.name} output", self.manner
         if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
             ring = m.overlap == "async_tp"
-            overlap.reduced_products(out, self.name, name, self.kernels, self.elements, m.tp, part, ring=ring)
+            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
+            overlap.reduced_products(out, of, name, part, ring=ring)
             return
         out.work(self.name, self.kernels, part)
         if m.sequence_parallel:
             m.scatter(out, name, self.name, self.elements, part)
         else:
-            out.exchange(name, "all_reduce", TP, self.elements, part)
+            out.exchange(Exchange(name, "all_reduce", TP, self.elements, part))
 
     def backward(self, out: Listing) -> None:
         """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
         name, m = f"{self.name} output gradient", self.manner
         if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
             staged = m.overlap == "async_tp"
-            overlap.gathered_products(
-                out, self.name, name, self.kernels, self.elements, m.tp, "I", dtype=m.gathered, staged=staged
-            )
+            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
+            overlap.gathered_products(out, of, name, "I", dtype=m.gathered, staged=staged)
         else:
             if m.sequence_parallel:
                 m.gather(out, name, self.name, self.elements, "I")

@@ -7,6 +7,7 @@ import numpy as np
 
 from clustersim.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.model import Kernel
+from clustersim.partition.base import Exchange
 from clustersim.partition.dispatch import EP, Spread, read_counts
 from clustersim.partition.listing import Listing
 from clustersim.partition.nodes import Kernels
@@ -56,10 +57,8 @@ class TwoHops(msgspec.Struct, frozen=True):
         for hop, (copies, matrix) in copies_of(s).items():
             way = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
             posted.append(
-                out.exchange(
-                    f"{what} {hop}", "all_to_all", EP, width * copies, part, beside=True, needs=before,
-                    communicator=f"ep {hop}", matrix=way,
-                )
+                out.beside(Exchange(f"{what} {hop}", "all_to_all", EP, width * copies, part, needs=before,
+                    communicator=f"ep {hop}", matrix=way))
             )  # fmt: skip
         out.waiting = tuple(posted)
 
