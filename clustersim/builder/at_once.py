@@ -13,9 +13,7 @@ import msgspec
 import numpy as np
 
 from clustersim.builder.laying import Here, Laid
-from clustersim.compute.local import LocalCost
 from clustersim.label import Label
-from clustersim.mesh import Mesh
 from clustersim.partition.base import Chunk, Stage
 from clustersim.program import COMPUTE_STREAM, Compute, Program, Role
 from clustersim.schedules.base import Action, Order
@@ -74,19 +72,17 @@ class AtOnce(msgspec.Struct, frozen=True):
         return ()
 
 
-def alone(
-    stage: Stage, order: Order, local: LocalCost, dtype: str, mesh: Mesh, rank: int, slowdown: float
-) -> tuple[Program, tuple[object, ...]]:
+def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
     """A Program in which one stage's ranks play each kind of pass by itself, and what those are.
 
-    ``rank`` : pipeline coordinate. ``slowdown`` : price of overlap. Others do nothing.
+    ``slowdown`` : price of overlap. Others do nothing.
     """
     kinds: dict[object, Action] = {}
     for action in (action for slot in order for action in slot):
         kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
     passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
-    ops, mine = OpList(), mesh.ranks(pp=rank)
-    laid = Laid(Here(mesh, mine, local, local.micro_batch_size, dtype), ops, stage)
+    ops = OpList()
+    laid = Laid(here, ops, stage)
     for action in passes.values():
         places = range(len(stage.chunks[action.chunk].layers))
         for i in places if action.kind == "F" else reversed(places):
@@ -94,9 +90,10 @@ def alone(
                 pass
         ops.add(Compute(PASS, 0.0, COMPUTE_STREAM, (*ops.waits, ops.kernel)))
         ops.waits, ops.kernel = (), len(ops.ops) - 1
-    rest = np.setdiff1d(np.arange(mesh.world_size), mine)
-    roles = (Role("stage", mine, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
-    return Program(mesh.world_size, roles, slowdown), tuple(passes)
+    world = here.mesh.world_size
+    rest = np.setdiff1d(np.arange(world), here.ranks)
+    roles = (Role("stage", here.ranks, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
+    return Program(world, roles, slowdown), tuple(passes)
 
 
 def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, Spent] | None:

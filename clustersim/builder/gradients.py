@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.builder.laying import Here
-from clustersim.builder.tail import clip, collective, shared_gradients
+from clustersim.builder.tail import Moved, clip, collective, shared_gradients
 from clustersim.partition.base import LocalLayer, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
@@ -186,10 +186,10 @@ class Replicated:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
         nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
         dims = self._sharing(bucket)
-        after = collective(self.here, self.ops, kind, bucket.name, nbytes, dims, (self.ops.kernel,), dtype)
+        after = collective(self.here, self.ops, Moved(kind, bucket.name, nbytes, dtype), dims, (self.ops.kernel,))
         if dims != bucket.dims:  # each instance's shards are summed over instances
             share = nbytes / self.here.mesh.size(*dims)
-            after = collective(self.here, self.ops, "all_reduce", bucket.name, share, INSTANCES, after, dtype)
+            after = collective(self.here, self.ops, Moved("all_reduce", bucket.name, share, dtype), INSTANCES, after)
         bucket.reduced = after[0]
 
     def _sharing(self, bucket: Bucket) -> tuple[str, ...]:
@@ -219,7 +219,9 @@ class Replicated:
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
             name, kernel, dtype = f"parameters {bucket.name}", (self.ops.kernel,), self.config.param_dtype
-            done = collective(self.here, self.ops, "all_gather", name, nbytes, self._sharing(bucket), kernel, dtype)
+            done = collective(
+                self.here, self.ops, Moved("all_gather", name, nbytes, dtype), self._sharing(bucket), kernel
+            )
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
         if not self.config.overlap_param_gather:

@@ -45,31 +45,34 @@ class StateBytes:
     workspace: tuple[float, float] = (0.0, 0.0)
 
 
-def stages(
-    partition: Partition,
-    orders: Orders,
-    states: Sequence[StateBytes],
-    batch: int,
-    element: int,
-    versions: Sequence[int] | None = None,
-    deferral: int = 0,
-    *,
-    keeps_sent: bool = False,
-) -> tuple[MemoryUse, ...]:
-    """What one rank of each stage holds over a step.
+class Batch(msgspec.Struct, frozen=True):
+    """What is kept of each micro-batch.
 
     Parameters
     ----------
-    states : of each stage. batch : samples of a micro-batch. element : bytes of an activation.
-    versions : of the weights that each rank keeps, more than one in an asynchronous schedule; None is one everywhere.
+    samples : in it. element : bytes of an activation.
     deferral : micro-batches whose weight gradients of the head wait for the end of the step, with its input and the
         gradient of its output.
     keeps_sent : what a stage has sent is kept until its backward; Megatron's ``deallocate_pipeline_outputs`` frees it.
     """
-    kept = versions or [1] * len(orders)
+
+    samples: int
+    element: int
+    deferral: int = 0
+    keeps_sent: bool = False
+
+
+def stages(
+    partition: Partition, orders: Orders, states: Sequence[StateBytes], batch: Batch, versions: Sequence[int]
+) -> tuple[MemoryUse, ...]:
+    """What one rank of each stage holds over a step.
+
+    ``states`` : of each stage. ``versions`` : of the weights that each rank keeps, more than one in an asynchronous
+    schedule.
+    """
     return tuple(
-        _stage(stage, order, bytes_, batch, element, copies, deferral, keeps_sent)
-        for stage, order, bytes_, copies in zip(partition.stages, orders, states, kept, strict=True)
+        _stage(stage, order, bytes_, batch, copies)
+        for stage, order, bytes_, copies in zip(partition.stages, orders, states, versions, strict=True)
     )
 
 
@@ -78,18 +81,9 @@ def worst(uses: Sequence[MemoryUse]) -> int:
     return int(np.argmax([use.total for use in uses]))
 
 
-def _stage(
-    stage: Stage,
-    order: Order,
-    states: StateBytes,
-    batch: int,
-    element: int,
-    versions: int,
-    deferral: int,
-    keeps_sent: bool,
-) -> MemoryUse:
+def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, versions: int) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
-    names, activations, logits = zip(*_moments(stage, order, batch, element, deferral, keeps_sent), strict=True)
+    names, activations, logits = zip(*_moments(stage, order, batch), strict=True)
     n = len(names)
     updating = np.arange(n) == n - 1
 
@@ -113,15 +107,13 @@ def _stage(
     return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])
 
 
-def _moments(
-    stage: Stage, order: Order, batch: int, element: int, deferral: int, keeps_sent: bool
-) -> Iterator[tuple[str, float, float]]:
+def _moments(stage: Stage, order: Order, batch: Batch) -> Iterator[tuple[str, float, float]]:
     """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
     held = heads = 0.0
     at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
-            made = Made.of(stage.of(action.microbatch, action.chunk), batch, element, keeps_sent)
+            made = Made.of(stage.of(action.microbatch, action.chunk), batch)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
             if action.kind == "F":
                 held, heads = held + made.kept + made.for_weights, heads + made.fp32
@@ -134,8 +126,8 @@ def _moments(
                 held += made.stashed
             if action.kind in "BW":
                 held -= made.for_weights + (made.stashed if action.kind == "W" else 0.0)
-            if action.kind == "B" and action.chunk in at and action.microbatch < deferral:
-                held += batch * element * (at[action.chunk].kept_for_weights + at[action.chunk].stashed)
+            if action.kind == "B" and action.chunk in at and action.microbatch < batch.deferral:
+                held += batch.samples * batch.element * (at[action.chunk].kept_for_weights + at[action.chunk].stashed)
     yield "optimizer", max(held, 0.0), max(heads, 0.0)
 
 
@@ -150,13 +142,13 @@ class Made(msgspec.Struct, frozen=True):
     stashed: float
 
     @classmethod
-    def of(cls, chunk: Chunk, batch: int, element: int, keeps_sent: bool) -> Made:
-        """Of so many samples; ``keeps_sent`` : what the chunk sends on is kept, too."""
-        layers = chunk.layers
+    def of(cls, chunk: Chunk, batch: Batch) -> Made:
+        """Of a micro-batch."""
+        layers, size = chunk.layers, batch.samples * batch.element
         return cls(
-            batch * element * (sum(layer.kept for layer in layers) + chunk.message * keeps_sent),
-            batch * element * sum(layer.kept_for_weights for layer in layers),
-            batch * 4.0 * sum(layer.fp32_kept for layer in layers),
-            batch * element * max((layer.repeated for layer in layers), default=0.0),
-            batch * element * sum(layer.stashed for layer in layers),
+            size * (sum(layer.kept for layer in layers) + chunk.message * batch.keeps_sent),
+            size * sum(layer.kept_for_weights for layer in layers),
+            batch.samples * 4.0 * sum(layer.fp32_kept for layer in layers),
+            size * max((layer.repeated for layer in layers), default=0.0),
+            size * sum(layer.stashed for layer in layers),
         )

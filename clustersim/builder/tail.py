@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from clustersim.builder.laying import Here
 from clustersim.label import Label
 from clustersim.partition.base import Stage
@@ -11,20 +13,21 @@ from clustersim.strategies.base import OpList
 EVERYBODY = ("tp", "cp", "dp", "pp")
 
 
-def collective(
-    here: Here,
-    ops: OpList,
-    kind: str,
-    name: str,
-    nbytes: float,
-    dims: tuple[str, ...],
-    after: tuple[int, ...],
-    dtype: str,
-) -> tuple[int, ...]:
+class Moved(NamedTuple):
+    """What a collective moves: its kind; the name of the tensor, its bytes and their type."""
+
+    kind: str
+    name: str
+    nbytes: float
+    dtype: str
+
+
+def collective(here: Here, ops: OpList, moved: Moved, dims: tuple[str, ...], after: tuple[int, ...]) -> tuple[int, ...]:
     """A collective over mesh dimensions on their own stream; nothing, and no wait, where a group has one rank."""
     groups = here.groups(dims)
     if groups.shape[1] == 1:
         return after
+    kind, name, nbytes, dtype = moved
     dim, step, label = "-".join(dims), ops.step, Label(name, dim="-".join(dims))
     op = Collective(f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step, label=label)
     return (ops.add(op),)
@@ -41,10 +44,11 @@ def shared_gradients(
     size = DTYPE_BYTES[dtype]
     replicated = sum(layer.replicated for layer in stage.layers)
     if replicated:
-        nbytes = float(replicated * size)
-        after = collective(here, ops, "all_reduce", "replicated gradients", nbytes, ("tp",), after, dtype)
+        summed = Moved("all_reduce", "replicated gradients", float(replicated * size), dtype)
+        after = collective(here, ops, summed, ("tp",), after)
     if tied:
-        after = collective(here, ops, "all_reduce", "tied embeddings", float(tied * size), ("embd",), after, dtype)
+        summed = Moved("all_reduce", "tied embeddings", float(tied * size), dtype)
+        after = collective(here, ops, summed, ("embd",), after)
     return after
 
 
@@ -59,6 +63,6 @@ def clip(here: Here, ops: OpList, nbytes: float, after: tuple[int, ...], *, barr
     if not barrier:
         ops.kernel = normed
         return (normed,)
-    met = collective(here, ops, "all_reduce", "gradient norm", 4.0, EVERYBODY, (normed,), "fp32")
+    met = collective(here, ops, Moved("all_reduce", "gradient norm", 4.0, "fp32"), EVERYBODY, (normed,))
     ops.kernel = ops.compute("clip gradients", 2 * nbytes / rate, "gradient", after=met, nbytes=2 * nbytes)
     return (ops.kernel,)

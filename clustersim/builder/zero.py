@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from clustersim.builder.gradients import EXPERT
 from clustersim.builder.laying import Here
 from clustersim.builder.stage_memory import StateBytes
-from clustersim.builder.tail import collective, shared_gradients
+from clustersim.builder.tail import Moved, collective, shared_gradients
 from clustersim.model import Layer, Model, StepCost, Tensor
 from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
@@ -81,7 +81,7 @@ class Experts:
             ops.waits = done
 
     def _exchange(self, kind: str, name: str, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
-        return collective(self.here, self.ops, kind, name, nbytes, EXPERT, after, self.config.param_dtype)
+        return collective(self.here, self.ops, Moved(kind, name, nbytes, self.config.param_dtype), EXPERT, after)
 
     def finish(self) -> None:
         """Norm and update of the dense ones, then the experts'."""

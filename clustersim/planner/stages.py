@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.builder.laying import EXPERTS, PARTS
-from clustersim.builder.stage_memory import Made
+from clustersim.builder.stage_memory import Batch, Made
 from clustersim.compute.local import LocalCost
 from clustersim.partition.base import Chunk, Exchange, Item, LocalLayer, Partition, Stage, Work
 from clustersim.planner.traffic import Traffic
@@ -37,16 +37,14 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
     ``element`` : bytes of an activation. ``keeps_sent`` : what a stage has sent is kept until its backward. As
     :func:`clustersim.builder.stage_memory.stages` walks it, without a head whose weight gradients are deferred.
     """
-    flights = _flights(orders)
-    return np.array(
-        [(rows @ _bytes(stage, element, keeps_sent)).max() for rows, stage in zip(flights, parts.stages, strict=True)]
-    )
+    flights, batch = _flights(orders), Batch(1, element, keeps_sent=keeps_sent)
+    return np.array([(rows @ _bytes(stage, batch)).max() for rows, stage in zip(flights, parts.stages, strict=True)])
 
 
-def _bytes(stage: Stage, element: int, keeps_sent: bool) -> Floats:
-    """(4 x chunks,) of one sample: kept until the input gradient, until the weight gradient, stashed in between, and
+def _bytes(stage: Stage, batch: Batch) -> Floats:
+    """(4 x chunks,) of a micro-batch: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    made = [Made.of(chunk, 1, element, keeps_sent) for chunk in stage.chunks]
+    made = [Made.of(chunk, batch) for chunk in stage.chunks]
     rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated) for one in made]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 

@@ -32,6 +32,7 @@ import numpy as np
 from clustersim.arrays import Ints
 from clustersim.builder import build
 from clustersim.builder.at_once import Known, alone, spent, what
+from clustersim.builder.laying import Here
 from clustersim.builder.representative import Representative, representative
 from clustersim.device import Device
 from clustersim.model import StepCost
@@ -240,9 +241,9 @@ class _Fold:
         scenario, mesh = self.found.scenario, self.found.mesh
         recipe = recipe_of(scenario, self.parallel, self.split, self.cost)
         local = local_cost(scenario, self.gpu)
-        orders = recipe.orders[rank]
-        program, passes = alone(stage, orders, local, recipe.dtype, mesh, rank, self.cost.overlap_slowdown)
-        mine = self._kept[np.isin(self._kept, mesh.ranks(pp=rank))]
+        here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
+        program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
+        mine = self._kept[np.isin(self._kept, here.ranks)]
         return spent(self._simulate(representative(program, mesh, mine)), passes, apart=self.roughly)
 
     def _place(self, rank: int) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clustersim.builder.gradients import EXPERT, SHARD
-from clustersim.builder.stage_memory import StateBytes, stages
+from clustersim.builder.stage_memory import Batch, StateBytes, stages
 from clustersim.builder.zero import zero_states
 from clustersim.memory import STATES
 from clustersim.memory_use import MemoryUse
@@ -35,7 +35,7 @@ def stage_memory(
     config = scenario.config
     deferral = parallel.deferral(config.gradient_accumulation_steps)
     keeps = not parallel.deallocate_pipeline_outputs
-    uses = stages(parts, orders, states, config.micro_batch_size, element, versions, deferral, keeps_sent=keeps)
+    uses = stages(parts, orders, states, Batch(config.micro_batch_size, element, deferral, keeps), versions)
     uneven = mesh.size("ep") > 1 and parallel.routing.kind != "balanced" and not parallel.pad_to_capacity
     ranks = [BUSIEST if uneven else f"rank {mesh.ranks(pp=i)[0]}" for i in range(len(uses))]
     if len(uses) == 1:
