@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from clustersim.routing.router import Router
 
 _NONE = np.zeros(0, dtype=np.int64)
+
+
+class Transfers(NamedTuple):
+    """Columns of :meth:`Router.loads`, one row a transfer."""
+
+    src: Ints
+    dst: Ints
+    amount: Floats
+    rail: Ints
+    flow: Ints
+
+    @classmethod
+    def of(cls, *columns: npt.ArrayLike) -> Transfers:
+        """Columns or scalars, each as long as the longest."""
+        src, dst, amount, rail, flow = np.broadcast_arrays(*map(np.atleast_1d, columns))
+        whole: list[Ints] = [column.astype(np.int64) for column in (src, dst, rail, flow)]
+        return cls(whole[0], whole[1], amount.astype(np.float64), whole[2], whole[3])
 
 
 class _Sum:
@@ -73,47 +90,31 @@ def link_loads(
     flow: npt.ArrayLike,
 ) -> tuple[Ints, Floats]:
     """See :meth:`Router.loads`."""
-    return _laid(router, src, dst, amount, rail, flow, apart=False)[0].per_link()
+    return _laid(router, Transfers.of(src, dst, amount, rail, flow), apart=False).per_link()
 
 
 def loads_of_each(
     router: Router, src: npt.ArrayLike, dst: npt.ArrayLike, rail: npt.ArrayLike
 ) -> tuple[Ints, Ints, Floats]:
     """See :meth:`Router.loads_of_each`."""
-    total, n = _laid(router, src, dst, 1.0, rail, 0, apart=True)
-    return total.per_transfer(n)
+    transfers = Transfers.of(src, dst, 1.0, rail, 0)
+    return _laid(router, transfers, apart=True).per_transfer(len(transfers.src))
 
 
-def _laid(
-    router: Router,
-    src: npt.ArrayLike,
-    dst: npt.ArrayLike,
-    amount: npt.ArrayLike,
-    rail: npt.ArrayLike,
-    flow: npt.ArrayLike,
-    *,
-    apart: bool,
-) -> tuple[_Sum, int]:
-    """All transfers on their links, and how many they are."""
-    a, b, much, rails, flows = np.broadcast_arrays(
-        np.asarray(src, dtype=np.int64),
-        np.asarray(dst, dtype=np.int64),
-        np.asarray(amount, dtype=np.float64),
-        np.asarray(rail, dtype=np.int64),
-        np.asarray(flow, dtype=np.int64),
-    )
-    a, b, much, rails, flows = (np.atleast_1d(column) for column in (a, b, much, rails, flows))
-    total, of, each = _Sum(router, apart), router.islands.of, np.arange(len(a)) * apart
+def _laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
+    """All transfers on their links."""
+    total, home, (a, b, much, _, _) = _Sum(router, apart), router.islands.of, all_
+    each = np.arange(len(a)) * apart
     _engine(total, a[b < 0], much[b < 0], each[b < 0], to_switch=True)
     _engine(total, b[a < 0], much[a < 0], each[a < 0], to_switch=False)
     pair = (a >= 0) & (b >= 0) & (a != b) & (much != 0)
-    same = pair & (of[a] == of[b]) & (of[a] >= 0)
+    same = pair & (home[a] == home[b]) & (home[a] >= 0)
     total.inside(a[same], b[same], much[same], each[same])
     away = pair & ~same
     if away.any():
-        _outside(total, a[away], b[away], much[away], rails[away], flows[away], each[away])
+        _outside(total, Transfers(*(column[away] for column in all_)), each[away])
     _inside(total)
-    return total, len(a)
+    return total
 
 
 def _engine(total: _Sum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: bool) -> None:
@@ -159,9 +160,9 @@ def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
     return [(tuple(table[s].tolist()), rows) for s, rows in zip(starts, pieces, strict=True)]
 
 
-def _outside(total: _Sum, a: Ints, b: Ints, amount: Floats, rails: Ints, flows: Ints, of: Ints) -> None:
+def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
     """Transfers between islands: the legs at both ends, and the network between their ports."""
-    router = total.router
+    router, (a, b, amount, rails, flows) = total.router, transfers
     leave, enter = _Ends(router, a, rails), _Ends(router, b, rails)
     if len(cut := np.flatnonzero((leave.count == 0) | (enter.count == 0))):
         raise router._unreachable(int(a[cut[0]]), int(b[cut[0]]))

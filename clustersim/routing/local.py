@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,33 +22,35 @@ GPU_LINKS = ("nvlink", "xgmi")
 """Links that carry GPU-GPU traffic by themselves."""
 
 
+class Wires(NamedTuple):
+    """The links inside an island as columns; ``bandwidth`` [bytes/s]."""
+
+    src: Ints
+    dst: Ints
+    bandwidth: Floats
+    kinds: tuple[str, ...]
+
+
+class Reach(NamedTuple):
+    """``p2p`` : GPUs may read each other over PCIe. ``relay`` : a GPU may forward for two others over NVLink (NCCL's
+    NVB). ``staged`` : NICs neither read nor write GPU memory (no GPUDirect), so that the host's lies between."""
+
+    p2p: bool
+    relay: bool
+    staged: bool
+
+
 class Template:
     """The inside of one kind of island; vertices and links are local indices.
 
-    Parameters
-    ----------
-    kinds : vertex kinds. node : (V,) int, node number relative to the island's first; -1 for shared switches.
-    src, dst, bandwidth : link columns [bytes/s]. link_kinds : per link.
-    p2p : GPUs may read each other over PCIe. relay : a GPU may forward for two others over NVLink (NCCL's NVB).
-    staged : NICs neither read nor write GPU memory (no GPUDirect), so that the host's lies between.
+    ``kinds`` : of vertices. ``node`` : (V,) int, node number relative to the island's first; -1 for shared switches.
     """
 
-    def __init__(
-        self,
-        kinds: tuple[str, ...],
-        node: Ints,
-        src: Ints,
-        dst: Ints,
-        bandwidth: Floats,
-        link_kinds: tuple[str, ...],
-        p2p: bool,
-        relay: bool,
-        staged: bool,
-    ) -> None:
-        self.kinds, self.node, self.p2p, self.relay, self.staged = kinds, node, p2p, relay, staged
-        self.bandwidth, self.link_kinds, self.head = bandwidth, link_kinds, dst.tolist()
+    def __init__(self, kinds: tuple[str, ...], node: Ints, wires: Wires, reach: Reach) -> None:
+        self.kinds, self.node, self.reach = kinds, node, reach
+        self.bandwidth, self.link_kinds, self.head = wires.bandwidth, wires.kinds, wires.dst.tolist()
         self.out: list[list[int]] = [[] for _ in kinds]
-        for link, tail in enumerate(src.tolist()):
+        for link, tail in enumerate(wires.src.tolist()):
             self.out[tail].append(link)
         self._paths: dict[tuple[int, int], tuple[tuple[float, Path], ...]] = {}
         self._classes: dict[tuple[int, int], str] = {}
@@ -96,13 +99,13 @@ class Template:
             return ((1.0, ()),)
         if self.kinds[a] == self.kinds[b] == GPU:
             direct = self._nvlink(a, b, (NVSWITCH,))
-            if not direct and self.relay:
+            if not direct and self.reach.relay:
                 direct = self._nvlink(a, b, (NVSWITCH, GPU), most=2)
             if direct:
                 return direct
-            if not self.p2p:
+            if not self.reach.p2p:
                 return self._through_host(a, b)
-        if self.staged and {self.kinds[a], self.kinds[b]} == {GPU, NIC}:
+        if self.reach.staged and {self.kinds[a], self.kinds[b]} == {GPU, NIC}:
             return self._through_host(a, b)
         path = self._shortest(a, b)
         return () if path is None else ((1.0, path),)
@@ -247,27 +250,23 @@ def _templates(
     node = np.where(home >= 0, home - np.repeat(first, np.diff(vertex_start)), -1)
     src, dst, rate = local[topology.link_src[links]], local[topology.link_dst[links]], topology.link_bandwidth[links]
     # All that tells islands apart, of all islands one after another, as bytes: an island's are a stretch of each.
-    parts = [
-        (column.tobytes(), vertex_start * column.itemsize) for column in (_coded(topology.vertex_kinds, vertices), node)
-    ]
-    parts += [
-        (column.tobytes(), link_start * column.itemsize)
-        for column in (src, dst, rate, _coded(topology.link_kinds, links))
-    ]
-    stretches = [(told, at.tolist()) for told, at in parts]
+    kinds, link_kinds = _coded(topology.vertex_kinds, vertices), _coded(topology.link_kinds, links)
+    parts = [(column, vertex_start) for column in (kinds, node)]
+    parts += [(column, link_start) for column in (src, dst, rate, link_kinds)]
+    stretches = [(column.tobytes(), (start * column.itemsize).tolist()) for column, start in parts]
     known: dict[tuple[object, ...], int] = {}
     number = np.zeros(n, dtype=np.int64)
     templates: list[Template] = []
     for i, its_first in enumerate(first.tolist()):
         own = None if its_first == _NOWHERE else topology.node_types[its_first]
-        reach = own is None or own.p2p, relay, own is not None and not transport(own.net).direct
+        reach = Reach(own is None or own.p2p, relay, own is not None and not transport(own.net).direct)
         key = (reach, *(told[at[i] : at[i + 1]] for told, at in stretches))
         if key not in known:
             known[key] = len(templates)
             v, e = slice(vertex_start[i], vertex_start[i + 1]), slice(link_start[i], link_start[i + 1])
-            kinds = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
-            wires = tuple(topology.link_kinds[j] for j in links[e].tolist())
-            templates.append(Template(kinds, node[v], src[e], dst[e], rate[e], wires, *reach))
+            wires = Wires(src[e], dst[e], rate[e], tuple(topology.link_kinds[j] for j in links[e].tolist()))
+            inside = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
+            templates.append(Template(inside, node[v], wires, reach))
         number[i] = known[key]
     return number, tuple(templates)
 
