@@ -13,7 +13,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk, need, simulate
-from clustersim.engine.planning import PlanBook
+from clustersim.engine.planning import Groups, PlanBook
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Compute, Recv, Send
 
@@ -212,7 +212,9 @@ class TestCongruence:
             return plan(request, group, backend="ideal")
 
         mesh = fabrics.mesh(topology)
-        one, each = (PlanBook(planner, topology, mesh, Loads(topology), congruent=shared) for shared in (True, False))
+        one, each = (
+            PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=shared) for shared in (True, False)
+        )
         return one, each, asked
 
     def test_one_call_serves_all_nodes_and_gives_the_same_loads(self, four):

@@ -68,7 +68,10 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
                 if len(inside):
                     drafts.append(_Draft(((r, i),), inside, op, [places.meeting_of(inside)]))
                 for ranks in across:
-                    _call(calls, uses, ("all", op.communicator, tuple(sorted(ranks.tolist()))), (r, i), op, ranks, role)
+                    name = op.communicator, tuple(sorted(ranks.tolist()))
+                    call = _Call((r, i), op, ranks, np.flatnonzero(np.isin(role.ranks, ranks)))
+                    calls.setdefault((name, uses[name]), []).append(call)
+                    uses[name] += 1
     paired = [_paired(one, program.roles) for one in pairs(program)]
     return _numbered(drafts + _joined(calls, program.roles) + paired, book)
 
@@ -99,20 +102,6 @@ class _Places:
             column[self.at[groups]] = np.arange(len(groups))[:, None]
             self._members[id(groups)] = groups, column
         return self._members[id(groups)][1]
-
-
-def _call(
-    calls: dict[object, list[_Call]],
-    uses: dict[object, int],
-    name: object,
-    key: OpKey,
-    op: Collective,
-    ranks: Ints,
-    role: Role,
-) -> None:
-    positions = np.flatnonzero(np.isin(role.ranks, ranks))
-    calls.setdefault((name, uses[name]), []).append(_Call(key, op, ranks, positions))
-    uses[name] += 1
 
 
 def _paired(met: Pairs, roles: tuple[Role, ...]) -> _Draft:
@@ -176,7 +165,7 @@ def _words(call: _Call) -> str:
 def _terms_of(op: Meet, book: PlanBook) -> tuple[Any, ...]:
     """What an op asks for: its communicator, where its ranks stand for others, and the fields of a :class:`Request`."""
     if isinstance(op, Collective):
-        name = op.communicator if book.whole else ""
+        name = op.communicator if book.groups.whole else ""
         return name, op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
     return "", "send", op.nbytes
 

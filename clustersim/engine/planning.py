@@ -73,40 +73,57 @@ def one_number(column: Floats | float) -> Floats | float:
     return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
 
 
+class Groups:
+    """The communicators of a run.
+
+    Parameters
+    ----------
+    launch, nccl_version : as in :class:`Group`.
+    whole : communicator and ranks, as bytes -> the GPUs of the group that they stand for.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        mesh: Mesh,
+        *,
+        launch: str = "process_per_gpu",
+        nccl_version: tuple[int, int] = (2, 28),
+        whole: Mapping[tuple[str, bytes], Ints] | None = None,
+    ) -> None:
+        self.topology, self.gpus, self.whole = topology, mesh.gpus, whole or {}
+        self._manner = launch, nccl_version
+        self._known: dict[tuple[str, bytes], Group] = {}
+
+    def of(self, ranks: Ints, communicator: str = "") -> Group:
+        """The communicator of these global ranks, or of whom they stand for; one object per distinct list."""
+        key = communicator, ranks.tobytes()
+        if key not in self._known:
+            gpus = self.whole[key] if key in self.whole else self.gpus[ranks]
+            self._known[key] = Group(self.topology, gpus, *self._manner)
+        return self._known[key]
+
+
 class PlanBook:
     """Plans of a run, cached.
 
     Parameters
     ----------
-    planner : asked for every plan. launch, nccl_version : as in :class:`Group`.
+    planner : asked for every plan. groups : whom it is asked about; the plan of a group that ranks stand for is theirs.
     congruent : let groups at the same places of nodes wired alike share one plan; for planners that look at nothing
         but the request and the group's surroundings.
-    whole : communicator and ranks, as bytes -> the GPUs of the group that they stand for: its plan is theirs.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        topology: Topology,
-        mesh: Mesh,
-        loads: Loads,
-        *,
-        launch: str = "process_per_gpu",
-        nccl_version: tuple[int, int] = (2, 28),
-        congruent: bool = False,
-        whole: Mapping[tuple[str, bytes], Ints] | None = None,
-    ) -> None:
-        self.planner, self.topology, self.mesh, self.loads = planner, topology, mesh, loads
-        self.launch, self.nccl_version, self.congruent = launch, nccl_version, congruent
-        self.whole = whole or {}
-        self._groups: dict[tuple[str, bytes], Group] = {}
+    def __init__(self, planner: Planner, groups: Groups, loads: Loads, *, congruent: bool = False) -> None:
+        self.planner, self.groups, self.loads = planner, groups, loads
+        self.congruent = congruent and not groups.whole
         self._plans: dict[tuple[Request, str, bytes], Plan] = {}
 
     def plans(self, request: Request, groups: Ints, communicator: str = "") -> Plans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
-        name = communicator if self.whole else ""  # who stands for nobody is known by the ranks alone
+        name = communicator if self.groups.whole else ""  # who stands for nobody is known by the ranks alone
         # A group of one needs no plan, and one of everybody is the image of no other.
-        alike = self.congruent and not self.whole and 1 < groups.shape[1] < self.mesh.world_size
+        alike = self.congruent and 1 < groups.shape[1] < len(self.groups.gpus)
         plans = self._alike(request, groups) if alike else [self._plan(request, ranks, name) for ranks in groups]
         latency = np.array([p.latency - p.host for p, _ in plans])  # a program's launches run ahead
         nbytes = np.array([p.nbytes for p, _ in plans])
@@ -114,14 +131,6 @@ class PlanBook:
         rate = np.minimum([p.ceiling for p, _ in plans], [self.loads.alone[i] for i in load.tolist()])
         moving = np.where(nbytes > 0, nbytes, 0.0) / rate
         return Plans(request, tuple(p for p, _ in plans), load, latency, nbytes, rate, moving, latency + moving)
-
-    def group(self, ranks: Ints, communicator: str = "") -> Group:
-        """The communicator of these global ranks, or of whom they stand for; one object per distinct list."""
-        key = communicator, ranks.tobytes()
-        if key not in self._groups:
-            gpus = self.whole[key] if key in self.whole else self.mesh.gpus[ranks]
-            self._groups[key] = Group(self.topology, gpus, self.launch, self.nccl_version)
-        return self._groups[key]
 
     def _alike(self, request: Request, groups: Ints) -> list[tuple[Plan, int]]:
         """Plan and load id of each of several groups."""
@@ -142,22 +151,22 @@ class PlanBook:
         """What crosses the network in groups at places alike, for :meth:`Images.crossed`; one alone is not asked."""
         if len(groups) == 1:
             return np.zeros((0, 3), dtype=np.int64)
-        return self._images.edges(request, self.group(groups[0]), self._plan(request, groups[0])[0])
+        return self._images.edges(request, self.groups.of(groups[0]), self._plan(request, groups[0])[0])
 
     def _plan(self, request: Request, ranks: Ints, name: str = "") -> tuple[Plan, int]:
         """Plan and load id of one group."""
-        if len(ranks) == 1 and (name, ranks.tobytes()) not in self.whole:
+        if len(ranks) == 1 and (name, ranks.tobytes()) not in self.groups.whole:
             nothing = np.array([], dtype=np.int64), np.array([])
             return Plan(request.kind, "none", "none", 0, 0.0, 0.0, *nothing, np.inf), self.loads.add(*nothing)
         key = request, name, ranks.tobytes()
         if key not in self._plans:
-            self._plans[key] = _checked(self.planner(request, self.group(ranks, name)), request, ranks)
+            self._plans[key] = _checked(self.planner(request, self.groups.of(ranks, name)), request, ranks)
         plan = self._plans[key]
         return plan, self.loads.add(plan.links, plan.weights)
 
     @cached_property
     def _images(self) -> Images:
-        return Images(self.topology, self.mesh.gpus)
+        return Images(self.groups.topology, self.groups.gpus)
 
 
 def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:

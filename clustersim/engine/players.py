@@ -133,7 +133,7 @@ class Replay:
 
     def _by_columns(self, site: Site) -> chunk.Played | None:
         """The only meeting of a run, where its schedule is told as waves and its lanes never meet."""
-        request, group, plan = site.plans.request, self.book.group(site.ranks[0]), site.plans.each[0]
+        request, group, plan = site.plans.request, self.book.groups.of(site.ranks[0]), site.plans.each[0]
         algorithm = ALGORITHMS.get(plan.algorithm)
         if group.size == 1 or request.kind == "send" or not algorithm or not algorithm.waves:
             return None
@@ -150,7 +150,7 @@ class Replay:
     def _steps_of(self, site: Site, plan: Plan, ranks: Ints) -> chunk.Steps:
         key = site.plans.request, ranks.tobytes()
         if key not in self._steps:
-            group = self.book.group(ranks)
+            group = self.book.groups.of(ranks)
             schedule = chunk.schedule_of(site.plans.request, group, plan)
             self._steps[key] = chunk.steps(schedule, site.plans.request.nbytes, group, self.loads)
         return self._steps[key]

@@ -19,7 +19,7 @@ from clustersim.engine.loads import Loads, Slots, Varying
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.planning import Floats, Ints, PlanBook, Planner
+from clustersim.engine.planning import Floats, Groups, Ints, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, infos, link_use
@@ -194,12 +194,10 @@ class _Run:
 
 def _book(mesh: Mesh, loads: Loads, how: How) -> PlanBook:
     """Plans by whom :func:`simulate` was told."""
-    planner = how.get("planner") or _backend_planner(how.get("backend", "nccl"))
-    launch, nccl = how.get("launch", "process_per_gpu"), how.get("nccl_version", (2, 28))
-    alike, whole = how.get("planner") is None, how.get("whole")
-    return PlanBook(
-        planner, loads.topology, mesh, loads, launch=launch, nccl_version=nccl, congruent=alike, whole=whole
-    )
+    launch, nccl, whole = how.get("launch", "process_per_gpu"), how.get("nccl_version", (2, 28)), how.get("whole")
+    groups = Groups(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole)
+    planner = how.get("planner")
+    return PlanBook(planner or _backend_planner(how.get("backend", "nccl")), groups, loads, congruent=planner is None)
 
 
 def _all(sites: tuple[Site, ...], name: str) -> Floats:
