@@ -44,7 +44,10 @@ def main() -> None:
     gc.set_threshold(200_000, 20, 20)
     from clustersim.cli import main as command
 
-    command()
+    try:
+        command()
+    finally:
+        gc.freeze()  # on its way out the interpreter would look again, at all that is left
 
 
 if __name__ == "__main__":
