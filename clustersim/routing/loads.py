@@ -144,8 +144,12 @@ def _inside(total: _Sum) -> None:
 def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Floats, of: Ints) -> None:
     """The same local links, in the island of each vertex."""
     islands = total.router.islands
-    base = islands.link_start[islands.of[vertices]]
-    crossed = islands.links[(base[:, None] + links).ravel()]
+    home = islands.of[vertices]
+    if not total.apart:  # channels run over the same links: what crosses an island's together is added up first
+        sums: Floats = np.bincount(home, amount).astype(np.float64)
+        home = np.flatnonzero(sums)
+        amount = sums[home]
+    crossed = islands.links[(islands.link_start[home][:, None] + links).ravel()]
     total.links(crossed, (amount[:, None] * share).ravel(), np.repeat(of, len(links)) if total.apart else _NONE)
 
 
@@ -153,11 +157,10 @@ def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
     """Rows of equal columns: (values, row numbers)."""
     if not len(columns[0]):
         return []
-    order = np.lexsort(columns)
-    table = np.stack([column[order] for column in columns], axis=1)
-    starts = np.flatnonzero(np.r_[True, (table[1:] != table[:-1]).any(axis=1)])
-    pieces = np.split(order, starts[1:])
-    return [(tuple(table[s].tolist()), rows) for s, rows in zip(starts, pieces, strict=True)]
+    code = np.ravel_multi_index(columns, [int(column.max()) + 1 for column in columns])
+    order = np.argsort(code.astype(np.min_scalar_type(code.max())), kind="stable")  # of short numbers in no time
+    pieces = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    return [(tuple(int(column[rows[0]]) for column in columns), rows) for rows in pieces]
 
 
 def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
