@@ -127,32 +127,26 @@ def _must_be(program: Program, role: Role, i: int, mine: Ints, peer: Ints) -> No
 def _meetings(uses: _Uses) -> tuple[Ints, Ints, Ints]:
     """Of each meeting: the use that comes first in order of roles and ops, the other (-1: none), and a number by which
     meetings of one op are in order of who sends."""
-    n = len(uses.op)
-    # Names (tag, sender, receiver) in order of their first send, then those that are only received.
-    seen = np.lexsort((np.arange(n), ~uses.sends))
-    columns = [column[seen] for column in (uses.tag, uses.src, uses.dst)]
-    order = np.lexsort(columns[::-1])
-    new = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
-    group = np.concatenate([[0], np.cumsum(new)])
-    earliest = np.full(group[-1] + 1, n)
-    np.minimum.at(earliest, group, order)
-    name = np.empty(n, dtype=np.int64)
-    name[seen[order]] = earliest[group]
-    # The k-th use of a name by its senders, and by its receivers.
-    by = np.lexsort((np.arange(n), uses.sends, name))
-    fresh = np.concatenate([[True], (np.diff(name[by]) != 0) | (np.diff(uses.sends[by].astype(np.int8)) != 0)])
-    start = np.maximum.accumulate(np.where(fresh, np.arange(n), 0))
-    k = np.empty(n, dtype=np.int64)
-    k[by] = np.arange(n) - start
-    # Equal name and k: one meeting, of one use or two.
-    by = np.lexsort((np.arange(n), k, name))
-    head = np.concatenate([[True], (np.diff(name[by]) != 0) | (np.diff(k[by]) != 0)])
-    at = np.flatnonzero(head)
-    two = np.diff([*at.tolist(), n]) == 2
-    other = np.full(len(at), NOBODY)
-    other[two] = by[at[two] + 1]
-    one = by[at]
-    return one, other, name[one] * np.int64(n) + k[one]
+    n, ranks = len(uses.op), int(max(uses.src.max(), uses.dst.max())) + 1
+    # Names (tag, sender, receiver), of each its recvs and then its sends, in order.
+    names = (uses.tag * ranks + uses.src) * ranks + uses.dst
+    by = np.argsort(2 * names + uses.sends, kind="stable")
+    names, sends = names[by], uses.sends[by]
+    start = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
+    size, sent = np.diff(np.r_[start, n]), np.add.reduceat(sends, start, dtype=np.int64)
+    name = np.repeat(np.arange(len(start)), size)
+    # The k-th recv of a name meets its k-th send; those that nobody meets stay alone.
+    received = (size - sent)[name]
+    k = np.arange(n) - start[name] - np.where(sends, received, 0)
+    alone = k >= np.where(sends, received, sent[name])
+    at = np.flatnonzero(alone | ~sends)
+    first, second = by[at], np.where(alone[at], NOBODY, by[np.minimum(at + received[at], n - 1)])
+    met = second != NOBODY
+    one, other = np.where(met, np.minimum(first, second), first), np.where(met, np.maximum(first, second), NOBODY)
+    # Names are numbered by their first send, and those that are only received after them.
+    order = np.where(uses.sends, np.cumsum(uses.sends), n + np.arange(n))
+    number = order[by[np.where(sent > 0, start + size - sent, start)]]
+    return one, other, number[name[at]] * np.int64(n) + k[at]
 
 
 def _gathered(program: Program, first: Ints, uses: _Uses, one: Ints, other: Ints) -> Pairs:
