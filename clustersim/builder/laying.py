@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.compute.local import LocalCost, Runs
 from clustersim.label import Label
 from clustersim.mesh import Mesh
@@ -19,9 +19,6 @@ from clustersim.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collect
 from clustersim.schedules.base import Action
 from clustersim.strategies.base import OpList
 from clustersim.strategies.walk import Part, Place
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""

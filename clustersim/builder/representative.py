@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.memory_use import Course, MemoryUse
 from clustersim.partition.base import Chunk, Partition, Stage
 from clustersim.schedules.base import Order, Orders
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError, TopologyError
 from clustersim.topology import Topology
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 ROOM = 1e-9
 """A slot may be asked for this much more than it has, relatively: rounding."""

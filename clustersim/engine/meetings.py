@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Request
 from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import PlanBook, Plans
@@ -25,8 +25,6 @@ from clustersim.engine.sites import Side, Site
 from clustersim.errors import ProgramError
 from clustersim.program import Collective, Program, Recv, Role, Send
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.errors import ProgramError
 from clustersim.program import Program, Recv, Role, Send
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 OpKey: TypeAlias = tuple[int, int]
 """(role, op in the role's list)."""
 

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.engine.images import Images
 from clustersim.engine.loads import Loads
@@ -24,8 +24,6 @@ from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.topology import Topology
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Planner: TypeAlias = Callable[[Request, Group], Plan]
 
 

@@ -11,6 +11,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
@@ -19,7 +20,7 @@ from clustersim.engine.loads import Loads, Slots, Varying
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.planning import Floats, Groups, Ints, PlanBook, Planner
+from clustersim.engine.planning import Groups, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay
 from clustersim.engine.rows import Rows, infos, link_use

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats
 from clustersim.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.errors import ScenarioError
 from clustersim.parallel import Routing
 from clustersim.texts import csv_rows, text_of
-
-Floats = npt.NDArray[np.float64]
 
 ROUNDED = 1e-6
 """Rows that are rounding, not a part of a row."""

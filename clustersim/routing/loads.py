@@ -81,27 +81,7 @@ class _Sum:
         return np.searchsorted(cells, np.arange(n + 1) * size), cells % size, load
 
 
-def link_loads(
-    router: Router,
-    src: npt.ArrayLike,
-    dst: npt.ArrayLike,
-    amount: npt.ArrayLike,
-    rail: npt.ArrayLike,
-    flow: npt.ArrayLike,
-) -> tuple[Ints, Floats]:
-    """See :meth:`Router.loads`."""
-    return _laid(router, Transfers.of(src, dst, amount, rail, flow), apart=False).per_link()
-
-
-def loads_of_each(
-    router: Router, src: npt.ArrayLike, dst: npt.ArrayLike, rail: npt.ArrayLike
-) -> tuple[Ints, Ints, Floats]:
-    """See :meth:`Router.loads_of_each`."""
-    transfers = Transfers.of(src, dst, 1.0, rail, 0)
-    return _laid(router, transfers, apart=True).per_transfer(len(transfers.src))
-
-
-def _laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
+def laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
     """All transfers on their links."""
     total, home, (a, b, much, _, _) = _Sum(router, apart), router.islands.of, all_
     each = np.arange(len(a)) * apart

@@ -261,9 +261,9 @@ class Router:
         ------
         TopologyError : a transfer that has no route.
         """
-        from clustersim.routing.loads import link_loads
+        from clustersim.routing.loads import Transfers, laid
 
-        return link_loads(self, src, dst, amount, rail, flow)
+        return laid(self, Transfers.of(src, dst, amount, rail, flow), apart=False).per_link()
 
     def loads_of_each(
         self, src: npt.ArrayLike, dst: npt.ArrayLike, rail: npt.ArrayLike = -1
@@ -274,9 +274,10 @@ class Router:
         -------
         ptr : (E + 1,) int, links of transfer ``i`` are ``links[ptr[i]:ptr[i + 1]]``, sorted. weights : as they.
         """
-        from clustersim.routing.loads import loads_of_each
+        from clustersim.routing.loads import Transfers, laid
 
-        return loads_of_each(self, src, dst, rail)
+        transfers = Transfers.of(src, dst, 1.0, rail, 0)
+        return laid(self, transfers, apart=True).per_transfer(len(transfers.src))
 
     # ---- small helpers ----------------------------------------------------------------------------------------------
 
