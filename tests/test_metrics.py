@@ -15,7 +15,7 @@ from clustersim.analysis.occupancy import occupancy
 from clustersim.errors import ProgramError
 from clustersim.mesh import Mesh
 from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.timeline import OpInfo, Timeline, alike
+from clustersim.timeline import LinkUse, OpInfo, Timeline, alike
 
 MIB = 2**20
 
@@ -139,6 +139,14 @@ def test_ranks_that_behave_alike_are_found_and_expanded_again():
     assert class_of.tolist() == [0, 1, 0, 1, 2]
     result = summary(timeline, toy_model([[4]]), samples_per_step=1)
     assert result["per_rank"]["compute_s"].tolist() == [4, 2, 4, 2, 5]
+
+
+def test_links_that_carry_as_much_but_for_rounding_are_in_order_of_their_ids():
+    loads = ((np.array([0, 1, 2]), np.array([1.0, np.nextafter(1.0, 2.0), 1.0 + 1e-6])),)
+    use = LinkUse(
+        *(np.array(column) for column in ([0], [0.0], [1.0], [1.0], [0], [0])), loads, ("a", "b", "c"), np.ones(3)
+    )
+    assert [name for name, _, _ in hottest_links(use, 0.0, 1.0, 3)] == ["c", "a", "b"]
 
 
 def test_the_hottest_links_are_counted_inside_the_window_only():

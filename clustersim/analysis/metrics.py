@@ -208,5 +208,6 @@ def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list
         use = replace(use, segment_start=np.clip(start, begin, end), segment_end=np.clip(stop, begin, end))
     nbytes = use.bytes_per_link()
     utilisation = nbytes / (use.link_bandwidth * (end - begin))
-    order = np.argsort(-utilisation, kind="stable")[:n]
+    # Links that carry as much but for rounding are ties: sums in another order must not name others.
+    order = np.argsort(-np.round(utilisation / (utilisation.max() or 1.0), 9), kind="stable")[:n]
     return [(use.link_names[i], float(utilisation[i]), float(nbytes[i])) for i in order.tolist() if nbytes[i] > 0]
