@@ -28,7 +28,7 @@ class Play:
         self.segments = self.network.segments.columns()
 
     def _begin(self, i, load, nbytes, ceiling):
-        self.network.begin(np.array([i]), np.array([load]), np.array([float(nbytes)]), np.array([float(ceiling)]))
+        self.network.begin([(i, load, float(nbytes), float(ceiling))])
 
     def _ended(self, transfers, now):
         for transfer in transfers.tolist():

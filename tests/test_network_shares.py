@@ -45,9 +45,7 @@ def run(topology, flows, watch=None):
 
     network = Network(clock, loads, on_end)
     for i, (begin, links, weights, nbytes, ceiling) in enumerate(flows):
-        load = np.array([loads.add(links, weights)])
-        column = np.array([i]), load, np.array([nbytes]), np.array([ceiling])
-        clock.call(begin, network.begin, *column)
+        clock.call(begin, network.begin, [(i, loads.add(links, weights), nbytes, ceiling)])
     while clock.peek() < np.inf:
         clock.step()
         if watch:

@@ -38,7 +38,7 @@ def replay(transfers: int) -> float:
 
 
 def _sends(role: Role) -> int:
-    return sum(int((op.peer >= 0).sum()) for op in role.ops if isinstance(op, Send | Recv)) // 2
+    return sum(int(np.count_nonzero(op.peer >= 0)) for op in role.ops if isinstance(op, Send | Recv)) // 2
 
 
 def _differ(role: Role) -> bool:

@@ -82,10 +82,10 @@ class Network:
         self._opened = True
         return slots
 
-    def begin(self, transfers: Ints, loads: Ints, nbytes: Floats, ceilings: Floats) -> None:
-        """Start a flow per transfer, now: ``nbytes`` > 0 of payload each, at most ``ceilings`` [bytes/s]."""
-        self._new += zip(transfers.tolist(), loads.tolist(), nbytes.tolist(), ceilings.tolist(), strict=True)
-        self.n_flows += len(transfers)
+    def begin(self, flows: list[tuple[int, int, float, float]]) -> None:
+        """Start flows, now: of each its transfer, load, payload [bytes] > 0 and ceiling [bytes/s]."""
+        self._new += flows
+        self.n_flows += len(flows)
         self._ask_solve()
 
     def not_before(self, transfer: int, load: int, ceiling: float) -> float:

@@ -111,9 +111,9 @@ class Task(msgspec.Struct, eq=False, gc=False):
         if isinstance(self.op, Compute):
             spent, pace = self.op.duration, self.role.pace
             if isinstance(spent, float) and pace is not None and self.op.paced:
-                return spent * float(np.minimum.reduce(pace[self.op.step]))
-            return float(np.min(seconds(self.role, self.op)))
-        return min((float(site.plans.least.min()) for site, _ in self.meets), default=0.0) if self.lone else 0.0
+                return spent * lowest(pace[self.op.step])
+            return float(lowest(seconds(self.role, self.op)))
+        return min((lowest(site.plans.least) for site, _ in self.meets), default=0.0) if self.lone else 0.0
 
 
 def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:

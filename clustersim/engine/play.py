@@ -183,35 +183,40 @@ class Play:
 
     def met(self, meetings: Ints, now: float) -> None:
         """These clocked meetings (sorted ids) end now."""
-        firsts = self._firsts[np.searchsorted(self._firsts, meetings, side="right") - 1]
-        for first in sorted(set(firsts.tolist())):
-            self._over(self.standing[first], meetings[firsts == first] - first, now)
+        firsts = self._firsts[self._firsts.searchsorted(meetings, side="right") - 1]
+        if len(firsts) == 1:
+            first = firsts.item(0)
+            self._over_one(self.standing[first], meetings.item(0) - first, now)
+        else:
+            for first in sorted(set(firsts.tolist())):
+                self._over(self.standing[first], meetings[firsts == first] - first, now)
         self._work_off()
 
     def _over(self, standing: Standing, meetings: Ints, end: Column) -> None:
         """These meetings of a site end."""
-        site = standing.site
+        if len(meetings) == 1:
+            self._over_one(standing, meetings.item(0), end if isinstance(end, float) else end.item(0))
+            return
         standing.end[meetings] = end  # type: ignore[index]
-        for side in site.sides_of(meetings):
+        for side in standing.site.sides_of(meetings):
             task = self.lists[side.key[0]][side.key[1]]
-            if task.n == 1:
-                m = int(meetings[0]) if not side.lone else int(side.meeting_of[0])
-                self._end(task, None, float(standing.start[m]), float(standing.end[m]))  # type: ignore[index]
-                continue
-            if len(meetings) == 1:
-                m = int(meetings[0])
-                who: Piece = side.piece(m)
-                if size(who) == task.n:  # type: ignore[arg-type]
-                    who = None
-                at_end = end if isinstance(end, float) else float(end[0])
-                self._end(task, who, float(standing.start[m]), at_end)  # type: ignore[index]
-                continue
             found = side.who(meetings)
-            if isinstance(found, slice):
+            if side.lone:
+                m = side.meeting_of.item(0)
+                self._end(task, None, item(standing.start, m), item(standing.end, m))
+            elif isinstance(found, slice):
                 self._end(task, None, *(one_number(spread(side, c)) for c in (standing.start, standing.end)))
-                continue
-            of = side.meeting_of[found]
-            self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
+            else:
+                of = side.meeting_of[found]
+                self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
+
+    def _over_one(self, standing: Standing, meeting: int, end: float) -> None:
+        """A meeting of a site ends."""
+        site, start = standing.site, item(standing.start, meeting)
+        standing.end[meeting] = end  # type: ignore[index]
+        for side in (site.sides[0], site.sides[meeting + 1]) if site.apart else site.sides:
+            task, who = self.lists[side.key[0]][side.key[1]], side.piece(meeting)
+            self._end(task, None if size(who) == task.n else who, start, end)
 
     def _served(self, served: list[Served]) -> None:
         for task, position, start, end in served:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -79,12 +80,13 @@ class Flows:
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
-        plans, moves = site.plans, site.plans.nbytes[meetings] > 0
-        some, none = meetings[moves], meetings[~moves]
-        if len(some):
-            self.network.begin(site.first + some, plans.load[some], plans.nbytes[some], plans.alone[some])
-        if len(none):
-            self.on_end(site.first + none, self.clock.now)
+        plans, first = site.plans, site.first
+        load, nbytes, alone = plans.load.item, plans.nbytes.item, plans.alone.item  # mostly it is one
+        flows = [(first + m, load(m), nbytes(m), alone(m)) for m in meetings.tolist() if nbytes(m) > 0]
+        if flows:
+            self.network.begin(flows)
+        if len(flows) < len(meetings):
+            self.on_end(first + meetings[plans.nbytes[meetings] <= 0], self.clock.now)
 
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""
@@ -184,8 +186,8 @@ class Replay:
         moves = playing.steps.nbytes[which] > 0
         some, steps = which[moves], playing.steps
         if len(some):
-            ceilings = np.full(len(some), np.inf)
-            self.network.begin(playing.first + some, steps.load[some], steps.nbytes[some], ceilings)
+            flows = (playing.first + some).tolist(), steps.load[some].tolist(), steps.nbytes[some].tolist()
+            self.network.begin(list(zip(*flows, repeat(np.inf))))
         if not moves.all():
             self.clock.call(self.clock.now, self._left_the_sender, playing, which[~moves])
 

@@ -50,9 +50,6 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
         if self.lone or (self.everyone and len(meetings) == len(self.ptr) - 1):
             return slice(None)
-        if len(meetings) == 1:
-            m = meetings[0]
-            return self.order[self.ptr[m] : self.ptr[m + 1]]
         if self.each and self.everyone:
             found = self.order.reshape(-1, self.each)[meetings].ravel()
         else:
