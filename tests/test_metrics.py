@@ -53,7 +53,7 @@ def test_exposed_communication_is_what_compute_idles_through_waiting_included():
             ("compute", "optimizer", "compute", 0, [0, 1], 7, 7, 10),
         ],
     )
-    result = summary(timeline, toy_model([[4]], seq_len=100), samples_per_step=6, peak_flops=1e13, peak="bf16 dense")
+    result = summary(timeline, toy_model([[4]], seq_len=100), samples_per_step=6, peak=(1e13, "bf16 dense"))
     assert result["step_time_s"] == 10
     assert result["steady_steps"] == [0]
     assert result["per_rank"]["exposed_communication_s"].tolist() == [3, 1]

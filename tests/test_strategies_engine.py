@@ -58,7 +58,7 @@ def run():
 
 def test_a_run_on_two_nodes_sends_the_gradients_once_and_crosses_the_network(run):
     model, timeline = run
-    result = summary(timeline, model, samples_per_step=16, peak_flops=312e12)
+    result = summary(timeline, model, samples_per_step=16, peak=(312e12, "dense"))
     assert result["bytes_sent_per_gpu"] == pytest.approx(2 * 15 / 16 * model.parameters * 4)
     assert 0 < result["exposed_communication_s"] < result["communication_s"] + result["peer_wait_s"]
     assert result["step_time_s"] > 8 * 3e-3

@@ -28,10 +28,7 @@ def summary(
     samples_per_step: float,
     workers: int | None = None,
     together: bool = True,
-    peak_flops: float | None = None,
-    peak: str = "",
-    warmup_steps: int = 2,
-    n_links: int = 10,
+    peak: tuple[float, str] | None = None,
 ) -> dict[str, Any]:
     """The figures of a run's steady state, as plain numbers, lists and numpy arrays.
 
@@ -41,11 +38,8 @@ def summary(
     workers : how many ranks, the first ones, the means are over; the others serve. None means all.
     together : ranks step together, so that the slowest sets the pace; False where each has its own (asynchronous
         training): rates are then sums over ranks of what each does in its own time.
-    peak_flops : float [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products. None
-        leaves ``mfu`` and ``hfu`` None. peak : what it is, in words, passed through.
-    warmup_steps : steps left out where the run is long enough: DDP's first has a single bucket and no overlap, and
-        its second follows the rebuild. A run of two steps leaves out the first, a run of one keeps it.
-    n_links : how many of the busiest links to list.
+    peak : [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products, and what it is, in
+        words. None leaves ``mfu`` and ``hfu`` None.
 
     Returns a dict. Times are per step, means over ranks, in seconds:
 
@@ -64,36 +58,34 @@ def summary(
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
       link: :func:`clustersim.analysis.volume.volume`.
-    * ``hottest_links``: ``(name, utilisation, bytes)``, in the steady window; bytes are link capacity used, protocol
+    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used, protocol
       overhead included, and utilisation is their share of the line rate.
     * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
       exposed_transfer_s, waiting_for_peer_s``.
     """
-    window = steady_window(timeline, warmup_steps)
+    window = steady_window(timeline)
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
     per_rank, phases = _of_ranks(timeline, window, world)
     a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
+    executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
+    peak_flops, words = peak or (None, "")
     return {
         "step_time_s": window.step_time,
         "first_step_s": window.first,
         "steady_steps": window.steps.tolist(),
-        **_rates(timeline, model, window, world, samples_per_step / a_step, a_step, peak_flops),
+        **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
         "peak_flops": peak_flops,
-        "peak": peak,
+        "peak": words,
         **_means(per_rank, phases, window.step_time),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: bytes_of_rank(op, world)[0]) / n,
-        "hottest_links": hottest_links(timeline.links, window.begin, window.end, n_links),
+        "hottest_links": hottest_links(timeline.links, window.begin, window.end, 10),
         "per_rank": per_rank,
     }
 
 
-def _rates(
-    timeline: Timeline, model: Model, window: Window, world: int, samples_per_s: float, a_step: float,
-    peak: float | None,
-) -> dict[str, Any]:  # fmt: skip
-    """What is done in a second."""
+def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak: float | None) -> dict[str, Any]:
+    """What is done in a second; ``executed`` : [FLOP/s] of each GPU."""
     model_flops = model.flops_per_sample() * samples_per_s / world
-    executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (len(window.steps) * a_step)
     return {
         "samples_per_s": samples_per_s,
         "tokens_per_s_per_gpu": samples_per_s * model.seq_len / world if model.seq_len else None,
@@ -134,7 +126,11 @@ class Window:
 
 def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
     """The window the figures of :func:`summary` are taken from; of a measured run all steps but those of
-    :func:`warm_up`. Raises :class:`ProgramError` for an empty timeline."""
+    :func:`warm_up`. Raises :class:`ProgramError` for an empty timeline.
+
+    warmup_steps : left out where the run is long enough: DDP's first has a single bucket and no overlap, and its second
+        follows the rebuild. A run of two steps leaves out the first, a run of one keeps it.
+    """
     steps, ops = np.array([op.step for op in timeline.ops], dtype=np.int64), timeline.per_op()
     played = ops["ranks"] > 0
     if not played.any():

@@ -201,7 +201,8 @@ def seconds_of_ops(run: Timeline, world: int, begin: float, end: float) -> Float
     count = np.array([(ranks < world).sum() for ranks in sets], dtype=np.float64)
     took = (np.clip(stop, begin, end) - np.clip(start, begin, end)) * count[of]
     seconds = np.bincount(op, took, len(run.ops)).astype(np.float64)
-    counted = {id(block.ranks): block.ranks < world for block in run.blocks}
+    alike = {id(block.ranks): block.ranks for block in run.blocks}
+    counted = {key: ranks < world for key, ranks in alike.items()}
     everyone = {key: bool(mask.all()) for key, mask in counted.items()}
     for block in run.blocks:
         _, first, last = block.columns

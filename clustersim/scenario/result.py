@@ -83,8 +83,7 @@ class Result:
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
             workers=p.mesh.workers,
             together=STRATEGIES[file.strategy["kind"]].together(config),
-            peak_flops=p.peak_flops,
-            peak=f"dense {runs_as} of {p.devices}",
+            peak=(p.peak_flops, f"dense {runs_as} of {p.devices}"),
         )
         return told_apart(figures, self.where[0]) if self.where else figures
 
