@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.engine.loads import ROOM, Loads, Slots, crowded
+from clustersim.engine.order import highest
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site
 from clustersim.program import Collective, Program, Recv
@@ -50,7 +51,7 @@ class Guess:
 
     def __init__(self, program: Program, sites: tuple[Site, ...], loads: Loads) -> None:
         self._program = program
-        self._sites = [site for site in sites if (site.plans.nbytes > 0).any()]
+        self._sites = [site for site in sites if highest(site.plans.nbytes) > 0]
         self.clocked: set[int] = set()
         self.slots: Slots | None = None
         self._firsts = np.array([site.first for site in sites], dtype=np.int64)
@@ -85,18 +86,12 @@ class Guess:
             most.append(asked)
             if len(site.ranks) > 1 and len(slot) and np.bincount(slot, asked).max() > 1 + ROOM:
                 own.add(plans)
-        users, slot, asked = np.concatenate(user), np.concatenate(where), np.concatenate(most)
-        # Of one user on one slot the most it ever asks for.
-        order = np.lexsort((asked, users, slot))
-        users, slot, asked = users[order], slot[order], asked[order]
-        last = np.ones(len(users), dtype=np.bool_)
-        last[:-1] = (users[1:] != users[:-1]) | (slot[1:] != slot[:-1])
-        total = np.bincount(slot[last], asked[last], slots.n)
-        several = np.bincount(slot[last], minlength=slots.n) > 1
-        kept = several & (total > 1 + ROOM)
+        users, slot, asked = _most(np.concatenate(user), np.concatenate(where), np.concatenate(most))
+        several = np.bincount(slot, minlength=slots.n) > 1
+        kept = several & (np.bincount(slot, asked, slots.n) > 1 + ROOM)
         kept[slots.slot[slots.ptr[len(loads.pairs)] :]] = True  # and links that vary, whoever is there
         self.slots = slots.only(kept)
-        shared = last & kept[slot]
+        shared = kept[slot]
         lanes = np.searchsorted(starts, users[shared], side="right") - 1
         self._near = self._neighbours(lanes, slot[shared])
         for plans, (which, slot, asked) in found.items():
@@ -198,6 +193,15 @@ class Guess:
         some = end > begin * (1 + 1e-12)
         owner = np.concatenate(of)[some]
         return set(np.unique(owner[crowded(slot[some], begin[some], end[some], asked[some])]).tolist())
+
+
+def _most(users: Ints, slot: Ints, asked: Floats) -> Entries:
+    """Of each user on each slot the most it ever asks for, slot by slot."""
+    order = np.lexsort((asked, users, slot))
+    users, slot, asked = users[order], slot[order], asked[order]
+    last = np.ones(len(users), dtype=np.bool_)
+    last[:-1] = (users[1:] != users[:-1]) | (slot[1:] != slot[:-1])
+    return users[last], slot[last], asked[last]
 
 
 def _lane(program: Program, site: Site) -> object:

@@ -144,8 +144,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
 
 def watch(mine: list[Task]) -> dict[str, list[Task]]:
     """Find what may be billed in one role's tasks; returns the watched collectives of each stream, in order."""
-    kernels = [t for t in mine if t.op.stream == COMPUTE_STREAM and isinstance(t.op, Compute | Serve)]
-    kernels = [t for t in kernels if not isinstance(t.op, Serve)]
+    kernels = [t for t in mine if t.op.stream == COMPUTE_STREAM and type(t.op) is Compute]
     for place, task in enumerate(kernels):
         task.place = place
     above, below = [-1] * len(mine), [len(kernels)] * len(mine)
@@ -161,10 +160,15 @@ def watch(mine: list[Task]) -> dict[str, list[Task]]:
     watched: dict[str, list[Task]] = {}
     for i, task in enumerate(mine):
         if isinstance(task.op, Collective) and below[i] > above[i] + 1:
-            task.watched, task.above, task.below = True, above[i], below[i]
             streams = watched.setdefault(task.op.stream, [])
-            task.ordinal = len(streams)
+            task.watched, task.above, task.below, task.ordinal = True, above[i], below[i], len(streams)
             streams.append(task)
+    _soften(kernels, watched)
+    return watched
+
+
+def _soften(kernels: list[Task], watched: dict[str, list[Task]]) -> None:
+    """Tell kernels which of the watched collectives their bills may depend on."""
     at = dict.fromkeys(watched, 0)
     for kernel in kernels:
         soft = []
@@ -174,7 +178,6 @@ def watch(mine: list[Task]) -> dict[str, list[Task]]:
             if at[name] and stream[at[name] - 1].below > kernel.place:
                 soft.append(stream[at[name] - 1])
         kernel.soft = tuple(soft)
-    return watched
 
 
 def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:

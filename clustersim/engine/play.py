@@ -123,15 +123,13 @@ class Play:
                     self._complete(standing)
                 return
         if isinstance(who, int) or task.n == 1:
-            self._arrive_one(task, who or 0)  # type: ignore[arg-type]
+            self._arrive_one(task, who if isinstance(who, int) else 0)
             return
         ready = at(task.ready, who)
         some = _EVERYONE if who is None else who
         if task.lone:
             site, side = task.meets[0]
-            complete = self.standing[site.first].come_some(side.meeting_of[some], ready)
-            if len(complete):
-                self._begin(self.standing[site.first], complete)
+            self._come(self.standing[site.first], side.meeting_of[some], ready)
             return
         absent = np.ones(task.n if who is None else size(who), dtype=np.bool_)
         for site, side in task.meets:
@@ -140,9 +138,7 @@ class Play:
             absent &= ~here
             if here.any():
                 times = ready if isinstance(ready, float) else ready[here]
-                complete = self.standing[site.first].come_some(meetings[here], times)
-                if len(complete):
-                    self._begin(self.standing[site.first], complete)
+                self._come(self.standing[site.first], meetings[here], times)
         if absent.any():
             those = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
             self._end(task, those, at(task.ready, those), at(task.ready, those))
@@ -156,7 +152,13 @@ class Play:
                 if self.standing[site.first].come_one(meeting, ready):
                     self._begin(self.standing[site.first], np.array([meeting], dtype=np.int64))
         if not here:
-            self._end(task, p, ready, ready)
+            self._end(task, None if task.n == 1 else p, ready, ready)
+
+    def _come(self, standing: Standing, meetings: Ints, times: Column) -> None:
+        """Some ranks reach their meetings: what is complete now begins."""
+        complete = standing.come_some(meetings, times)
+        if len(complete):
+            self._begin(standing, complete)
 
     # ---- transfers --------------------------------------------------------------------------------------------------
 
