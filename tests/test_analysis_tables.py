@@ -19,7 +19,7 @@ from clustersim.analysis.bounds import bounds, warnings
 from clustersim.analysis.compare import compare, sentences
 from clustersim.analysis.hotspots import hotspots, parts
 from clustersim.analysis.metrics import hottest_links
-from clustersim.analysis.verdict import Facts
+from clustersim.facts import Facts
 from clustersim.program import Compute
 from clustersim.timeline import OpInfo, Timeline
 

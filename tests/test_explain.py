@@ -12,9 +12,10 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.explain import explain
 from clustersim.analysis.pace import skews
 from clustersim.analysis.stalls import CAUSES, stalls
-from clustersim.analysis.verdict import HEADLINES, Facts, came_to
+from clustersim.analysis.verdict import HEADLINES, came_to
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import ScenarioError
+from clustersim.facts import Facts, Memory
 from clustersim.scenario.idle import each_change
 from clustersim.scenario.rerun import rerun_saving, step_time
 from clustersim.units import format_time
@@ -220,7 +221,7 @@ def test_what_a_change_costs_is_measured_by_a_run_without_it():
 def test_memory_near_its_limit_is_a_warning():
     timeline = result("why_slow_gpu").timeline
     kinds = [
-        [w.kind for w in warnings(timeline, Facts(memory_bytes=used, device_bytes=100.0))]
+        [w.kind for w in warnings(timeline, Facts(peak_memory_bytes=used, memory=Memory(device_bytes=100.0)))]
         for used in (90.0, 96.0, 101.0)
     ]
     assert kinds == [["slow rank"], ["slow rank", "memory"], ["slow rank", "memory"]]

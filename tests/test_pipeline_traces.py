@@ -281,4 +281,4 @@ def test_a_step_that_is_not_there_is_named(clustersim, tmp_path):
 
 def test_the_gantt_chart_of_a_folder_is_drawn_too():
     run = traces.read(TINY)
-    assert "Gantt chart" in plots.alt_text(plots.picture("gantt", SavedRun(run, None, {}), plots.View(step=10)))
+    assert "Gantt chart" in plots.alt_text(plots.picture("gantt", SavedRun(run), plots.View(step=10)))

@@ -19,6 +19,7 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.waterfall import waterfall
 from clustersim.analysis.where import where
 from clustersim.errors import ProgramError
+from clustersim.facts import Groups, MeshMap
 from clustersim.plots import animation, campaign, dimensions, stages
 from clustersim.plots.pipeline import pipeline_frame, usual_step
 
@@ -65,9 +66,8 @@ SWINGS = [{"knob": "GPU compute", "gain": 0.1, "loss": 0.2}, {"knob": "NIC", "ga
 NETWORK = {"speeds": [1e10, 2e10, 4e10], "steps": [0.3, 0.2, 0.19], "nic": 2e10, "growth": 0.05, "at": 1.5e10}
 OPTION = SimpleNamespace(option="a", machine="m", days=3.0, usd=5.0, gpus=8)
 EXCHANGES = [{"how": how, "n": n, "seconds": 0.1 * n} for how in ("ring", "direct") for n in (2, 4, 8)]
-DIMS = [{"name": name, "degree": 2, "links": ["NVLink"], "first": first, "of_rank": groups}
-        for name, first, groups in (("TP", [0, 1], [0, 0, 1, 1]), ("DP", [0, 2], [0, 1, 0, 1]))]  # fmt: skip
-MESH = {"world": 4, "per_node": 4, "dims": DIMS}
+DIMS = [Groups("TP", 2, ["NVLink"], [0, 1], [0, 0, 1, 1]), Groups("DP", 2, ["NVLink"], [0, 2], [0, 1, 0, 1])]
+MESH = MeshMap(4, 4, DIMS)
 MOMENTS = ("fwd a", "fwd b", "bwd b", "bwd a")
 HELD = {"parameters": np.full(4, GIB), "activations": np.array([1.0, 2.0, 2.0, 1.0]) * GIB}
 
@@ -117,7 +117,7 @@ SEVERAL = {
 ALSO_SEVERAL = {
     "a zoom": lambda ax: plots.gantt(run().timeline, zoom=(0.0, 1e-3), ax=ax),
     "a sweep over numbers": lambda ax: plots.sweep_curves(bars() | {"gpus": np.array([8, 16])}, ["gpus"], ax=ax),
-    "a mesh of 128 ranks": lambda ax: dimensions.mesh_on_machine({**MESH, "world": 128}, ax=ax),
+    "a mesh of 128 ranks": lambda ax: dimensions.mesh_on_machine(MeshMap(128, 4, DIMS), ax=ax),
     "a machine of 64 GPUs": lambda ax: plots.loaded_topology(*large(), ax=ax),
     "stage-memory": lambda ax: plots.picture("stage-memory", split().saved, plots.View(ax=ax)),
     "traffic": lambda ax: plots.picture("traffic", split().saved, plots.View(ax=ax)),

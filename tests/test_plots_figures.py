@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -197,7 +198,8 @@ def test_packing_narrow_bars_keeps_the_time_of_each_kind(pieces):
 @pytest.fixture(scope="module")
 def run():
     result = clustersim.load("ddp_resnet50_1x8_v100").run()
-    return SavedRun(result.timeline, result.prepared.topology, result.facts() | {"title": r"a $\bad{ title"})
+    facts = msgspec.structs.replace(result.facts(), title=r"a $\bad{ title")
+    return SavedRun(result.timeline, result.prepared.topology, facts)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +232,7 @@ def test_every_picture_of_a_run_is_saved_with_words_for_it(run, split_run, kind,
 def test_a_picture_that_a_run_cannot_show_is_one_clear_error(run):
     with pytest.raises(ClusterSimError, match="did you mean 'gantt'"):
         plots.picture("gant", run)
-    bare = SavedRun(run.timeline, None, {})
+    bare = SavedRun(run.timeline)
     for kind in ("topology", "memory"):
         with pytest.raises(ClusterSimError, match="does not know"):
             plots.picture(kind, bare)
@@ -274,7 +276,7 @@ def test_bars_of_stages_add_up_to_the_step_and_say_so_in_words(split_run):
 
 def test_memory_of_a_stage_has_the_peaks_that_a_run_names(split_run):
     words = plots.alt_text(plots.picture("stage-memory", split_run))
-    assert f"stage 0 {format_bytes(split_run.facts['peak_memory_bytes'])}" in words
+    assert f"stage 0 {format_bytes(split_run.facts.peak_memory_bytes)}" in words
 
 
 @pytest.mark.parametrize("nodes", [2, 16, 64])
@@ -390,7 +392,7 @@ def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_h
 
 
 def test_the_peak_of_memory_over_a_step_is_the_one_figure_that_a_run_prints(run):
-    memory = run.facts["memory"]
+    held = sum(run.facts.memory.by.values())
     words = [text.get_text() for text in plots.picture("memory", run).axes[0].texts]
-    assert any(word.startswith(f"peak {format_bytes(sum(memory['by'].values()))} at ") for word in words)
-    assert format_bytes(run.facts["peak_memory_bytes"]) == format_bytes(sum(memory["by"].values()))
+    assert any(word.startswith(f"peak {format_bytes(held)} at ") for word in words)
+    assert format_bytes(run.facts.peak_memory_bytes) == format_bytes(held)

@@ -41,7 +41,7 @@ def hostile(run):
     names = [f"{HOSTILE} {i} -> x" for i in range(len(timeline.links.link_names))]
     links = replace(timeline.links, link_names=names)
     topology = replace(run.topology, name=HOSTILE)
-    facts = run.facts | {"title": HOSTILE, "model": HOSTILE, "notes": [HOSTILE], "inputs": {HOSTILE: HOSTILE}}
+    facts = msgspec.structs.replace(run.facts, title=HOSTILE, model=HOSTILE, notes=[HOSTILE], inputs={HOSTILE: HOSTILE})
     return SavedRun(replace(timeline, ops=ops, links=links), topology, facts)
 
 
@@ -63,10 +63,10 @@ def test_every_part_is_there_in_the_order_a_reader_needs(page):
 
 def test_figures_are_those_of_the_run(page, run):
     words = " ".join(" ".join(Page(page).words).split())
-    assert f"{run.facts['samples_per_s']:,.1f}" in words
-    assert f"{run.facts['mfu']:.1%}" in words
+    assert f"{run.facts.samples_per_s:,.1f}" in words
+    assert f"{run.facts.mfu:.1%}" in words
     assert "cluster.topology" in words
-    assert run.facts["notes"][0] in words
+    assert run.facts.notes[0] in words
 
 
 def test_what_if_is_what_was_run_again_and_never_a_bound(page, tmp_path):
@@ -123,7 +123,7 @@ def test_a_run_that_nobody_said_anything_about_has_a_report_too(tmp_path):
     model = toy_model([[2**21]] * 4)
     program = build(model, toy_cost(model, jitter=0.05), Mesh(np.arange(16), 8), DDPConfig(), 3, 1)
     timeline = replace(play(program, lambda op: 1e-3), source="a measured trace")
-    write_report(SavedRun(timeline, None, {}), tmp_path / "r.html")
+    write_report(SavedRun(timeline), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "a run of 16 ranks (a measured trace)" in text
     assert 'id="hotspots"' not in text

@@ -12,6 +12,7 @@ from player import link_use, play, toy_cost, toy_model
 import clustersim
 from clustersim import traces
 from clustersim.errors import TraceError
+from clustersim.facts import Facts, Moments
 from clustersim.mesh import Mesh
 from clustersim.strategies.ddp import DDPConfig, build
 from clustersim.traces.saved import load_run, save_run
@@ -62,9 +63,10 @@ def test_ops_keep_their_details_infinities_and_arrays_included(tmp_path):
     timeline = play(program, lambda op: 1e-3)
     detail = {"ceiling": float("inf"), "groups": np.arange(4).reshape(2, 2), "meets": (1, 2), "algorithm": "ring"}
     ops = tuple(msgspec.structs.replace(op, detail=detail) for op in timeline.ops)
-    save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts={"n": np.float64(2.5), "many": np.arange(3)})
+    said = {"mfu": np.float64(0.5), "memory_course": {"moments": ["a", "b"], "parts": {"gradients": np.arange(2)}}}
+    save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts=Facts.of(said | {"of no field": 1}))
     run = load_run(tmp_path / "r.npz")
-    assert run.facts == {"n": 2.5, "many": [0, 1, 2]}
+    assert run.facts == Facts(mfu=0.5, memory_course=Moments(["a", "b"], {"gradients": [0.0, 1.0]}))
     assert run.topology is None
     for one, other in zip(ops, run.timeline.ops, strict=True):
         assert np.array_equal(one.detail["groups"], other.detail.pop("groups"))

@@ -13,10 +13,10 @@ from clustersim import engine, plots
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.explain import explain
 from clustersim.analysis.pieces import workers
-from clustersim.analysis.verdict import Facts
 from clustersim.analysis.waterfall import WORDS, table, waterfall
 from clustersim.cli import cli
 from clustersim.errors import ProgramError
+from clustersim.facts import Facts
 from clustersim.mix import Mix
 from clustersim.program import Compute
 from clustersim.traces.saved import load_run, save_run

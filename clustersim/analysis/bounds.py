@@ -14,8 +14,8 @@ import numpy as np
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pace import pace_ratios
 from clustersim.analysis.pieces import workers
-from clustersim.analysis.verdict import Facts
 from clustersim.arrays import Columns, Floats
+from clustersim.facts import UNKNOWN, Facts
 from clustersim.timeline import Timeline
 from clustersim.units import format_bytes, format_time
 
@@ -108,14 +108,13 @@ def _everyone(timeline: Timeline, op: int) -> bool:
     return groups is not None and np.asarray(groups).size >= timeline.world_size
 
 
-def warnings(timeline: Timeline, facts: Facts | None = None, *, warmup_steps: int = 2) -> list[Warned]:
+def warnings(timeline: Timeline, facts: Facts = UNKNOWN, *, warmup_steps: int = 2) -> list[Warned]:
     """What deserves attention."""
-    facts = facts or Facts()
     return [
         *_beaten(timeline, facts.peak_flops),
         *_busy_links(timeline, warmup_steps),
         *_slow_ranks(timeline),
-        *_memory(facts.memory_bytes, facts.device_bytes),
+        *_memory(facts.peak_memory_bytes, facts.memory.device_bytes),
     ]
 
 
@@ -164,7 +163,7 @@ def _slow_ranks(timeline: Timeline) -> list[Warned]:
     return [Warned("slow rank", text)]
 
 
-def _memory(used: float | None, device: float | None) -> list[Warned]:
+def _memory(used: float | None, device: float) -> list[Warned]:
     if not used or not device or used < NEAR * device:
         return []
     if used > device:

@@ -13,11 +13,12 @@ from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.pieces import KERNELS, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import shares as step_shares
-from clustersim.analysis.verdict import Facts, verdict
+from clustersim.analysis.verdict import verdict
 from clustersim.analysis.waterfall import Waterfall, waterfall
 from clustersim.analysis.whatif import KNOBS, unused, whatif
 from clustersim.analysis.where import Where
 from clustersim.arrays import Columns
+from clustersim.facts import UNKNOWN, Facts
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -57,7 +58,7 @@ class Explanation:
 
 
 def explain(
-    timeline: Timeline, facts: Facts | None = None, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0,
+    timeline: Timeline, facts: Facts = UNKNOWN, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0,
     bounded: bool = True,
 ) -> Explanation:  # fmt: skip
     """Explain the steady state of a run.
@@ -67,7 +68,6 @@ def explain(
     top : causes to tell. factor : of the what-if bounds, which are left out, because they take as long as the rest
         together, where it is not ``bounded``. warmup_steps : as in :func:`summary`.
     """
-    facts = facts or Facts()
     found = causes(timeline, warmup_steps=warmup_steps)
     shares = breakdown(timeline, cut=found.cut)
     table = stalls(timeline, top=top, found=found)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.pieces import KERNELS, workers
 from clustersim.analysis.stalls import Causes, costliest
 from clustersim.analysis.step_words import Loss, losses
-from clustersim.texts import Plain
+from clustersim.facts import Facts
 from clustersim.units import format_bytes, format_time
 
 HEADLINES = {
@@ -40,40 +39,6 @@ DOING = {
 """What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a Timeline does not know of its run; None, 0 or empty for what nobody knows.
-
-    ``peak_flops`` [FLOP/s] of one GPU; ``memory_bytes`` used of its ``device_bytes``; ``mfu`` and ``hfu`` of the run;
-    ``what`` was run, on how many GPUs; ``samples_per_s``; ``missing_bytes``, which a GPU's memory is too small by.
-    """
-
-    peak_flops: float | None = None
-    memory_bytes: float | None = None
-    device_bytes: float | None = None
-    mfu: float | None = None
-    hfu: float | None = None
-    what: str = ""
-    samples_per_s: float = 0.0
-    missing_bytes: float = 0.0
-
-    @classmethod
-    def of(cls, result: Plain) -> Facts:
-        """From what ``clustersim run --json`` prints."""
-        memory = result.get("memory") or {}
-        what = "{model} on {gpus:,} {device} ({strategy})".format(**result) if result.get("model") else ""
-        return cls(
-            result.get("peak_flops"),
-            result.get("peak_memory_bytes"),
-            memory.get("device_bytes"),
-            result.get("mfu"),
-            result.get("hfu"),
-            what,
-            result.get("samples_per_s") or 0.0,
-            0.0 if result.get("fits", True) else memory.get("missing_bytes") or 0.0,
-        )
 
 
 def verdict(facts: Facts, found: Causes) -> str:

@@ -13,7 +13,6 @@ from clustersim.cli.common import json_option, print_json, set_option, working
 
 if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation
-    from clustersim.analysis.verdict import Facts
     from clustersim.analysis.waterfall import Waterfall
     from clustersim.scenario.running import Prepared
     from clustersim.timeline import Timeline
@@ -32,13 +31,6 @@ class Loaded:
     def timeline(self) -> Timeline:
         """What happened."""
         return self.run.timeline
-
-    @property
-    def facts(self) -> Facts:
-        """What a Timeline does not know."""
-        from clustersim.analysis.verdict import Facts
-
-        return Facts.of(self.run.facts)
 
 
 @click.command(short_help="Say why a run took as long as it did.")
@@ -60,7 +52,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
     with working(f"explaining {loaded.title}") as progress:
-        found = explained(loaded.timeline, loaded.facts, top=top)
+        found = explained(loaded.timeline, loaded.run.facts, top=top)
         other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
     did, idle = _each_change(loaded)
     if as_json:
@@ -99,16 +91,17 @@ def _over(path: Path, *more: Path) -> Loaded:
     """A run that was saved or measured."""
     from clustersim import traces
     from clustersim.errors import TraceError
+    from clustersim.facts import Facts
     from clustersim.traces.saved import NAME, SavedRun, load_run
 
     if not more and (path.suffix == ".npz" or (path / NAME).exists()):
         run = load_run(path)
-        return Loaded(run, str(run.facts.get("title") or path.name))
+        return Loaded(run, run.facts.title or path.name)
     read = traces.read([path, *more])
     if isinstance(read, traces.Samples | traces.Told):
         raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
     title = f"{path.name}{f' and {len(more)} more' if more else ''}"
-    return Loaded(SavedRun(read, None, {"title": title}), title)
+    return Loaded(SavedRun(read, None, Facts(title=title)), title)
 
 
 def _each_change(loaded: Loaded) -> tuple[list[str], list[str]]:

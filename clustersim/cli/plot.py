@@ -52,7 +52,7 @@ def _run(path: Path) -> SavedRun:
     read = traces.read(path)
     if isinstance(read, traces.Samples | traces.Told):
         raise ClusterSimError(f"{path}: a table or a log has no run to draw; `clustersim trace` tells what it holds")
-    return SavedRun(read, None, {})
+    return SavedRun(read)
 
 
 @click.command(short_help="Draw a saved run, a trace or a topology.")

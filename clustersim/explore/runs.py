@@ -11,9 +11,10 @@ import numpy as np
 
 from clustersim import plots, report, scenario
 from clustersim.analysis.stalls import causes
-from clustersim.analysis.verdict import Facts, verdict
+from clustersim.analysis.verdict import verdict
 from clustersim.errors import ClusterSimError
 from clustersim.explore import fence
+from clustersim.facts import Facts
 from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.scenario import Scenario
@@ -203,7 +204,8 @@ def _falls(both: dict[str, Played]) -> Iterator[dict[str, Any]]:
     """From peak to the MFU, of each whose FLOPs are known."""
     for name, one in both.items():
         if one.timeline is not None and one.values.get("mfu"):
-            figure = plots.picture("waterfall", SavedRun(one.timeline, None, one.values), plots.View(title=""))
+            run = SavedRun(one.timeline, facts=Facts.of(one.values))
+            figure = plots.picture("waterfall", run, plots.View(title=""))
             yield {"name": f"{name}: {one.values['mfu']:.1%}", "svg": markup(figure, f"falls-{name}")}
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.analysis.dimensions import named
+from clustersim.arrays import Columns
 from clustersim.errors import ProgramError
+from clustersim.facts import Groups, MeshMap
 from clustersim.plots.style import (
     INK,
     QUIET,
@@ -47,7 +49,7 @@ EACH = 48
 """GPUs beside each other whose groups can still be told apart by colour; of more, only one group is shown."""
 
 
-def traffic(table: Mapping[str, Any], title: str | None = None) -> Figure:
+def traffic(table: Columns, title: str | None = None) -> Figure:
     """What a step moves: bytes each GPU sends, and bytes on each kind of link, a bar each, split by dimension.
 
     Parameters
@@ -97,27 +99,22 @@ def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
     axes.text(1.008, 0.5, f"{total / scale:.3g} {unit}", transform=axes.transAxes, fontsize=8.5, va="center", color=INK)
 
 
-def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def mesh_on_machine(mesh: MeshMap, title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Which ranks share a group, a panel for each dimension: a column is a machine, a row one of its GPUs.
 
-    Parameters
-    ----------
-    mesh : ``world``, ``per_node``, and ``dims``: per dimension ``name``, ``degree``, ``links`` in words, ``first``, the
-        ranks of rank 0's group, and ``of_rank``, the group of each rank, None on a large machine.
-    ax : drawn on instead of a new figure; for up to :data:`STRIP` ranks, whose dimensions share an axes.
+    ``ax`` : drawn on instead of a new figure; for up to :data:`STRIP` ranks, whose dimensions share an axes.
 
     Raises :class:`ProgramError` for a mesh of one rank.
     """
-    dims = mesh["dims"]
+    dims, each = mesh.dims, mesh.per_node
     if not dims:
         raise ProgramError("nothing to draw: no dimension has more than one rank")
-    each = int(mesh["per_node"])
-    nodes = -(-int(mesh["world"]) // each)
-    said = "; ".join(f"{d['name']} {d['degree']} over {', '.join(d['links']) or 'nothing'}" for d in dims)
-    words = f"{mesh['world']:,} ranks on {nodes:,} machine(s), by dimension: {said}. {FIRST.capitalize()}."
-    if int(mesh["world"]) <= STRIP:
-        return titled(_strips(mesh, each, ax), title, words, ax)
-    only_one(ax, f"a mesh of {mesh['world']:,} ranks")
+    nodes = -(-mesh.world // each)
+    said = "; ".join(f"{d.name} {d.degree} over {', '.join(d.links) or 'nothing'}" for d in dims)
+    words = f"{mesh.world:,} ranks on {nodes:,} machine(s), by dimension: {said}. {FIRST.capitalize()}."
+    if mesh.world <= STRIP:
+        return titled(_strips(mesh, ax), title, words, ax)
+    only_one(ax, f"a mesh of {mesh.world:,} ranks")
     columns = 1 if nodes > EACH else min(len(dims), 3)
     lines = -(-len(dims) // columns)
     figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * each) + (0.75 if title else 0.45))
@@ -131,8 +128,8 @@ def mesh_on_machine(mesh: Mapping[str, Any], title: str | None = None, *, ax: Ax
     return titled(figure, title, words)
 
 
-def _one_shade(mesh: Mapping[str, Any]) -> str:
-    again = any(int(mesh["world"]) > dim["degree"] * (len(TINTS) + 1) for dim in mesh["dims"])
+def _one_shade(mesh: MeshMap) -> str:
+    again = any(mesh.world > dim.degree * (len(TINTS) + 1) for dim in mesh.dims)
     return f"one shade is one group{', and shades repeat' if again else ''}; {FIRST}"
 
 
@@ -144,26 +141,24 @@ def _shade(name: str, group: int | None = None) -> Any:
     return share * np.array(to_rgb(dimensions[named(name.replace(" x ", "-"))])) + (1.0 - share)
 
 
-def _strips(mesh: Mapping[str, Any], each: int, ax: Axes | None) -> Figure:
+def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     """A line for each dimension, all ranks beside each other, machines apart."""
-    dims, world = mesh["dims"], int(mesh["world"])
+    dims, world, each = mesh.dims, mesh.world, mesh.per_node
     figure, axes = drawn_on(ax, 0.36 * len(dims) + 1.15)
     gap, nodes = 0.4, -(-world // each)
     for y, dim in enumerate(dims):
-        for rank, group in enumerate(dim["of_rank"]):
-            mine, x = rank in dim["first"], rank + gap * (rank // each)
-            face = _shade(dim["name"], None if mine else group)
+        for rank, group in enumerate(dim.of_rank or ()):
+            mine, x = rank in dim.first, rank + gap * (rank // each)
+            face = _shade(dim.name, None if mine else group)
             axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
             if inches_wide(axes) / world > 0.1:  # a number has room
                 axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline",
                           color="white" if face.mean() < DARK else INK,
                           fontsize=6 if world > STRIP // 2 else 8, weight="bold" if mine else "normal")  # fmt: skip
-        links = ", ".join(dim["links"])
-        axes.text(
-            1.005, y, links, fontsize=8.5, color=QUIET, va="center_baseline", transform=axes.get_yaxis_transform()
-        )
+        axes.text(1.005, y, ", ".join(dim.links), fontsize=8.5, color=QUIET, va="center_baseline",
+                  transform=axes.get_yaxis_transform())  # fmt: skip
     plain_axes(axes, ())
-    axes.set_yticks(range(len(dims)), [f"{dim['name']} {dim['degree']}" for dim in dims], fontsize=9)
+    axes.set_yticks(range(len(dims)), [f"{dim.name} {dim.degree}" for dim in dims], fontsize=9)
     middles = [(n + 0.5) * each + gap * n for n in range(nodes)]
     axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
     axes.set_ylim(len(dims) - 0.5, -0.5)
@@ -172,16 +167,15 @@ def _strips(mesh: Mapping[str, Any], each: int, ax: Axes | None) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, dim: Mapping[str, Any], nodes: int, each: int) -> None:
+def _panel(axes: Axes, dim: Groups, nodes: int, each: int) -> None:
     from matplotlib.colors import to_rgb
 
     cells = np.ones((each, nodes, 3)) * np.array(to_rgb("#EEF0F2"))
-    if dim["of_rank"] is not None and nodes <= EACH:
-        groups = np.asarray(dim["of_rank"], dtype=np.int64)
-        for rank, group in enumerate(groups.tolist()):
-            cells[rank % each, rank // each] = _shade(dim["name"], group)
-    for rank in dim["first"]:
-        cells[int(rank) % each, int(rank) // each] = _shade(dim["name"])
+    if dim.of_rank is not None and nodes <= EACH:
+        for rank, group in enumerate(dim.of_rank):
+            cells[rank % each, rank // each] = _shade(dim.name, group)
+    for rank in dim.first:
+        cells[rank % each, rank // each] = _shade(dim.name)
     axes.imshow(cells, aspect="auto", interpolation="nearest")
     if nodes <= EACH:
         axes.set_xticks(np.arange(nodes + 1) - 0.5, minor=True)
@@ -192,5 +186,5 @@ def _panel(axes: Axes, dim: Mapping[str, Any], nodes: int, each: int) -> None:
     axes.set_xticks([0, nodes - 1] if nodes > 1 else [0])
     for spine in axes.spines.values():
         spine.set_visible(False)
-    links = f": {', '.join(dim['links'])}" if dim["links"] else ""
-    axes.set_title(f"{dim['name']} {dim['degree']}{links}", fontsize=9, color=INK, loc="left")
+    links = f": {', '.join(dim.links)}" if dim.links else ""
+    axes.set_title(f"{dim.name} {dim.degree}{links}", fontsize=9, color=INK, loc="left")

@@ -61,7 +61,7 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
     if kind not in PICTURES:
         raise ClusterSimError(f"no picture {kind!r}; {nearest(kind, PICTURES)}")
     view = view or View()
-    title = view.title if view.title is not None else str(run.facts.get("title") or "") or None
+    title = view.title if view.title is not None else run.facts.title or None
     window = view.window if view.step is None else _step(run, view.step)
     return PICTURES[kind](run, replace(view, title=title, window=window))
 
@@ -87,8 +87,9 @@ def _breakdown(run: SavedRun, view: View) -> Figure:
 
 
 def _waterfall(run: SavedRun, view: View) -> Figure:
-    peak, mfu, hfu = (run.facts.get(name) for name in ("peak_flops", "mfu", "hfu"))
-    return waterfall(falls(run.timeline, peak_flops=peak, mfu=mfu, hfu=hfu), view.title, ax=view.ax)
+    facts = run.facts
+    rows = falls(run.timeline, peak_flops=facts.peak_flops, mfu=facts.mfu, hfu=facts.hfu)
+    return waterfall(rows, view.title, ax=view.ax)
 
 
 def _window(run: SavedRun, view: View) -> tuple[float, float]:
@@ -113,16 +114,15 @@ def _links(run: SavedRun, view: View) -> Figure:
 
 
 def _memory(run: SavedRun, view: View) -> Figure:
-    held = run.facts.get("memory")
-    if not held:
+    held, course = run.facts.memory, run.facts.memory_course
+    if not held.by:
         raise ClusterSimError("this run does not know its memory")
-    course = run.facts.get("memory_course")
-    if not course:
-        return footprint(held["by"], held.get("device_bytes"), view.title, ax=view.ax)
-    parts = {name: np.asarray(nbytes, dtype=np.float64) for name, nbytes in course["parts"].items()}
+    if course is None:
+        return footprint(held.by, held.device_bytes, view.title, ax=view.ax)
+    parts = course.columns()
     # What is there all the time, the driver's context, is no moment's; without it the peak would be another figure.
-    still = {name: np.full(len(course["moments"]), nbytes) for name, nbytes in held["by"].items() if name not in parts}
-    return memory_over_time(course["moments"], still | parts, held.get("device_bytes"), view.title, ax=view.ax)
+    still = {name: np.full(len(course.moments), nbytes) for name, nbytes in held.by.items() if name not in parts}
+    return memory_over_time(course.moments, still | parts, held.device_bytes, view.title, ax=view.ax)
 
 
 def _stages(run: SavedRun, view: View) -> Figure:
@@ -131,10 +131,10 @@ def _stages(run: SavedRun, view: View) -> Figure:
 
 def _stage_memory(run: SavedRun, view: View) -> Figure:
     only_one(view.ax, "stage-memory")
-    found = run.facts.get("stage_memory")
+    found = run.facts.stage_memory
     if not found or not has_pipeline(run.timeline):
         raise ClusterSimError("this run has no pipeline whose stages' memory is known")
-    return stage_memory(found, run.timeline, (run.facts.get("memory") or {}).get("device_bytes"), view.title)
+    return stage_memory(found, run.timeline, run.facts.memory.device_bytes, view.title)
 
 
 def _traffic(run: SavedRun, view: View) -> Figure:
@@ -144,9 +144,9 @@ def _traffic(run: SavedRun, view: View) -> Figure:
 
 
 def _mesh(run: SavedRun, view: View) -> Figure:
-    if not run.facts.get("mesh"):
+    if run.facts.mesh is None:
         raise ClusterSimError("this run does not know its mesh: it splits no model, or it was not simulated")
-    return mesh_on_machine(run.facts["mesh"], view.title, ax=view.ax)
+    return mesh_on_machine(run.facts.mesh, view.title, ax=view.ax)
 
 
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {

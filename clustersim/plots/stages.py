@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from clustersim.analysis.dimensions import DIMENSIONS
 from clustersim.analysis.where import BUBBLES, Where
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
+from clustersim.facts import Moments
 from clustersim.plots.pipeline import usual_step
 from clustersim.plots.style import (
     FAINT,
@@ -111,14 +112,13 @@ def _alt(rows: Sequence[Where]) -> str:
 
 
 def stage_memory(
-    courses: Sequence[Mapping[str, Any]], timeline: Timeline, capacity: float | None = None, title: str | None = None
+    courses: Sequence[Moments], timeline: Timeline, capacity: float | None = None, title: str | None = None
 ) -> Figure:
     """What a rank of each stage holds over the usual step, a row per stage, against what the GPU has.
 
     Parameters
     ----------
-    courses : per stage ``moments``, names such as ``"F 3.0"`` (action, micro-batch, chunk), and ``parts``, (m,) bytes
-        by what holds them. capacity : [bytes] of the GPU.
+    courses : per stage, with moments such as ``"F 3.0"`` (action, micro-batch, chunk). capacity : [bytes] of the GPU.
 
     Raises :class:`ProgramError` without stages.
     """
@@ -137,7 +137,7 @@ def stage_memory(
     figure = new_figure(0.52 * len(shown) + (1.3 if title else 1.0))
     rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for axes, stage in zip(rows, shown, strict=True):
-        at = (_times(timeline, stage, courses[stage]["moments"], (begin, end)) - begin) * unit_of_time[0]
+        at = (_times(timeline, stage, courses[stage].moments, (begin, end)) - begin) * unit_of_time[0]
         _stacked(axes, at, held[stage], styles, scale)
         if limit:
             axes.axhline(limit / scale, color=palette["stall"], lw=1.2, ls=(0, (4, 2)))
@@ -163,10 +163,8 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
 
 
-def _held(course: Mapping[str, Any]) -> dict[str, Floats]:
-    n = len(course["moments"])
-    parts = {k.replace("_", " "): np.broadcast_to(np.asarray(v, dtype=float), n) for k, v in course["parts"].items()}
-    return {name: column for name, column in parts.items() if column.any()}
+def _held(course: Moments) -> dict[str, Floats]:
+    return {name.replace("_", " "): column for name, column in course.columns().items() if column.any()}
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

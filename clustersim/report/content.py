@@ -11,16 +11,16 @@ from clustersim import plots
 from clustersim.analysis.explain import explain
 from clustersim.analysis.hotspots import hotspots
 from clustersim.analysis.pipeline import has_pipeline
-from clustersim.analysis.verdict import Facts as Summary
 from clustersim.analysis.waterfall import Waterfall
 from clustersim.analysis.waterfall import table as percent
+from clustersim.facts import Facts
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
-from clustersim.texts import headline
+from clustersim.texts import Plain, Table, headline
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_bandwidth, format_bytes, format_time
@@ -28,7 +28,6 @@ from clustersim.units import format_bandwidth, format_bytes, format_time
 if TYPE_CHECKING:
     from clustersim.scenario.running import Prepared
 
-Facts = Mapping[str, Any]
 PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""
 
@@ -40,10 +39,10 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
     """
     timeline, facts = run.timeline, run.facts
     rerun = prepared is not None and short(timeline)
-    found = explain(timeline, Summary.of(facts), bounded=rerun)
+    found = explain(timeline, facts, bounded=rerun)
     table, lost = found.tables["breakdown"], found.tables["stalls"]
     window = float(table["begin"]), float(table["end"])
-    title = title or str(facts.get("title") or f"a run of {timeline.world_size} ranks ({timeline.source})")
+    title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
     return {
         "title": title,
         "headline": headline(title),
@@ -62,34 +61,34 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
         "otherwise": otherwise(prepared, timeline, found).ran,
         "warnings": found.warnings,
         "memory": _memory(run),
-        "inputs": list(_flat(facts.get("inputs") or {})),
-        "notes": [str(note) for note in facts.get("notes") or ()],
+        "inputs": list(_flat(facts.inputs)),
+        "notes": facts.notes,
         "run": _run(run),
         "palette": palette,
     }
 
 
-def _figures(facts: Facts, table: Facts) -> Iterator[tuple[str, str]]:
+def _figures(facts: Facts, table: Plain) -> Iterator[tuple[str, str]]:
     """The figures that say most, (name, value)."""
     yield "step time", format_time(float(table["step_time_s"]))
-    for name, key, form in (
-        ("samples per second", "samples_per_s", "{:,.1f}"),
-        ("tokens per second and GPU", "tokens_per_s_per_gpu", "{:,.0f}"),
-        ("MFU", "mfu", "{:.1%}"),
+    for name, value, form in (
+        ("samples per second", facts.samples_per_s, ",.1f"),
+        ("tokens per second and GPU", facts.tokens_per_s_per_gpu, ",.0f"),
+        ("MFU", facts.mfu, ".1%"),
     ):
-        if facts.get(key) is not None:
-            yield name, form.format(facts[key])
+        if value is not None:
+            yield name, format(value, form)
     for state in ("exposed transfer", "waiting for a peer", "bubble"):
         share = float(table["mean"][list(table["states"]).index(state)])
         if share or state == "exposed transfer":
             yield state, f"{share:.1%}"
-    if facts.get("bytes_sent_per_gpu") is not None:
-        yield "sent per GPU and step", format_bytes(facts["bytes_sent_per_gpu"])
-    if facts.get("peak_memory_bytes") is not None:
-        yield "memory per GPU", format_bytes(facts["peak_memory_bytes"])
+    for name, value in (("sent per GPU and step", facts.bytes_sent_per_gpu),
+                        ("memory per GPU", facts.peak_memory_bytes)):  # fmt: skip
+        if value is not None:
+            yield name, format_bytes(value)
 
 
-def _breakdown(table: Facts) -> dict[str, Any]:
+def _breakdown(table: Plain) -> dict[str, Any]:
     states = [str(s) for s in table["states"]]
     seconds = np.asarray(table["seconds"])
     rows = []
@@ -139,7 +138,7 @@ SPLIT = {
 
 
 def _split(run: SavedRun) -> list[dict[str, str]]:
-    if not run.facts.get("mesh"):
+    if run.facts.mesh is None:
         return []
     chosen = SPLIT if has_pipeline(run.timeline) else ("traffic", "mesh")
     return [
@@ -168,7 +167,7 @@ def _gantts(run: SavedRun) -> list[dict[str, Any]]:
     ]
 
 
-def _stalls(lost: Facts) -> list[dict[str, str]]:
+def _stalls(lost: Plain) -> list[dict[str, str]]:
     rows = zip(lost["cause"], lost["cost_s"], lost["share"], lost["text"], strict=True)
     return [
         {
@@ -209,7 +208,7 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> dict[str, Any] | No
     return {"rows": rows, "svgs": svgs}
 
 
-def _path(found: Facts) -> dict[str, Any]:
+def _path(found: Plain) -> dict[str, Any]:
     steps = max(int(found["steps"]), 1)
     whole = float(found["length_s"]) / steps or 1.0
 
@@ -226,20 +225,20 @@ def _path(found: Facts) -> dict[str, Any]:
 
 
 def _memory(run: SavedRun) -> dict[str, Any] | None:
-    memory = run.facts.get("memory")
-    if not memory:
+    memory = run.facts.memory
+    if not memory.by:
         return None
-    parts = {str(k): float(v) for k, v in memory["by"].items() if v}
+    parts = {name: held for name, held in memory.by.items() if held}
     figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
-    return {"svg": markup(figure, "memory"), "rows": rows, "message": str(memory.get("message", ""))}
+    return {"svg": markup(figure, "memory"), "rows": rows, "message": memory.message}
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, str]]:
     """A scenario's fields as dotted names; what was left out stays out."""
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         elif value is not None and (not isinstance(value, str | list | tuple) or len(value)):
             yield f"{prefix}{key}", str(value)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clustersim.facts import Groups, MeshMap
 from clustersim.mesh import Ints, Mesh
 from clustersim.routing import Router
-from clustersim.texts import Plain
 from clustersim.topology import NVSWITCH, Topology
 
 PAIRS = 8
@@ -74,19 +74,16 @@ MOST_RANKS = 1024
 """Ranks of a world whose groups are all listed."""
 
 
-def drawable(topology: Topology, mesh: Mesh) -> Plain:
-    """The mesh in plain values, for a picture: ``world``, ``per_node`` and, by dimension, ``name``, ``degree``,
-    ``links``, ``first`` (rank 0's group) and ``of_rank``, the group of each rank; None where those are too many."""
+def drawable(topology: Topology, mesh: Mesh) -> MeshMap:
+    """The mesh for a picture."""
     dims = []
     for row in rows(topology, mesh):
         of_rank = np.full(mesh.workers, -1, dtype=np.int64)
         for i, group in enumerate(mesh.groups(*row.dims)):
             of_rank[group] = i
         few = of_rank.tolist() if mesh.workers <= MOST_RANKS else None
-        name = " x ".join(row.dims)
-        dims.append({"name": name, "degree": row.degree, "links": list(row.links), "first": list(row.first),
-                     "of_rank": few})  # fmt: skip
-    return {"world": mesh.workers, "per_node": mesh.nproc_per_node, "dims": dims}
+        dims.append(Groups(" x ".join(row.dims), row.degree, list(row.links), list(row.first), few))
+    return MeshMap(mesh.workers, mesh.nproc_per_node, dims)
 
 
 def _row(router: Router, mesh: Mesh, dims: tuple[str, ...]) -> DimensionRow:

@@ -9,9 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from clustersim.cards import card
 from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
+from clustersim.paths import plain
 from clustersim.scenario.ran import figures, ran, trust
 from clustersim.scenario.settled import outcome_notes
 from clustersim.strategies import STRATEGIES
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from clustersim.analysis.explain import Explanation
     from clustersim.analysis.where import Where
+    from clustersim.facts import Facts
     from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
     from clustersim.traces.saved import SavedRun
@@ -130,7 +134,8 @@ class Result:
     def in_words(self) -> str:
         """:func:`clustersim.analysis.verdict.verdict`; of a long run what it came to alone."""
         from clustersim.analysis.stalls import causes
-        from clustersim.analysis.verdict import Facts, came_to, verdict
+        from clustersim.analysis.verdict import came_to, verdict
+        from clustersim.facts import Facts
 
         facts, timeline = Facts.of(self.to_dict()), self.timeline
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED * timeline.world_size:
@@ -141,7 +146,7 @@ class Result:
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
         from clustersim.analysis.explain import explain
-        from clustersim.analysis.verdict import Facts
+        from clustersim.facts import Facts
 
         return explain(self.timeline, Facts.of(self.to_dict()))
 
@@ -212,31 +217,25 @@ class Result:
             "message": str(self.verdict),
         }
 
-    def facts(self) -> Plain:
-        """What a saved run carries beside its Timeline: :meth:`to_dict`, every input, and memory over a step."""
-        course = self.memory.course
-        return {
-            **self.to_dict(),
-            "title": self.scenario.title,
-            "inputs": self.scenario.inputs(),
-            "memory_course": {"moments": list(course.moments), "parts": course.parts},
-            **self._split_facts(),
-        }
-
-    def _split_facts(self) -> Plain:
-        """Of a split model: memory over a step of every stage, and the mesh."""
+    def facts(self) -> Facts:
+        """What a saved run carries beside its Timeline: figures, every input, memory over a step, and of a split model
+        memory of every stage, and the mesh."""
+        from clustersim.facts import Facts, Moments
         from clustersim.scenario.mesh_table import drawable
 
-        p = self.prepared
-        if p.split is None:
-            return {}
-        return {
-            "stage_memory": [
-                {"moments": list(use.course.moments), "parts": {"context": use.context, **use.course.parts}}
-                for use in p.split.memory
-            ],
-            "mesh": drawable(p.topology, p.mesh),
-        }
+        p, course = self.prepared, self.memory.course
+        split = p.split is not None
+        more = {"title": self.scenario.title, "inputs": self.scenario.inputs()}
+        stages = [
+            Moments(list(use.course.moments), plain({"context": use.context, **use.course.parts}))
+            for use in (p.split.memory if p.split is not None else ())
+        ]
+        return msgspec.structs.replace(
+            Facts.of(self.to_dict() | more),
+            memory_course=Moments(list(course.moments), plain(course.parts)),
+            stage_memory=stages,
+            mesh=drawable(p.topology, p.mesh) if split else None,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the whole run to one file, for :func:`clustersim.traces.saved.load_run`."""

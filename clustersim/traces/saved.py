@@ -5,13 +5,12 @@ A zip of numpy columns and one JSON member for the words (``run.npz``). Nothing 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ import numpy.typing as npt
 
 from clustersim.calibrated import Calibration
 from clustersim.errors import TraceError
-from clustersim.label import Label
-from clustersim.mix import Mix
+from clustersim.facts import UNKNOWN, Facts
 from clustersim.texts import is_folder, plain_file, there
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
@@ -48,55 +46,82 @@ _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node
 
 @dataclass(frozen=True, eq=False)
 class SavedRun:
-    """A run as it was saved: its Timeline, the machine of its links, and what else was said of it, in plain values."""
+    """A run as it was saved: its Timeline, the machine of its links, and what else was said of it."""
 
     timeline: Timeline
-    topology: Topology | None
-    facts: dict[str, Any]
+    topology: Topology | None = None
+    facts: Facts = UNKNOWN
 
     def __repr__(self) -> str:
-        return f"<SavedRun {self.facts.get('title') or ''}: {self.timeline!r}>"
+        return f"<SavedRun {self.facts.title}: {self.timeline!r}>"
 
     @property
     def memory(self) -> dict[str, float]:
         """Bytes one GPU holds while an op of that name runs; empty where nobody said."""
-        course = self.facts.get("memory_course")
-        if not course:
+        course = self.facts.memory_course
+        if course is None:
             return {}
-        total = np.sum([np.asarray(held, dtype=np.float64) for held in course["parts"].values()], axis=0)
-        return dict(zip(course["moments"], np.broadcast_to(total, len(course["moments"])).tolist(), strict=True))
+        return dict(zip(course.moments, np.sum(list(course.columns().values()), axis=0).tolist(), strict=True))
 
 
-def save_run(
-    timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: Mapping[str, Any] | None = None
-) -> None:
-    """Write a run.
+class _Links(msgspec.Struct):
+    """Names and kinds of a run's links; None: they are its machine's."""
 
-    Parameters
-    ----------
-    topology : the machine of its links. facts : anything JSON can hold, and numpy, which comes back as lists.
+    names: list[str] | None
+    kinds: list[str] | None
 
-    Raises :class:`TraceError` where the file cannot be written.
-    """
+
+class _Machine(msgspec.Struct):
+    """A topology without its arrays; ``node_type_of`` : each node's place in ``node_types``."""
+
+    name: str
+    vertex_names: tuple[str, ...]
+    fabric: str
+    routing: str
+    vertex_kinds: tuple[str, ...]
+    link_kinds: tuple[str, ...]
+    node_types: list[NodeType]
+    node_type_of: list[int]
+    calibration: Calibration | None
+
+
+class _Layout(msgspec.Struct):
+    version: int
+
+
+class _Words(_Layout):
+    """The JSON member."""
+
+    world_size: int
+    source: str
+    stats: dict[str, float]
+    facts: Facts
+    ops: tuple[OpInfo, ...]
+    links: _Links | None = None
+    topology: _Machine | None = None
+
+
+def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: Facts = UNKNOWN) -> None:
+    """Write a run; ``topology`` : the machine of its links. Raises :class:`TraceError` where the file cannot be
+    written."""
     sets, op, of, *times = timeline._rows()
     arrays: dict[str, Array] = {"row_op": op.astype(np.int32), "row_set": of.astype(np.int32)}
     arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
-    words: dict[str, Any] = {
-        "version": VERSION,
-        "world_size": timeline.world_size,
-        "source": timeline.source,
-        "stats": timeline.stats,
-        "facts": dict(facts or {}),
-        "ops": [_op_words(op, arrays) for op in timeline.ops],
-    }
-    if timeline.links is not None:
-        words["links"] = _link_words(timeline.links, topology, arrays)
-    if topology is not None:
-        words["topology"] = _topology_words(topology, arrays)
-    import msgspec
-
+    words = _Words(
+        VERSION,
+        timeline.world_size,
+        timeline.source,
+        timeline.stats,
+        facts,
+        tuple(
+            msgspec.structs.replace(op, detail={key: _kept(value, arrays) for key, value in op.detail.items()})
+            for op in timeline.ops
+        ),
+        None if timeline.links is None else _link_words(timeline.links, topology, arrays),
+        None if topology is None else _topology_words(topology, arrays),
+    )
     arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
     replace_file(Path(path), zipped(arrays))
 
@@ -106,8 +131,6 @@ def load_run(path: str | Path) -> SavedRun:
 
     Raises :class:`TraceError` for a file that is missing or something else.
     """
-    import msgspec
-
     path = Path(path)
     path = path / NAME if is_folder(path) else path
     if there(path):
@@ -116,13 +139,13 @@ def load_run(path: str | Path) -> SavedRun:
         _fits(path)
         with np.load(path, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
-        words = msgspec.json.decode(arrays["words"].tobytes())
-        if words["version"] != VERSION:
-            raise TraceError(
-                f"{path}: written by another version of clustersim (layout {words['version']}); run it again"
-            )
-        topology = _topology(words["topology"], arrays) if "topology" in words else None
-        return SavedRun(_timeline(words, arrays, topology), topology, dict(words["facts"]))
+        text = arrays["words"].tobytes()
+        version = msgspec.json.decode(text, type=_Layout).version
+        if version != VERSION:
+            raise TraceError(f"{path}: written by another version of clustersim (layout {version}); run it again")
+        words = msgspec.json.decode(text, type=_Words)
+        topology = None if words.topology is None else _topology(words.topology, arrays)
+        return SavedRun(_timeline(words, arrays, topology), topology, words.facts)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
@@ -159,15 +182,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
-def _op_words(op: OpInfo, arrays: dict[str, Array]) -> dict[str, Any]:
-    """An op's fields; arrays among its details go beside the other columns, equal ones once."""
-    words = msgspec.structs.asdict(op)
-    words["detail"] = {key: _kept(value, arrays) for key, value in op.detail.items()}
-    return words
-
-
 def _kept(value: Any, arrays: dict[str, Array]) -> Any:
-    """What JSON cannot hold, infinity and arrays, as an object that :func:`_restored` knows."""
+    """What JSON cannot hold, infinity and arrays, as an object that :func:`_restored` knows; arrays go beside the other
+    columns, equal ones once."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if isinstance(value, tuple | list):
@@ -181,73 +198,66 @@ def _kept(value: Any, arrays: dict[str, Array]) -> Any:
     return {"$array": name}
 
 
-def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> dict[str, Any]:
+def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> _Links:
     arrays |= {name: getattr(use, name) for name in _USE}
     arrays |= ragged("load_links", tuple(links for links, _ in use.loads))
     arrays |= ragged("load_weights", tuple(weights for _, weights in use.loads))
     arrays["use_bandwidth"] = use.link_bandwidth
     # The machine's own links need no names of their own.
-    named = topology is None or topology.n_links != len(use.link_bandwidth)
-    return {"names": list(use.link_names) if named else None, "kinds": list(use.link_kinds) if named else None}
+    if topology is not None and topology.n_links == len(use.link_bandwidth):
+        return _Links(None, None)
+    return _Links(list(use.link_names), list(use.link_kinds))
 
 
-def _topology_words(topology: Topology, arrays: dict[str, Array]) -> dict[str, Any]:
+def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _Machine:
     arrays |= {f"topology_{name}": getattr(topology, name) for name in _LINKS}
-    types = list(dict.fromkeys(id(t) for t in topology.node_types))
     by_id = {id(t): t for t in topology.node_types}
-    return {
-        **{name: getattr(topology, name) for name in ("name", "vertex_names", "fabric", "routing")},
-        "vertex_kinds": topology.vertex_kinds,
-        "link_kinds": topology.link_kinds,
-        "node_types": [
-            dataclasses.asdict(dataclasses.replace(by_id[t], sources=dict(by_id[t].sources))) for t in types
-        ],
-        "node_type_of": [types.index(id(t)) for t in topology.node_types],
-        "calibration": topology.calibration and dataclasses.asdict(topology.calibration),
-    }
-
-
-def _topology(words: dict[str, Any], arrays: dict[str, Array]) -> Topology:
-    import msgspec
-
-    types = [NodeType(**fields) for fields in words["node_types"]]
-    fitted = words.get("calibration")
-    links: dict[str, Any] = {name: arrays[f"topology_{name}"] for name in _LINKS}
-    return Topology(
-        name=words["name"],
-        vertex_names=tuple(words["vertex_names"]),
-        vertex_kinds=tuple(words["vertex_kinds"]),
-        link_kinds=tuple(words["link_kinds"]),
-        node_types=tuple(types[i] for i in words["node_type_of"]),
-        fabric=words["fabric"],
-        routing=words["routing"],
-        calibration=msgspec.convert(fitted, Calibration) if fitted else None,
-        **links,
+    types = list(by_id)
+    return _Machine(
+        topology.name,
+        topology.vertex_names,
+        topology.fabric,
+        topology.routing,
+        topology.vertex_kinds,
+        topology.link_kinds,
+        [replace(one, sources=dict(one.sources)) for one in by_id.values()],
+        [types.index(id(t)) for t in topology.node_types],
+        topology.calibration,
     )
 
 
-def _timeline(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+def _topology(words: _Machine, arrays: dict[str, Array]) -> Topology:
+    return Topology(
+        name=words.name,
+        vertex_names=words.vertex_names,
+        vertex_kinds=words.vertex_kinds,
+        link_kinds=words.link_kinds,
+        node_types=tuple(words.node_types[i] for i in words.node_type_of),
+        fabric=words.fabric,
+        routing=words.routing,
+        calibration=words.calibration,
+        vertex_node=arrays["topology_vertex_node"],
+        link_src=arrays["topology_link_src"],
+        link_dst=arrays["topology_link_dst"],
+        link_bandwidth=arrays["topology_link_bandwidth"],
+        link_latency=arrays["topology_link_latency"],
+    )
+
+
+def _timeline(words: _Words, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
     rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
+    details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in words.ops]
     return Timeline.of_blocks(
-        world_size=words["world_size"],
-        ops=tuple(_op(fields, arrays) for fields in words["ops"]),
+        world_size=words.world_size,
+        ops=tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(words.ops, details, strict=True)),
         rank_sets=parts("set", arrays),
         rows=rows,
         blocks=unpacked_blocks(arrays),
-        links=_links(words["links"], arrays, topology) if "links" in words else None,
-        source=words["source"],
+        links=None if words.links is None else _links(words.links, arrays, topology),
+        source=words.source,
         rank_node=arrays.get("rank_node"),
-        stats=words["stats"],
+        stats=words.stats,
     )
-
-
-def _op(fields: dict[str, Any], arrays: dict[str, Array]) -> OpInfo:
-    detail = {key: _restored(value, arrays) for key, value in fields["detail"].items()}
-    label = fields.get("label")
-    mix = fields.get("mix")
-    told = {"after": tuple(fields["after"]), "detail": detail, "label": Label(**label) if label else None,
-            "mix": Mix(**mix) if mix else None}  # fmt: skip
-    return OpInfo(**{**fields, **told})
 
 
 def _restored(value: Any, arrays: dict[str, Array]) -> Any:
@@ -256,9 +266,9 @@ def _restored(value: Any, arrays: dict[str, Array]) -> Any:
     return tuple(_restored(item, arrays) for item in value) if isinstance(value, list) else value
 
 
-def _links(words: dict[str, Any], arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
-    names, kinds = words["names"], words["kinds"]
-    if names is None:
+def _links(words: _Links, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
+    names, kinds = words.names, words.kinds
+    if names is None or kinds is None:
         if topology is None:
             raise ValueError("links without names")
         names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
