@@ -27,7 +27,7 @@ def run(program, n=None, **options):
 
 def shares(timeline, rank=0, **options):
     table = breakdown(timeline, begin=0.0, **options)
-    return {s: v for s, v in zip(table["states"].tolist(), table["shares"][rank].tolist(), strict=True) if v > 0}
+    return {s: v for s, v in zip(table.states, table.shares[rank].tolist(), strict=True) if v > 0}
 
 
 def ops_of(draw_bytes, seconds, world):
@@ -54,9 +54,9 @@ def test_shares_of_every_rank_add_up_to_one(drawn, world):
     timeline = run(toy.program(ops, ranks=world, slowdown=0.1))
     table = breakdown(timeline, begin=0.0)
     if timeline.makespan > 0:
-        assert table["shares"].sum(axis=1) == pytest.approx(np.ones(world), abs=1e-12)
-        assert table["seconds"].sum(axis=1) * table["steps"] == pytest.approx(np.full(world, timeline.makespan))
-    assert (table["shares"] >= 0).all()
+        assert table.shares.sum(axis=1) == pytest.approx(np.ones(world), abs=1e-12)
+        assert table.seconds.sum(axis=1) * table.steps == pytest.approx(np.full(world, timeline.makespan))
+    assert (table.shares >= 0).all()
 
 
 @given(st.floats(0.0, 0.5), st.floats(0.5, 1.0))
@@ -91,8 +91,8 @@ def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
     timeline = run(toy.program(ops))
     table = breakdown(timeline, begin=0.0)
     assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed transfer": 1 / 3})
-    assert table["hidden_communication_s"] == pytest.approx([1.0, 1.0])
-    assert table["communication_s"] == pytest.approx([2.0, 2.0])
+    assert table.hidden_communication_s == pytest.approx([1.0, 1.0])
+    assert table.communication_s == pytest.approx([2.0, 2.0])
 
 
 def test_a_wait_for_a_slower_rank_of_the_same_list_is_a_stall():
@@ -122,7 +122,7 @@ def pipeline(p, m):
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 4), (3, 8)])
 def test_a_pipelines_bubble_fraction_is_that_of_gpipe(p, m):
     table = breakdown(run(pipeline(p, m)), begin=0.0)
-    assert table["bubble_fraction"] == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
+    assert table.bubble_fraction == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
 
 
 def test_a_copy_to_the_host_that_nothing_hides_is_host_time():
@@ -146,7 +146,7 @@ def test_it_agrees_with_the_summary(name):
     result = clustersim.load(name).run()
     table, summary, by_state = breakdown(result.timeline), result.summary, per_step(result.timeline)
     rest = sum(by_state[s] for s in ("compute-bound", "memory-bound", "launch-bound", "optimizer", "host"))
-    assert table["step_time_s"] == pytest.approx(summary["step_time_s"])
+    assert table.step_time_s == pytest.approx(summary["step_time_s"])
     assert rest == pytest.approx(summary["compute_s"] + summary["idle_s"], rel=1e-6)
     assert by_state["exposed transfer"] == pytest.approx(summary["exposed_transfer_s"], rel=1e-6)
     assert by_state["waiting for a peer"] == pytest.approx(summary["waiting_for_peer_s"], rel=1e-6)
@@ -169,4 +169,4 @@ def test_steps_that_end_in_a_window_are_counted():
 def test_the_shares_of_a_thousand_ranks_add_up():
     timeline = clustersim.load("ddp_llama3_8b_128x8_h100").run().timeline
     table = breakdown(timeline)
-    assert table["shares"].sum(axis=1) == pytest.approx(np.ones(1024))
+    assert table.shares.sum(axis=1) == pytest.approx(np.ones(1024))

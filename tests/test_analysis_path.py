@@ -73,9 +73,9 @@ def test_a_replay_with_its_own_durations_is_the_run(drawn, slowdown):
 def test_the_critical_path_fills_the_run_without_gap_or_overlap(drawn, slowdown):
     timeline = run(drawn_program(drawn, slowdown))
     path = critical_path(timeline, begin=0.0)
-    assert path["length_s"] == pytest.approx(timeline.makespan)
-    assert path["begin"][1:] == pytest.approx(path["end"][:-1], abs=1e-12)
-    assert set(path["kind"].tolist()) <= set(PATH_KINDS)
+    assert path.length_s == pytest.approx(timeline.makespan)
+    assert [one.begin for one in path.pieces[1:]] == pytest.approx([one.end for one in path.pieces[:-1]], abs=1e-12)
+    assert {one.kind for one in path.pieces} <= set(PATH_KINDS)
 
 
 @pytest.mark.parametrize("name", ["why_slow_gpu", "why_launch_bound", "zero3_llama3_8b_2x8_a100"])
@@ -83,10 +83,10 @@ def test_on_shipped_scenarios_path_and_replay_are_the_run(name):
     timeline = clustersim.load(name).run().timeline
     assert own(graph(timeline)) == pytest.approx(timeline.per_op()["end"], rel=1e-12)
     path = critical_path(timeline)
-    length = float(path["end"][-1] - path["begin"][0])
-    assert path["length_s"] == pytest.approx(length, rel=1e-9)
-    assert sum(path["by_kind"].values()) * path["steps"] == pytest.approx(length, rel=1e-9)
-    assert "idle" not in path["by_kind"]
+    length = path.pieces[-1].end - path.pieces[0].begin
+    assert path.length_s == pytest.approx(length, rel=1e-9)
+    assert sum(path.by_kind.values()) * path.steps == pytest.approx(length, rel=1e-9)
+    assert "idle" not in path.by_kind
 
 
 def test_a_parameter_server_replays_exactly_too():
@@ -101,12 +101,12 @@ def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
     ops = [Compute("a", np.array([1.0, 3.0])), all_reduce("r", 10.0, [0, 1], after=(0,)), Compute("b", 1.0, after=(1,))]
     timeline = run(toy.program(ops), planner)
     path = critical_path(timeline, begin=0.0)
-    assert list(zip(path["name"].tolist(), path["kind"].tolist(), strict=True)) == [
+    assert [(timeline.ops[one.op].name, one.kind) for one in path.pieces] == [
         ("a", "compute-bound"), ("r", "latency"), ("r", "link"), ("b", "compute-bound"),
     ]  # fmt: skip
-    assert path["rank"][0] == 1
-    assert path["by_kind"] == pytest.approx({"compute-bound": 4.0, "latency": 0.5, "link": 1.0})
-    assert path["by_link"] == pytest.approx({"node0/gpu0 -> switch": 1.0})
+    assert path.pieces[0].rank == 1
+    assert path.by_kind == pytest.approx({"compute-bound": 4.0, "latency": 0.5, "link": 1.0})
+    assert path.by_link == pytest.approx({"node0/gpu0 -> switch": 1.0})
 
 
 def test_a_measured_gap_on_the_path_is_idle():
@@ -115,7 +115,7 @@ def test_a_measured_gap_on_the_path_is_idle():
         1, (info, info), (np.array([0]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), np.array([0.0, 4.0]),
         np.array([0.0, 4.0]), np.array([1.0, 5.0]), source="measured",
     )  # fmt: skip
-    assert critical_path(timeline, begin=0.0)["by_kind"] == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
+    assert critical_path(timeline, begin=0.0).by_kind == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
 
 
 def knob(timeline, name, **options):

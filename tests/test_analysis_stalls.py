@@ -136,7 +136,7 @@ def test_what_is_charged_is_what_is_not_useful(drawn):
     found = causes(timeline, begin=0.0)
     table = breakdown(timeline, cut=found.cut)
     useless = [i for i, s in enumerate(STATES) if s not in ("compute-bound", "memory-bound", "optimizer")]
-    lost = table["seconds"][:, useless].sum() * table["steps"]
+    lost = table.seconds[:, useless].sum() * table.steps
     assert sum(c.seconds for c in found.charges) == pytest.approx(lost, abs=1e-9)
     assert {c.cause for c in found.charges} <= set(CAUSES)
     assert all(c.seconds >= -1e-9 for c in found.charges)

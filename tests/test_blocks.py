@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -189,12 +190,19 @@ def test_a_misspelt_name_is_no_attribute():
         _ = run.row_ends
 
 
+def _path(path):
+    """Columns of the pieces, and sums of them."""
+    names = ("op", "rank", "begin", "end", "kind", "link")
+    columns = {name: np.array([getattr(piece, name) for piece in path.pieces]) for name in names}
+    return columns | {"by_kind": path.by_kind, "by_link": path.by_link, "length_s": path.length_s}
+
+
 def tables(run):
     """Every table that is made of a run, flattened: name -> column."""
     found = {
-        "breakdown": breakdown(run),
+        "breakdown": msgspec.structs.asdict(breakdown(run)),
         "stalls": stalls(run, top=None),
-        "path": critical_path(run),
+        "path": _path(critical_path(run)),
         "whatif": whatif(run),
         "collectives": bounds(run, peak_flops=1.0)["collectives"],
         "steps": bounds(run, peak_flops=1.0)["steps"],
@@ -243,8 +251,8 @@ def test_ranks_that_stand_for_others_add_up_to_what_all_are():
     assert sorted(np.unique(chosen.class_of).tolist()) == list(range(len(chosen.ranks)))
     whole = breakdown(run, cut=pieces(run, chosen=exact))
     some = breakdown(run, cut=pieces(run, chosen=chosen))
-    np.testing.assert_allclose(some["mean"], whole["mean"], atol=2e-3)
-    np.testing.assert_allclose(some["shares"].sum(axis=1), 1.0)
+    np.testing.assert_allclose(some.mean, whole.mean, atol=2e-3)
+    np.testing.assert_allclose(some.shares.sum(axis=1), 1.0)
 
 
 def test_the_slowest_rank_is_chosen_and_stands_for_itself():

@@ -265,9 +265,9 @@ def test_a_real_trace_is_found_launch_bound_and_skewed(shared):
     timeline = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
     found = explain(timeline)
     assert "launch-bound" in found.verdict
-    assert found.tables["stalls"]["cause"].tolist()[:2] == ["idle device", "late launch"]
+    assert found.stalls["cause"].tolist()[:2] == ["idle device", "late launch"]
     table = breakdown(timeline)
-    compute = table["shares"][:, table["states"].tolist().index("compute-bound")]
+    compute = table.shares[:, table.states.index("compute-bound")]
     assert 0.06 < compute.mean() < 0.10
     spread = skews(timeline)
     spread = spread[spread == spread]

@@ -15,6 +15,7 @@ from player import link_use
 
 import clustersim
 from clustersim import plots
+from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, ProgramError
 from clustersim.plots.animation import _HEIGHT, _WIDTH, _Ring, film, film_frame
@@ -45,7 +46,10 @@ STATES = (
 
 def table(seconds):
     seconds = np.asarray(seconds, dtype=float)
-    return {"states": np.array(STATES), "rank": np.arange(len(seconds)), "seconds": seconds}
+    nothing = np.zeros(len(seconds))
+    shares = seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-30)
+    of_states = (np.arange(len(seconds)), seconds, shares, shares.sum(axis=0))
+    return Breakdown(list(STATES), *of_states, nothing, nothing, begin=0.0, end=1.0, steps=1)
 
 
 def widths(figure):

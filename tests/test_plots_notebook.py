@@ -39,9 +39,9 @@ def test_the_states_of_a_step_add_up_to_it(result, served):
 
 def test_a_server_is_no_worker_whose_time_counts(served):
     table = breakdown(served.timeline)
-    assert len(table["rank"]) == 9
-    stall = list(table["states"]).index("waiting for a peer")
-    assert per_step(served.timeline)["waiting for a peer"] == pytest.approx(table["seconds"][:8, stall].mean())
+    assert len(table.rank) == 9
+    stall = table.states.index("waiting for a peer")
+    assert per_step(served.timeline)["waiting for a peer"] == pytest.approx(table.seconds[:8, stall].mean())
 
 
 def test_runs_side_by_side_are_bars_as_long_as_their_steps(result, served):

@@ -95,8 +95,8 @@ def test_what_is_left_of_the_peak_is_the_summarys_mfu(name):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_what_does_not_compute_is_what_the_breakdown_says(name):
     table = breakdown(ran(name).timeline)
-    seconds = table["seconds"][workers(ran(name).timeline)].mean(axis=0)
-    states = dict(zip(table["states"].tolist(), seconds.tolist(), strict=True))
+    seconds = table.seconds[workers(ran(name).timeline)].mean(axis=0)
+    states = dict(zip(table.states, seconds.tolist(), strict=True))
     lost = falls(name)[0].lost
     for key, state in (("exposed", "exposed transfer"), ("waiting", "waiting for a peer"), ("bubble", "bubble")):
         assert lost.get(key, 0.0) == pytest.approx(states[state], abs=1e-12)
@@ -115,7 +115,7 @@ def test_recomputation_is_a_loss_of_its_own_and_a_state():
     plain = clustersim.load("single_gpt2_1x1_a100").run()
     assert again == pytest.approx(result.summary["step_time_s"] - plain.summary["step_time_s"], rel=0.02)
     found = breakdown(result.timeline)
-    assert found["mean"][found["states"].tolist().index("recomputation")] > 0.1
+    assert found.mean[found.states.index("recomputation")] > 0.1
 
 
 def test_explain_prints_it_and_its_json_has_it(tmp_path):

@@ -14,14 +14,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 import numpy as np
 
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import BUBBLE, EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
-from clustersim.arrays import Floats
+from clustersim.arrays import Floats, Ints
 from clustersim.timeline import Timeline
+
+
+class Breakdown(msgspec.Struct, frozen=True, eq=False):
+    """Where the time went.
+
+    Parameters
+    ----------
+    states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
+    sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s, communication_s : (w,) float [s per
+    step], a transfer runs beside a kernel, and at all. begin, end : the window [s]. steps : how many it holds.
+    """
+
+    states: list[str]
+    rank: Ints
+    seconds: Floats
+    shares: Floats
+    mean: Floats
+    hidden_communication_s: Floats
+    communication_s: Floats
+    begin: float
+    end: float
+    steps: int
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step."""
+        return max(self.end - self.begin, 0.0) / self.steps
+
+    @property
+    def bubble_fraction(self) -> Floats:
+        """(w,) float, share of the time."""
+        return self.shares[:, BUBBLE]
+
+    @property
+    def exposed_fraction(self) -> Floats:
+        """(w,) float, share of the time."""
+        return self.shares[:, EXPOSED]
 
 
 def breakdown(
@@ -31,46 +67,36 @@ def breakdown(
     end: float | None = None,
     warmup_steps: int = 2,
     cut: Pieces | None = None,
-) -> dict[str, Any]:
+) -> Breakdown:
     """Seconds and shares of each state, per rank, in the steady state or from ``begin`` to ``end`` [s].
 
     Parameters
     ----------
     warmup_steps : as in :func:`clustersim.analysis.metrics.summary`; not used where ``begin`` or ``end`` is given.
     cut : the partition, where the caller has it already.
-
-    Returns
-    -------
-    dict of ``states`` (k,) str; ``rank`` (w,) int; ``seconds`` (w, k) float [s per step]; ``shares`` (w, k) float, 1 in
-    every row's sum; ``mean`` (k,) float, shares averaged over ranks; ``hidden_communication_s`` and
-    ``communication_s`` (w,) float [s per step], a transfer runs beside a kernel, and at all; ``bubble_fraction`` and
-    ``exposed_fraction`` (w,) float; ``step_time_s`` float; ``begin``, ``end`` float [s]; ``steps`` int.
     """
     if cut is None:
         cut, n_steps = steady_pieces(timeline, begin, end, warmup_steps)
     else:
         n_steps = steps_between(timeline, cut.begin, cut.end)
-    length, n = max(cut.end - cut.begin, 0.0), len(cut.ranks)
+    n = len(cut.ranks)
     of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
     share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)
-    shares, seconds = share[cut.class_of], (of_class / n_steps)[cut.class_of]
-    return {
-        "states": np.array(STATES),
-        "rank": np.arange(timeline.world_size),
-        "seconds": seconds,
-        "shares": shares,
-        "mean": shares.mean(axis=0),
-        "hidden_communication_s": (hidden / n_steps)[cut.class_of],
-        "communication_s": ((hidden + of_class[:, EXPOSED]) / n_steps)[cut.class_of],
-        "bubble_fraction": shares[:, BUBBLE],
-        "exposed_fraction": shares[:, EXPOSED],
-        "step_time_s": length / n_steps,
-        "begin": cut.begin,
-        "end": cut.end,
-        "steps": n_steps,
-    }
+    shares = share[cut.class_of]
+    return Breakdown(
+        states=list(STATES),
+        rank=np.arange(timeline.world_size),
+        seconds=(of_class / n_steps)[cut.class_of],
+        shares=shares,
+        mean=shares.mean(axis=0),
+        hidden_communication_s=(hidden / n_steps)[cut.class_of],
+        communication_s=((hidden + of_class[:, EXPOSED]) / n_steps)[cut.class_of],
+        begin=cut.begin,
+        end=cut.end,
+        steps=n_steps,
+    )
 
 
 def _by_state(timeline: Timeline, cut: Pieces) -> Floats:

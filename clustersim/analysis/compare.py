@@ -151,9 +151,9 @@ def _row(one: _Work | None, other: _Work | None) -> Plain:
 
 def _states(a: Timeline, b: Timeline, warmup_steps: int) -> Plain:
     tables = [breakdown(run, warmup_steps=warmup_steps) for run in (a, b)]
-    seconds = [t["seconds"][workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
+    seconds = [t.seconds[workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
     return {
-        "state": tables[0]["states"],
+        "state": tables[0].states,
         "seconds_a": seconds[0],
         "seconds_b": seconds[1],
         "difference_s": seconds[1] - seconds[0],

@@ -10,8 +10,8 @@ can save at most its own length. (Critical path method, Kelley and Walker 1959; 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from clustersim.analysis.chase import Meetings
@@ -20,7 +20,6 @@ from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import KERNELS, STATES, by_class, kernel_state
 from clustersim.analysis.transfers import Facts, transfer_facts
 from clustersim.arrays import Ints
-from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 
 PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
@@ -28,17 +27,37 @@ PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer",
 device (measured runs), a queue at a server."""
 
 
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """A part of the path: an op (-1: nothing is queued) on a rank, from ``begin`` to ``end`` [s]; ``kind`` is one of
+    :data:`PATH_KINDS`, ``link`` an id (-1: none)."""
+
+    op: int
+    rank: int
+    begin: float
+    end: float
+    kind: str
+    link: int = -1
+
+
+class CriticalPath(msgspec.Struct, frozen=True):
+    """The path in ``pieces``, in order of time; seconds per step by kind (:data:`PATH_KINDS`) and by link, largest
+    first; and over how many steps it goes."""
+
+    pieces: list[Piece]
+    by_kind: dict[str, float]
+    by_link: dict[str, float]
+    steps: int
+
+    @property
+    def length_s(self) -> float:
+        """Seconds of the whole path."""
+        return float(sum(piece.end - piece.begin for piece in self.pieces))
+
+
 def critical_path(
     timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
-) -> Plain:
-    """The path through the steady state (or a window [s]), in order of time.
-
-    Returns
-    -------
-    dict of columns, a row per piece: ``op``, ``name``, ``rank``, ``begin``, ``end`` [s], ``kind`` (one of
-    :data:`PATH_KINDS`), ``link`` id (-1: none); and ``by_kind`` and ``by_link``: dicts of seconds per step, largest
-    first; ``length_s`` float [s] of the whole path, ``steps`` int.
-    """
+) -> CriticalPath:
+    """The path through the steady state (or a window [s])."""
     if begin is None and end is None:
         window = steady_window(timeline, warmup_steps)
         begin, end, steps = window.begin, window.end, len(window.steps)
@@ -55,30 +74,11 @@ def critical_path(
         if piece.link >= 0:
             name = names[piece.link]
             by_link[name] = by_link.get(name, 0.0) + (piece.end - piece.begin) / steps
-    columns: Plain = {
-        name: np.array([getattr(piece, name) for piece in found]) for name in ("op", "rank", "begin", "end", "kind")
-    }
-    return columns | {
-        "link": np.array([piece.link for piece in found], dtype=np.int64),
-        "name": np.array([timeline.ops[piece.op].name if piece.op >= 0 else "idle" for piece in found]),
-        "by_kind": dict(sorted(by_kind.items(), key=lambda item: -item[1])),
-        "by_link": dict(sorted(by_link.items(), key=lambda item: -item[1])),
-        "length_s": float(sum(piece.end - piece.begin for piece in found)),
-        "steps": steps,
-    }
+    of_kind, of_link = (dict(sorted(parts.items(), key=lambda item: -item[1])) for parts in (by_kind, by_link))
+    return CriticalPath(found, of_kind, of_link, steps)
 
 
-@dataclass(frozen=True)
-class _Piece:
-    op: int
-    rank: int
-    begin: float
-    end: float
-    kind: str
-    link: int = -1
-
-
-def _kinds(timeline: Timeline, piece: _Piece) -> dict[str, float]:
+def _kinds(timeline: Timeline, piece: Piece) -> dict[str, float]:
     """What a piece counts as, in shares: kernels of one op each as what limits them."""
     if piece.op < 0 or timeline.ops[piece.op].kind != "compute" or piece.kind == "queue":
         return {piece.kind: 1.0}
@@ -91,7 +91,7 @@ class _Walk:
     def __init__(self, timeline: Timeline, facts: dict[int, Facts]) -> None:
         self.timeline, self.facts, self.met = timeline, facts, Meetings(timeline)
 
-    def back(self, begin: float, end: float) -> Iterator[_Piece]:
+    def back(self, begin: float, end: float) -> Iterator[Piece]:
         """Pieces from ``end`` back to ``begin`` [s], latest first."""
         t, columns = self.timeline, self.met.columns
         op, at = self._last(end)
@@ -110,12 +110,12 @@ class _Walk:
                     at = self.met.place(op, rank, start)
                     ready = float(columns.of(op).ready[at])
             elif start > ready:
-                yield from _cut([_Piece(op, rank, ready, start, "queue")], begin)
+                yield from _cut([Piece(op, rank, ready, start, "queue")], begin)
             if ready <= begin:
                 return
             op, at, gap = self._before(rank, ready, op, at)
             if gap:
-                yield from _cut([_Piece(-1, rank, ready - gap, ready, "idle")], begin)
+                yield from _cut([Piece(-1, rank, ready - gap, ready, "idle")], begin)
 
     def _last(self, end: float) -> tuple[int, int]:
         """The op, and which of its spans, that ended last but not after ``end`` [s]; -1 for none."""
@@ -131,11 +131,11 @@ class _Walk:
                 best = (float(ends[at]), op, at)
         return best[1], best[2]
 
-    def _pieces(self, op: int, rank: int, start: float, end: float) -> list[_Piece]:
+    def _pieces(self, op: int, rank: int, start: float, end: float) -> list[Piece]:
         """One span, latest part first; a transfer's latency comes before its bytes."""
         info = self.timeline.ops[op]
         if info.kind == "compute":
-            return [_Piece(op, rank, start, end, STATES[kernel_state(info)])]
+            return [Piece(op, rank, start, end, STATES[kernel_state(info)])]
         fact = self.facts.get(op)
         latency = 0.0 if fact is None or not np.isfinite(fact.latency) else min(fact.latency, end - start)
         limit = "transfer" if fact is None or fact.limit == "unknown" else fact.limit
@@ -143,8 +143,8 @@ class _Walk:
             limit = "link" if fact.link >= 0 and fact.alone <= fact.ceiling else "kernels"
         link = fact.link if fact is not None and limit in {"link", "shared link"} else -1
         return [
-            _Piece(op, rank, start + latency, end, limit, link),
-            _Piece(op, rank, start, start + latency, "latency"),
+            Piece(op, rank, start + latency, end, limit, link),
+            Piece(op, rank, start, start + latency, "latency"),
         ]
 
     def _before(self, rank: int, ready: float, op: int, at: int) -> tuple[int, int, float]:
@@ -181,7 +181,7 @@ class _Walk:
         return int(together[last])
 
 
-def _cut(pieces: list[_Piece], begin: float) -> Iterator[_Piece]:
+def _cut(pieces: list[Piece], begin: float) -> Iterator[Piece]:
     for piece in pieces:
         if piece.end > begin:
-            yield _Piece(piece.op, piece.rank, max(piece.begin, begin), piece.end, piece.kind, piece.link)
+            yield Piece(piece.op, piece.rank, max(piece.begin, begin), piece.end, piece.kind, piece.link)

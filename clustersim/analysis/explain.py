@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from clustersim.analysis.bounds import warnings
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.critical_path import critical_path
+from clustersim.analysis.breakdown import Breakdown, breakdown
+from clustersim.analysis.critical_path import CriticalPath, critical_path
 from clustersim.analysis.pieces import KERNELS, Pieces, workers
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.step_words import shares as step_shares
@@ -19,6 +18,7 @@ from clustersim.analysis.whatif import KNOBS, unused, whatif
 from clustersim.analysis.where import Where
 from clustersim.arrays import Columns
 from clustersim.facts import UNKNOWN, Facts
+from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -33,8 +33,8 @@ KNOWN = 0.98
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
-    ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); and the ``tables`` they were
-    read off; and the ``waterfall`` from peak to MFU."""
+    ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); the tables they were read
+    off; and the ``waterfall`` from peak to MFU."""
 
     verdict: str
     shares: str
@@ -43,18 +43,19 @@ class Explanation:
     bounds: list[str]
     warnings: list[str]
     ranks: str
-    tables: dict[str, Any] = field(default_factory=dict)
-    waterfall: list[Waterfall] = field(default_factory=list)
+    breakdown: Breakdown
+    stalls: Columns
+    whatif: Columns
+    critical_path: CriticalPath
+    waterfall: list[Waterfall]
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.verdict}>"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Plain values."""
-        names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks")
-        tables = {name: table for name, table in self.tables.items() if name in {"stalls", "whatif"}}
-        falls = {"waterfall": [row.to_dict() for row in self.waterfall]}
-        return {name: getattr(self, name) for name in names} | tables | falls
+        names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks", "stalls", "whatif")
+        return {name: getattr(self, name) for name in names} | {"waterfall": [row.to_dict() for row in self.waterfall]}
 
 
 def explain(
@@ -82,18 +83,14 @@ def explain(
         verdict=verdict(facts, found),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
-        path=_path(path, float(shares["step_time_s"])),
+        path=_path(path, shares.step_time_s),
         bounds=bounds["text"][~trivial].tolist(),
         warnings=[warning.text for warning in warned],
         ranks=_ranks(found.cut),
-        tables={
-            "where": found.where,
-            "breakdown": shares,
-            "stalls": table,
-            "critical_path": path,
-            "whatif": bounds,
-            "warnings": warned,
-        },
+        breakdown=shares,
+        stalls=table,
+        whatif=bounds,
+        critical_path=path,
         waterfall=falls,
     )
 
@@ -120,25 +117,25 @@ def _ranks(cut: Pieces) -> str:
     return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
 
 
-def _shares(timeline: Timeline, table: dict[str, Any], rows: list[Where]) -> str:
-    mean = table["shares"][workers(timeline)].mean(axis=0)
+def _shares(timeline: Timeline, table: Breakdown, rows: list[Where]) -> str:
+    mean = table.shares[workers(timeline)].mean(axis=0)
     order = np.argsort(-mean, kind="stable")
-    states = {str(table["states"][i]): float(mean[i]) for i in order.tolist()}
+    states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
-    said = f"{', '.join(parts)}, of a {format_time(float(table['step_time_s']))} step"
+    said = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
     if rows:
         said = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
-    hidden = float(table["hidden_communication_s"][workers(timeline)].mean())
+    hidden = float(table.hidden_communication_s[workers(timeline)].mean())
     tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
     return f"{said}{tail}"
 
 
-def _path(path: dict[str, Any], step: float) -> list[str]:
-    whole = sum(path["by_kind"].values())
+def _path(path: CriticalPath, step: float) -> list[str]:
+    whole = sum(path.by_kind.values())
     if whole <= 0:
         return []
-    parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path["by_kind"].items()]
+    parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path.by_kind.items()]
     of = f"of {format_time(whole)} a step" + (", as far back as it can be followed" if whole < KNOWN * step else "")
     said = [f"{', '.join(parts[:6])} ({of})"]
-    links = [f"{name} {format_time(seconds)}" for name, seconds in path["by_link"].items() if seconds > 1e-4 * whole]
+    links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * whole]
     return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])

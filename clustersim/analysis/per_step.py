@@ -19,5 +19,5 @@ def per_step(timeline: Timeline, *, warmup_steps: int = 2) -> dict[str, float]:
     dict from each state of :func:`clustersim.analysis.breakdown.breakdown` to seconds; they add up to the step time.
     """
     table = breakdown(timeline, warmup_steps=warmup_steps)
-    mean = table["seconds"][workers(timeline)].mean(axis=0)
-    return dict(zip(map(str, table["states"]), mean.tolist(), strict=True))
+    mean = table.seconds[workers(timeline)].mean(axis=0)
+    return dict(zip(table.states, mean.tolist(), strict=True))

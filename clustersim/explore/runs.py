@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from clustersim import plots, report, scenario
@@ -15,7 +16,7 @@ from clustersim.analysis.verdict import verdict
 from clustersim.errors import ClusterSimError
 from clustersim.explore import fence
 from clustersim.facts import Facts
-from clustersim.report.figures import markup, trusted
+from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, trust_words, value_text
@@ -23,6 +24,9 @@ from clustersim.scenario.running import Prepared
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_change, format_time
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 MANY = 30_000
 """Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
@@ -154,25 +158,41 @@ def _folded(prepared: Prepared) -> Played:
     return Played(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
 
 
-def _shown(now: Played, before: Played | None) -> dict[str, Any]:
-    """What the template prints."""
+class Shown(msgspec.Struct, frozen=True):
+    """What the template prints: what is played now, its ``figures`` (figure, before, now, difference, which is better)
+    and pictures, beside what was played ``before``."""
+
+    now: Played
+    before: Played | None
+    figures: list[tuple[str, str, str, str, str]]
+    states: Markup | None
+    falls: list[Chart]
+    gantts: list[Chart]
+    legend: list[tuple[str, str, str]]
+    memory: Markup
+    message: str
+    ran: list[tuple[str, str]]
+    trust: str
+
+
+def _shown(now: Played, before: Played | None) -> Shown:
     both = {"before": before, "now": now} if before is not None else {"now": now}
     timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
     rooms = {one.prepared.device.memory_bytes for one in both.values()}
     memory = {name: one.values["memory"]["by"] for name, one in both.items()}
-    return {
-        "now": now,
-        "before": before,
-        "figures": list(_figures(now, before)),
-        "states": markup(plots.breakdowns(timelines), "states") if timelines else None,
-        "falls": list(_falls(both)),
-        "gantts": list(_gantts(timelines)),
-        "legend": legend(),
-        "memory": markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
-        "message": "" if now.values["fits"] else now.values["memory"]["message"],
-        "ran": list(ran(now.prepared)),
-        "trust": trust_words(trust(now.prepared)),
-    }
+    return Shown(
+        now=now,
+        before=before,
+        figures=list(_figures(now, before)),
+        states=markup(plots.breakdowns(timelines), "states") if timelines else None,
+        falls=list(_falls(both)),
+        gantts=list(_gantts(timelines)),
+        legend=legend(),
+        memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
+        message="" if now.values["fits"] else now.values["memory"]["message"],
+        ran=list(ran(now.prepared)),
+        trust=trust_words(trust(now.prepared)),
+    )
 
 
 def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str, str, str]]:
@@ -200,20 +220,20 @@ def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
     return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
 
 
-def _falls(both: dict[str, Played]) -> Iterator[dict[str, Any]]:
+def _falls(both: dict[str, Played]) -> Iterator[Chart]:
     """From peak to the MFU, of each whose FLOPs are known."""
     for name, one in both.items():
         if one.timeline is not None and one.values.get("mfu"):
             run = SavedRun(one.timeline, facts=Facts.of(one.values))
             figure = plots.picture("waterfall", run, plots.View(title=""))
-            yield {"name": f"{name}: {one.values['mfu']:.1%}", "svg": markup(figure, f"falls-{name}")}
+            yield Chart(f"{name}: {one.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
 
 
-def _gantts(timelines: dict[str, Timeline]) -> Iterator[dict[str, Any]]:
+def _gantts(timelines: dict[str, Timeline]) -> Iterator[Chart]:
     """The last step of each, from its own begin, on one scale."""
     steps = {name: plots.last_step(timeline) for name, timeline in timelines.items()}
     longest = max((end - begin for begin, end in steps.values()), default=0.0)
     for name, (begin, end) in steps.items():
         heading = f"{name}: {format_time(end - begin)}"
         svg = gantt_svg(timelines[name], begin, begin + longest, f"Gantt chart, {heading}", origin=begin)
-        yield {"name": heading, "svg": trusted(svg)}
+        yield Chart(heading, trusted(svg))

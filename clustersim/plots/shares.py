@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.pieces import KERNELS
 from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
@@ -47,29 +48,27 @@ LEAST = 0.002
 
 
 def breakdown(
-    table: Mapping[str, Any], title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None, *,
+    table: Breakdown, title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None, *,
     ax: Axes | None = None,
 ) -> Figure:  # fmt: skip
     """Seconds of a step in each state, a bar for each group of ranks.
 
     Parameters
     ----------
-    table : of :func:`clustersim.analysis.breakdown.breakdown`: ``states`` (k,), ``rank`` (w,), ``seconds`` (w, k) [s].
     groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
     ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for a table without ranks.
     """
-    seconds = np.asarray(table["seconds"], dtype=np.float64)
+    seconds = table.seconds
     if not seconds.size:
         raise ProgramError("nothing to draw: the breakdown has no ranks")
     chosen = rank_groups(seconds) if groups is None else {n: np.asarray(r, dtype=np.int64) for n, r in groups.items()}
-    bars = {name: seconds[np.isin(table["rank"], ranks)].mean(axis=0) for name, ranks in chosen.items()}
-    states = [str(s) for s in table["states"]]
+    bars = {name: seconds[np.isin(table.rank, ranks)].mean(axis=0) for name, ranks in chosen.items()}
     figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.35 if title else 1.0))
-    stack(axes, bars, states)
-    legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
-    return titled(figure, title, alt(states, bars), ax)
+    stack(axes, bars, table.states)
+    legend_below(figure, ax, axes, ncols=len(table.states), handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, alt(table.states, bars), ax)
 
 
 def rank_groups(seconds: Floats) -> dict[str, Ints]:

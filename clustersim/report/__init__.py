@@ -6,9 +6,10 @@ Everything printed is escaped by Jinja2 or the SVG writers, and the page's own p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from clustersim.traces.saved import SavedRun
 
@@ -36,13 +37,10 @@ def study_html(folder: str | Path, title: str | None = None) -> str:
 
     Raises :class:`ClusterSimError` where the folder holds none, or nothing in it has a result.
     """
-    from dataclasses import replace
-
     from clustersim.report.study import page_of
 
     page = page_of(Path(folder))
-    page = page if title is None else replace(page, title=title)
-    return rendered("study.html.j2", {name: getattr(page, name) for name in page.__dataclass_fields__})
+    return rendered("study.html.j2", page if title is None else msgspec.structs.replace(page, title=title))
 
 
 def holds_study(folder: str | Path) -> bool:
@@ -52,8 +50,8 @@ def holds_study(folder: str | Path) -> bool:
     return holds_study(Path(folder))
 
 
-def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """A template of ``data/`` with these values, every text of them escaped."""
+def rendered(template: str, values: msgspec.Struct) -> str:
+    """A template of ``data/`` with the fields of ``values``, every text of them escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from clustersim.paths import data_path
@@ -66,7 +64,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=_arrows,
     )
-    return environment.get_template(template).render(values)
+    return environment.get_template(template).render(msgspec.structs.asdict(values))
 
 
 def _arrows(value: object) -> object:

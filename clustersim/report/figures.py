@@ -5,20 +5,30 @@ from __future__ import annotations
 import io
 import re
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from clustersim.plots.style import alt_text
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 
-def markup(figure: Figure, name: str) -> Any:
+class Chart(msgspec.Struct, frozen=True):
+    """A picture under a heading."""
+
+    name: str
+    svg: Markup
+
+
+def markup(figure: Figure, name: str) -> Markup:
     """A figure as :func:`inline_svg` gives it, which a template prints as it is."""
     return trusted(inline_svg(figure, name))
 
 
-def trusted(svg: str) -> Any:
+def trusted(svg: str) -> Markup:
     """Text that a template prints as it is: made by the SVG writers, which escape what they print."""
     from markupsafe import Markup
 

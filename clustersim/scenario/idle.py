@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.analysis.breakdown import breakdown
+from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.timeline import Timeline
 from clustersim.tomls import plainly
 from clustersim.units import format_time
@@ -26,15 +26,14 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     from clustersim.scenario import load
 
     now, did, said = breakdown(timeline), [], []
-    took = float(now["step_time_s"])
+    took = now.step_time_s
     for key, value in scenario.changes.items():
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)
         if _says(other) == _says(scenario):
             said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
             continue
-        before = breakdown(other.run().timeline)
-        without = float(before["step_time_s"])
+        without = breakdown(other.run().timeline).step_time_s
         if abs(without - took) <= SAME * took:
             said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, now)}")
         else:
@@ -49,9 +48,9 @@ def _says(scenario: Scenario) -> tuple[object, ...]:
     return file.cluster, file.model, file.run, file.strategy["kind"], scenario.config
 
 
-def _why(key: str, timeline: Timeline, table: dict[str, Any]) -> str:
+def _why(key: str, timeline: Timeline, table: Breakdown) -> str:
     talks = any(op.kind != "compute" for op in timeline.ops)
-    exposed = float(np.mean(table["exposed_fraction"]))
+    exposed = float(np.mean(table.exposed_fraction))
     about = key.split(".")[0]
     if about in {"cluster", "strategy"} and not talks:
         return "this run has no communication"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clustersim.analysis.explain import Explanation
 from clustersim.scenario.rerun import rerun_saving, step_time
@@ -68,7 +68,7 @@ def _again(
     prepared: Prepared, timeline: Timeline, found: Explanation, asked: bool, doing: Callable[[str], None]
 ) -> dict[str, float]:
     """Per knob that may matter, what it saves; of all when asked."""
-    table, saved = found.tables["whatif"], {}
+    table, saved = found.whatif, {}
     now, told = step_time(timeline), set(found.bounds)
     for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
         if text in told or asked:
@@ -82,7 +82,7 @@ def _again(
 def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
     """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
     one sentence."""
-    table: dict[str, Any] = found.tables["whatif"]
+    table = found.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
     said: list[tuple[float, str]] = []
     idle: dict[bool, list[str]] = {True: [], False: []}

@@ -225,13 +225,14 @@ class Result:
 
         p, course = self.prepared, self.memory.course
         split = p.split is not None
-        more = {"title": self.scenario.title, "inputs": self.scenario.inputs()}
         stages = [
             Moments(list(use.course.moments), plain({"context": use.context, **use.course.parts}))
             for use in (p.split.memory if p.split is not None else ())
         ]
         return msgspec.structs.replace(
-            Facts.of(self.to_dict() | more),
+            Facts.of(self.to_dict()),
+            title=self.scenario.title,
+            inputs=self.scenario.inputs(),
             memory_course=Moments(list(course.moments), plain(course.parts)),
             stage_memory=stages,
             mesh=drawable(p.topology, p.mesh) if split else None,
