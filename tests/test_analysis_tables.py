@@ -128,20 +128,20 @@ def test_a_full_link_is_a_warning_with_its_users_and_its_likes():
 def test_a_run_compared_with_itself_has_no_difference():
     timeline = package.load("why_slow_gpu").run().timeline
     found = compare(timeline, timeline)
-    assert not found["ops"]["difference_s"].any()
-    assert found["ops"]["name_a"].tolist() == found["ops"]["name_b"].tolist()
-    assert found["text"] == ["both take 242.5 ms a step"]
+    assert not found.ops["difference_s"].any()
+    assert found.ops["name_a"].tolist() == found.ops["name_b"].tolist()
+    assert found.text == ["both take 242.5 ms a step"]
     assert sentences(found) == []
 
 
 def test_differences_add_up_and_come_worst_first():
     slow, usual = (package.load(name).run().timeline for name in ("why_slow_gpu", "ddp_resnet50_1x8_v100"))
     found = compare(usual, slow)
-    assert np.all(np.diff(np.abs(found["ops"]["difference_s"])) <= 1e-15)
-    assert found["states"]["difference_s"].sum() == pytest.approx(found["step_b"] - found["step_a"])
+    assert np.all(np.diff(np.abs(found.ops["difference_s"])) <= 1e-15)
+    assert found.states["difference_s"].sum() == pytest.approx(found.step_b - found.step_a)
     back = compare(slow, usual)
-    assert back["ops"]["difference_s"].sum() == pytest.approx(-found["ops"]["difference_s"].sum())
-    assert found["text"][0] == "a step takes 201.2 ms in A and 242.5 ms in B, 20.5% longer"
+    assert back.ops["difference_s"].sum() == pytest.approx(-found.ops["difference_s"].sum())
+    assert found.text[0] == "a step takes 201.2 ms in A and 242.5 ms in B, 20.5% longer"
     assert "waiting for peers +" in sentences(found)[0]
 
 
@@ -160,7 +160,7 @@ def test_a_collective_of_a_profile_meets_the_simulated_one_of_its_kind_and_place
         2, infos, simulated.rank_sets, simulated.row_op, simulated.row_set, simulated.row_ready, simulated.row_start,
         simulated.row_end * 2, source="measured",
     )  # fmt: skip
-    table = compare(simulated, measured)["ops"]
+    table = compare(simulated, measured).ops
     pairs = dict(zip(table["name_a"].tolist(), table["name_b"].tolist(), strict=True))
     assert pairs["all_reduce bucket 1"] == pairs["all_reduce bucket 0"] == "all_reduce ncclKernel"
     assert pairs["fwd"] == ""

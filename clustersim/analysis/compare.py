@@ -12,14 +12,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import workers
 from clustersim.analysis.transfers import sort_of
-from clustersim.arrays import Bools, Floats, Ints
-from clustersim.texts import Plain
+from clustersim.arrays import Bools, Columns, Floats, Ints
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
@@ -36,27 +36,40 @@ class _Work:
     nbytes: float
 
 
-def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> Plain:
+class Compared(msgspec.Struct, frozen=True):
     """Where two runs differ.
 
-    Returns
-    -------
-    dict of ``ops``, columns with a row per matched or lone op, the largest difference first: ``name_a``, ``name_b``
-    (empty where a run has no such op), ``kind``, ``seconds_a``, ``seconds_b``, ``wait_a``, ``wait_b`` [s per step and
-    rank], ``difference_s`` (b less a, waits included), ``nbytes_a``, ``nbytes_b``; ``states``, columns ``state``,
-    ``seconds_a``, ``seconds_b``, ``difference_s`` [s per step, mean over ranks]; ``step_a``, ``step_b`` [s]; and
-    ``text``, the sentences.
+    Parameters
+    ----------
+    ops : columns with a row per matched or lone op, the largest difference first: ``name_a``, ``name_b`` (empty where a
+        run has no such op), ``kind``, ``seconds_a``, ``seconds_b``, ``wait_a``, ``wait_b`` [s per step and rank],
+        ``difference_s`` (b less a, waits included), ``nbytes_a``, ``nbytes_b``.
+    states : columns ``state``, ``seconds_a``, ``seconds_b``, ``difference_s`` [s per step, mean over ranks].
+    step_a, step_b : [s]. text : the sentences.
     """
+
+    ops: Columns
+    states: Columns
+    step_a: float
+    step_b: float
+    text: list[str]
+
+
+_OPS = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
+        "nbytes_b")  # fmt: skip
+
+
+def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> Compared:
+    """Where two runs differ."""
     pairs = _matched(_works(a, warmup_steps), _works(b, warmup_steps))
-    rows = [_row(one, other) for one, other in pairs]
-    order = sorted(range(len(rows)), key=lambda i: (-abs(float(rows[i]["difference_s"])), i))
-    names = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
-             "nbytes_b")  # fmt: skip
-    ops = {name: np.array([rows[i][name] for i in order]) for name in names}
-    found: Plain = {"ops": ops, "states": _states(a, b, warmup_steps)}
-    for key, run in (("step_a", a), ("step_b", b)):
-        found[key] = steady_window(run, warmup_steps).step_time
-    return found | {"text": _text(found)}
+    nothing = _Work("", "", 0, 0.0, 0.0, 0.0)
+    rows = [_row(one or nothing, other or nothing) for one, other in pairs]
+    ops = {name: np.array([row[k] for row in rows]) for k, name in enumerate(_OPS)}
+    order = np.argsort(-np.abs(ops["difference_s"]), kind="stable")
+    ops = {name: column[order] for name, column in ops.items()}
+    states = _states(a, b, warmup_steps)
+    before, after = (steady_window(run, warmup_steps).step_time for run in (a, b))
+    return Compared(ops, states, before, after, _text(states, before, after))
 
 
 def _works(run: Timeline, warmup_steps: int) -> list[_Work]:
@@ -135,34 +148,26 @@ def _by_sort(work: _Work) -> object:
     return work.kind, sort_of(work.name)
 
 
-def _row(one: _Work | None, other: _Work | None) -> Plain:
-    some = one or other
-    row: Plain = {"kind": some.kind if some else ""}
-    for side, work in (("a", one), ("b", other)):
-        row |= {
-            f"name_{side}": work.name if work else "",
-            f"seconds_{side}": work.seconds if work else 0.0,
-            f"wait_{side}": work.wait if work else 0.0,
-            f"nbytes_{side}": work.nbytes if work else 0.0,
-        }
-    row["difference_s"] = row["seconds_b"] + row["wait_b"] - row["seconds_a"] - row["wait_a"]
-    return row
+def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float, float, float, float]:
+    """In the order of :data:`_OPS`."""
+    difference = b.seconds + b.wait - a.seconds - a.wait
+    times = a.seconds, b.seconds, a.wait, b.wait, difference
+    return a.name, b.name, a.kind or b.kind, *times, a.nbytes, b.nbytes
 
 
-def _states(a: Timeline, b: Timeline, warmup_steps: int) -> Plain:
+def _states(a: Timeline, b: Timeline, warmup_steps: int) -> Columns:
     tables = [breakdown(run, warmup_steps=warmup_steps) for run in (a, b)]
     seconds = [t.seconds[workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
     return {
-        "state": tables[0].states,
+        "state": np.array(tables[0].states),
         "seconds_a": seconds[0],
         "seconds_b": seconds[1],
         "difference_s": seconds[1] - seconds[0],
     }
 
 
-def _text(found: Plain) -> list[str]:
-    """The step, what it went to, and the ops that differ most."""
-    before, after = found["step_a"], found["step_b"]
+def _text(states: Columns, before: float, after: float) -> list[str]:
+    """The step, and what it went to."""
     if before <= 0:
         return []
     if abs(after - before) <= 1e-9 * before:
@@ -171,7 +176,6 @@ def _text(found: Plain) -> list[str]:
     said = [
         f"a step takes {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"
     ]
-    states = found["states"]
     for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
         change = float(states["difference_s"][i])
         if abs(change) > 1e-3 * before:
@@ -179,7 +183,7 @@ def _text(found: Plain) -> list[str]:
     return said
 
 
-def _from_to(table: Plain, i: int) -> str:
+def _from_to(table: Columns, i: int) -> str:
     return f"{format_time(float(table['seconds_a'][i]))} to {format_time(float(table['seconds_b'][i]))}"
 
 
@@ -187,9 +191,9 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
 
 
-def sentences(found: Plain, top: int = 10) -> list[str]:
+def sentences(found: Compared, top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
-    ops, said = found["ops"], []
+    ops, said = found.ops, []
     for rows in _like(ops)[:top]:
         change = float(ops["difference_s"][rows].sum())
         one, other = str(ops["name_a"][rows[0]]), str(ops["name_b"][rows[0]])
@@ -211,7 +215,7 @@ ROUNDING = 1e-9
 """Differences below this share of all ops' time are no differences."""
 
 
-def _like(ops: Plain) -> list[Ints]:
+def _like(ops: Columns) -> list[Ints]:
     """Rows that differ the same way and are of one sort, as layers of one block are; what differs most first."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, change in enumerate(ops["difference_s"].tolist()):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from clustersim.cli.common import PATH, json_option, picture_path, print_json, working, write_picture
 from clustersim.cli.explain import load
@@ -36,9 +37,9 @@ def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
     names = f"A: {one.title}", f"B: {other.title}"
     drawn = None if plot is None else _draw((names[0], one.timeline), (names[1], other.timeline), plot)
     if as_json:
-        print_json({"a": one.title, "b": other.title, **found})
+        print_json({"a": one.title, "b": other.title, **msgspec.structs.asdict(found)})
         return
-    for text in (*names, *found["text"]):
+    for text in (*names, *found.text):
         click.echo(text)
     for i, text in enumerate(sentences(found, top), 1):
         click.echo(f"{i:2d}. {text}")
