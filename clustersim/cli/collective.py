@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import msgspec
 
 from clustersim.cli.common import json_option, print_json, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.limits import MOST_VALUES, counted
 
 if TYPE_CHECKING:
-    from clustersim.collectives.base import Plan, Request
+    from clustersim.collectives.base import Group, Request
     from clustersim.mesh import Mesh
     from clustersim.topology import Topology
 
@@ -38,6 +39,46 @@ COLUMNS = (
     ("proto", "", 6),
     ("nch", "", 3),
 )
+
+
+class Asked(msgspec.Struct):
+    """The options, by their names."""
+
+    size: str | None
+    minbytes: str | None
+    maxbytes: str | None
+    stepfactor: int | None
+    stepbytes: str | None
+    dtype: str
+    redop: str
+    root: int
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
+    backend: str | None
+    fidelity: Literal["flow", "chunk"]
+    launch: Literal["process_per_gpu", "single_process", "threads"]
+    nccl_version: tuple[int, int]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A line: what was timed, how long it takes, and what was chosen for it."""
+
+    collective: str
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    time_us: float
+    algbw_GBps: float
+    busbw_GBps: float
+    lower_bound_us: float
+    algorithm: str
+    protocol: str
+    channels: int
+    notes: list[str]
+    fidelity: str
 
 
 @click.command(short_help="Time a collective, as nccl-tests prints it.")
@@ -74,45 +115,45 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     from clustersim import fabrics, fitting
     from clustersim.units import parse_nccl_version
 
-    options["nccl_version"] = parse_nccl_version(options["nccl_version"])
+    asked = Asked(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
-    nbytes = (
-        [0] if name == "barrier" else list(sizes(options["size"], options["minbytes"], options["maxbytes"], options))
-    )
+    nbytes = [0] if name == "barrier" else list(sizes(asked))
     machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
-    options["backend"] = options["backend"] or ("nccl" if len(machine.gpus) else "gloo")
+    asked.backend = asked.backend or ("nccl" if len(machine.gpus) else "gloo")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
-        rows = [_row(name, float(size), machine, mesh, options) for size in nbytes]
+        rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
     if as_json:
-        print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": rows})
+        plain = msgspec.to_builtins(rows)
+        print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
     else:
         _print(rows, machine.name, nodes, mesh.world_size)
 
 
-def sizes(size: str | None, first: str | None, last: str | None, steps: dict[str, Any]) -> Iterator[int]:
+def sizes(asked: Asked) -> Iterator[int]:
     """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
     from clustersim.units import parse_message_size
 
+    size, first, last = asked.size, asked.minbytes, asked.maxbytes
     if size is not None and (first or last):
         raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")
     low = parse_message_size(size or first or last or "32M")
     high = parse_message_size(size or last or first or "32M")
     if high < low:
         raise ClusterSimError(f"--maxbytes {last} is below --minbytes {first}")
-    step = parse_message_size(steps["stepbytes"]) if steps["stepbytes"] else 0
-    if step and steps["stepfactor"]:
+    step = parse_message_size(asked.stepbytes) if asked.stepbytes else 0
+    if step and asked.stepfactor:
         raise ClusterSimError("write either --stepfactor or --stepbytes, not both")
     if step:
-        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {steps['stepbytes']}: sizes", ClusterSimError)
+        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {asked.stepbytes}: sizes", ClusterSimError)
     while low <= high:
         yield low
-        low = low + step if step else low * (steps["stepfactor"] or 2)
+        low = low + step if step else low * (asked.stepfactor or 2)
 
 
-def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict[str, Any]) -> dict[str, Any]:
+def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked) -> Row:
     from clustersim import collectives
     from clustersim.collectives.base import Group, Request
     from clustersim.program import DTYPE_BYTES
@@ -120,31 +161,38 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, options: dict
     request = Request(
         kind,
         nbytes,
-        dtype=options["dtype"],
-        redop=options["redop"],
-        root=options["root"],
-        algorithm=options["algorithm"],
-        protocol=options["protocol"],
+        dtype=asked.dtype,
+        redop=asked.redop,
+        root=asked.root,
+        algorithm=asked.algorithm,
+        protocol=asked.protocol,
     )
-    group = Group(topology, mesh.gpus, options["launch"], options["nccl_version"])
-    plan = collectives.plan(request, group, backend=options["backend"], n_channels=options["channels"])
+    group = Group(topology, mesh.gpus, asked.launch, asked.nccl_version)
+    plan = collectives.plan(request, group, backend=asked.backend or "nccl", n_channels=asked.channels)
     seconds = plan.time(topology.link_bandwidth)
-    if options["fidelity"] == "chunk":
-        seconds = _chunked(request, topology, mesh, options)
-    shares = mesh.world_size if kind in SPLIT else 1
-    return {
-        "collective": kind,
-        "size_bytes": int(nbytes),
-        "count": int(nbytes) // DTYPE_BYTES[options["dtype"]] // shares,
-        "dtype": options["dtype"],
-        "redop": options["redop"] if kind in REDUCING else "none",
-        "root": options["root"] if kind in ROOTED else -1,
-        **_figures(plan, nbytes, seconds),
-        "fidelity": options["fidelity"],
-    }
+    if asked.fidelity == "chunk":
+        seconds = _chunked(request, group, mesh, asked)
+    rate = nbytes / seconds if seconds else 0.0
+    return Row(
+        collective=kind,
+        size_bytes=int(nbytes),
+        count=int(nbytes) // DTYPE_BYTES[asked.dtype] // (mesh.world_size if kind in SPLIT else 1),
+        dtype=asked.dtype,
+        redop=asked.redop if kind in REDUCING else "none",
+        root=asked.root if kind in ROOTED else -1,
+        time_us=seconds * 1e6,
+        algbw_GBps=rate / 1e9,
+        busbw_GBps=rate * plan.bus_factor / 1e9,
+        lower_bound_us=plan.lower_bound * 1e6,
+        algorithm=plan.algorithm,
+        protocol=plan.protocol,
+        channels=plan.n_channels,
+        notes=list(plan.notes),
+        fidelity=asked.fidelity,
+    )
 
 
-def _chunked(request: Request, topology: Topology, mesh: Mesh, options: dict[str, Any]) -> float:
+def _chunked(request: Request, group: Group, mesh: Mesh, asked: Asked) -> float:
     """Seconds when every step of the algorithm is played by itself."""
     from clustersim import collectives, engine
     from clustersim.program import Collective, Program, Role
@@ -165,49 +213,32 @@ def _chunked(request: Request, topology: Topology, mesh: Mesh, options: dict[str
     )
     timeline = engine.simulate(
         Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
-        topology,
+        group.topology,
         mesh,
-        planner=lambda asked, on: collectives.plan(asked, on, options["backend"], options["channels"]),
+        planner=lambda wanted, on: collectives.plan(wanted, on, asked.backend or "nccl", asked.channels),
         fidelity="chunk",
-        launch=options["launch"],
-        nccl_version=options["nccl_version"],
+        launch=group.launch,
+        nccl_version=group.nccl_version,
     )
     return timeline.makespan
 
 
-def _figures(plan: Plan, nbytes: float, seconds: float) -> dict[str, Any]:
-    rate = nbytes / seconds if seconds else 0.0
-    return {
-        "time_us": seconds * 1e6,
-        "algbw_GBps": rate / 1e9,
-        "busbw_GBps": rate * plan.bus_factor / 1e9,
-        "lower_bound_us": plan.lower_bound * 1e6,
-        "algorithm": plan.algorithm,
-        "protocol": plan.protocol,
-        "channels": plan.n_channels,
-        "notes": list(plan.notes),
-    }
-
-
-def _print(rows: list[dict[str, Any]], topology: str, nodes: int, ranks: int) -> None:
-    click.echo(f"# {rows[0]['collective']} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
+def _print(rows: list[Row], topology: str, nodes: int, ranks: int) -> None:
+    click.echo(f"# {rows[0].collective} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
     click.echo("#" + " " * 54 + "out-of-place")
     click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])
     click.echo("#" + _line([unit for _, unit, _ in COLUMNS])[1:])
     for row in rows:
-        keys = ("size_bytes", "count", "dtype", "redop", "root", "time_us", "algbw_GBps", "busbw_GBps", "wrong")
-        cells = [row.get(key, "N/A") for key in (*keys, "lower_bound_us", "algorithm", "protocol", "channels")]
-        cells[2] = TYPES[row["dtype"]]
-        cells[5], cells[9] = _time(row["time_us"]), _time(row["lower_bound_us"])
-        cells[6:8] = [f"{row[key]:.2f}" for key in keys[6:8]]
-        click.echo(_line(cells))
-    average = sum(row["busbw_GBps"] for row in rows) / len(rows)
+        asked = (row.size_bytes, row.count, TYPES[row.dtype], row.redop, row.root)
+        rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
+        click.echo(_line([*asked, *rates, row.algorithm, row.protocol, row.channels]))
+    average = sum(row.busbw_GBps for row in rows) / len(rows)
     click.echo(f"# Avg bus bandwidth    : {average:g}")
-    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
         click.echo(f"# {note}")
 
 
-def _line(cells: list[Any]) -> str:
+def _line(cells: Sequence[str | int]) -> str:
     return "  ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, COLUMNS, strict=True)).rstrip()
 
 
