@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.cli.common import PATH, json_option, number_table, print_json, rank_words, set_option, stdout, working
 
 if TYPE_CHECKING:
+    from clustersim.arrays import Columns
     from clustersim.cli.fitting import Terminal
     from clustersim.outputs import Folder
     from clustersim.scenario import Scenario
@@ -30,6 +30,7 @@ FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png"
 def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
     from clustersim import scenario as scenarios
+    from clustersim.outputs import json_text
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     folder = None if out is None else _folder(loaded, out)
@@ -39,14 +40,14 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
     traced: tuple[int, ...] = ()
     if folder is not None:
         with working(f"writing {out}"):
-            traced = _write(result, said, folder)
+            traced = _write(result, json_text(said), folder)
     if page is not None:
         with working(f"writing {page}"):
             result.report(page)
     if as_json:
         print_json(said)
     else:
-        _print(result, said, out, page, traced)
+        _print(result, out, page, traced)
 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
@@ -60,51 +61,48 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
     return folder
 
 
-def _write(result: Result, said: Mapping[str, Any], folder: Folder) -> tuple[int, ...]:
+def _write(result: Result, said: bytes, folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim import plots
-    from clustersim.outputs import json_text
     from clustersim.traces import perfetto
 
     chosen = plots.worth_a_trace(result.timeline)
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
-        path_of("result.json").write_bytes(json_text(said))
+        path_of("result.json").write_bytes(said)
         written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
         plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
     return written
 
 
-def _print(
-    result: Result, values: Mapping[str, Any], out: Path | None, page: Path | None, traced: tuple[int, ...]
-) -> None:
+def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.cli.strategy_lines import lines
-    from clustersim.scenario.ran import figures, ran, trust_words
+    from clustersim.scenario.ran import figures, ran, trust, trust_words
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for row in figures(values):
+    for row in figures({**result.summary, "peak_memory_bytes": result.memory.total}):
         table.add_row(*row)
     console = stdout()
-    console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", values["verdict"]))))
+    console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", result.in_words))))
     console.print(table)
-    if not values["fits"]:
-        console.say(f"{values['memory']['message']}; timed as if the memory were there", style="bold red")
+    if not result.fits:
+        console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
     elif result.verdict.doubtful:
-        console.say(values["memory"]["message"], style="yellow")
-    console.say(f"trust: {trust_words(values['trust'])}")
+        console.say(f"{result.verdict}", style="yellow")
+    console.say(f"trust: {trust_words(trust(result.prepared))}")
     print_where(console, result.where)
     if result.where:
-        print_dimensions(console, result.where[0], values["volume_by_dimension"])
-    _print_volume(console, values["volume"])
-    _print_links(console, values.get("hottest_links") or [])
-    console.say(*lines(values["of_strategy"]), *(f"- {note}" for note in values["notes"]))
+        print_dimensions(console, result.where[0], result.volume_by_dimension)
+    _print_volume(console, result.volume)
+    _print_links(console, result.summary["hottest_links"])
+    console.say(*lines(result.of_strategy), *(f"- {note}" for note in result.notes))
     if out is not None:
         trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
         files = f"result.json, gantt.png, waterfall.png, {trace} and run.npz (`clustersim report`)"
@@ -113,30 +111,31 @@ def _print(
         console.say(f"wrote {page}")
 
 
-def _print_volume(console: Terminal, volume: dict[str, list[Any]]) -> None:
+def _print_volume(console: Terminal, volume: Columns) -> None:
     """A row per sort of op; all GPUs together."""
     from clustersim.scenario.ran import value_text
 
-    if not volume["op"]:
+    if not len(volume["op"]):
         return
     kinds = [name for name in volume if name.startswith("link_")]
     heads = ("op", "count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds))
     rows = []
-    for i, name in enumerate(volume["op"]):
+    for i, name in enumerate(volume["op"].tolist()):
         moved = (value_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
         rows.append([name, f"{volume['count'][i]:,.0f}", *moved])
     console.print(number_table("moved in a step, all GPUs together", heads, rows, min_width=60))
 
 
-def _print_links(console: Terminal, links: list[dict[str, Any]]) -> None:
+def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> None:
+    """``links`` : (name, utilisation, bytes), busiest first."""
     from rich.markup import escape
 
     from clustersim.scenario.ran import value_text
 
-    like: dict[tuple[frozenset[str], str], list[dict[str, Any]]] = {}
-    for link in links:  # both directions of a cable, and links that differ by a number, are told once
-        ends = frozenset(re.sub(r"\d+", "#", link["link"]).split(" -> "))
-        like.setdefault((ends, value_text(link["utilisation"], "percent")), []).append(link)
-    for (_, used), alike in list(like.items())[:3]:
-        moved, others = value_text(alike[0]["bytes"], "bytes"), " and others like it" if len(alike) > 1 else ""
-        console.print(f"busy link: {escape(alike[0]['link'])}{others}, {used} of its line rate ({moved})")
+    like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
+    for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once
+        ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
+        like.setdefault((ends, value_text(used, "percent")), []).append((name, moved))
+    for (_, share), alike in list(like.items())[:3]:
+        (name, moved), others = alike[0], " and others like it" if len(alike) > 1 else ""
+        console.print(f"busy link: {escape(name)}{others}, {share} of its line rate ({value_text(moved, 'bytes')})")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from clustersim.cli.common import number_table
 
 if TYPE_CHECKING:
     from clustersim.analysis.where import Where
+    from clustersim.arrays import Columns
     from clustersim.cli.fitting import Terminal
 
 
@@ -32,7 +33,7 @@ LEAST = 5e-4
 """Shares of a step below this are no column."""
 
 
-def print_dimensions(console: Terminal, whole: Where, moved: Mapping[str, Sequence[Any]]) -> None:
+def print_dimensions(console: Terminal, whole: Where, moved: Columns) -> None:
     """A row per dimension: what its transfers cost, and what they move."""
     from clustersim.units import format_bytes, format_time
 
