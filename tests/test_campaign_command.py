@@ -89,21 +89,21 @@ def test_steps_between_failures_are_the_simulators_own(loaded):
 
 def test_an_answer_about_a_step_that_does_not_fit_begins_with_that(loaded):
     said = answer(loaded.changed({"strategy.micro_batch_size": 4096}), Asked(replicas=5))
-    assert said["job"]["lacking"] > 0
-    assert said["verdict"].startswith("It does not fit: a GPU lacks ")
+    assert said.job.lacking > 0
+    assert said.verdict.startswith("It does not fit: a GPU lacks ")
 
 
 def test_an_answer_says_days_goodput_and_a_ledger_that_adds_up(said):
-    assert said["finishes"]
-    assert said["days"]["p5"] <= said["days"]["p50"] <= said["days"]["p95"]
-    assert said["days"]["p50"] > said["plan"]["ideal_days"] == pytest.approx(20.0)
-    assert list(said["ledger"]) == list(PARTS)
-    assert sum(one["days"] for one in said["ledger"].values()) == pytest.approx(said["days"]["mean"])
-    assert sum(one["share"] for one in said["ledger"].values()) == pytest.approx(1.0)
-    new_steps = said["ledger"]["productive"]["days"] / said["days"]["mean"]
-    assert said["mfu"]["mean"] == pytest.approx(said["job"]["mfu"] * new_steps, rel=0.01)
-    price = said["cost"]["usd"]["mean"] / said["days"]["mean"]
-    assert price == pytest.approx(said["cost"]["ideal_usd"] / 20 * 24 / 16)  # the spare node is paid for
+    assert said.finishes
+    assert said.days.p5 <= said.days.p50 <= said.days.p95
+    assert said.days.p50 > said.plan.ideal_days == pytest.approx(20.0)
+    assert list(said.ledger) == list(PARTS)
+    assert sum(one.days for one in said.ledger.values()) == pytest.approx(said.days.mean)
+    assert sum(one.share for one in said.ledger.values()) == pytest.approx(1.0)
+    new_steps = said.ledger["productive"].days / said.days.mean
+    assert said.mfu.mean == pytest.approx(said.job.mfu * new_steps, rel=0.01)
+    price = said.cost.usd.mean / said.days.mean
+    assert price == pytest.approx(said.cost.ideal_usd / 20 * 24 / 16)  # the spare node is paid for
 
 
 SHARDED = {"parallel": {"use_distributed_optimizer": True}}
@@ -134,16 +134,16 @@ def test_replicas_are_counted_and_how_many_can_be_lost_is_another_count(loaded, 
 
 
 def test_what_ifs_go_the_way_they_must(said):
-    days = {one["question"]: one["days_p50"] for one in said["what_if"]}
+    days = {one.question: one.days_p50 for one in said.what_if}
     now = days.pop("as it is")
     assert days["half as many failures"] < now
     assert days["find failures at once"] < now
     assert days["save for free"] < now
     assert days["no spare nodes"] > now
     assert days["nothing is ever slow"] < now
-    lost = {one["x"]: 1 - one["simulated"] for one in said["interval"]}
-    assert min(lost, key=lost.get) == pytest.approx(said["plan"]["saves"][0]["interval"], rel=0.51)
-    assert [one["simulated"] for one in said["nodes"]] == sorted([one["simulated"] for one in said["nodes"]])[::-1]
+    lost = {one.x: 1 - one.simulated for one in said.interval}
+    assert min(lost, key=lost.get) == pytest.approx(said.plan.saves[0].interval, rel=0.51)
+    assert [one.simulated for one in said.nodes] == sorted([one.simulated for one in said.nodes])[::-1]
 
 
 def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
@@ -155,7 +155,7 @@ def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
     rows = (tmp_path / "out" / "results.jsonl").read_bytes().splitlines()
     assert len(rows) == 2
     assert again == whole
-    assert first["days"] != whole["days"]
+    assert first.days != whole.days
     torn = (tmp_path / "out" / "results.jsonl").read_bytes()[:-50]
     (tmp_path / "out" / "results.jsonl").write_bytes(torn)
     assert answer(loaded, asked, folder) == whole
@@ -190,7 +190,7 @@ def test_a_source_of_variation_of_size_0_leaves_a_campaign_as_it_was_to_the_bit(
     bare = loaded.changed({"campaign.degraded": [], "run.jitter": 0.0})
     without = answer(bare, Asked(replicas=20))
     zero = answer(bare.changed({"run.variation": {"gpu_cv": 0.0}}), Asked(replicas=20))
-    assert (zero["days"], zero["ledger"], zero["job"]) == (without["days"], without["ledger"], without["job"])
+    assert (zero.days, zero.ledger, zero.job) == (without.days, without.ledger, without.job)
 
 
 def test_it_does_not_matter_who_plays_the_batches(loaded, tmp_path):
@@ -214,8 +214,8 @@ def test_other_campaigns_have_a_page_too(loaded, changes, tmp_path):
     folder.write("campaign.json", found)
     assert "A month" in study_html(tmp_path / "out")
     if changes == {"campaign.factor": 0}:
-        assert found["failures"]["p95"] == 0
-        assert found["ledger"]["lost work"]["days"] == 0
+        assert found.failures.p95 == 0
+        assert found.ledger["lost work"].days == 0
 
 
 def test_the_command_prints_writes_and_draws(tmp_path):

@@ -55,9 +55,9 @@ def test_days_and_cost_of_the_front_are_percentiles_with_failures(said):
     for row in said.front:
         one = row.campaign
         assert one.ideal_days == pytest.approx(row.days, rel=0.01)
-        assert one.ideal_days < one.days["p5"] <= one.days["p50"] <= one.days["p95"]
-        assert one.usd["p50"] == pytest.approx(row.usd * one.days["p50"] / row.days, rel=1e-6)
-        assert one.goodput == pytest.approx(one.ideal_days / one.days["p50"], rel=0.01)
+        assert one.ideal_days < one.days.p5 <= one.days.p50 <= one.days.p95
+        assert one.usd.p50 == pytest.approx(row.usd * one.days.p50 / row.days, rel=1e-6)
+        assert one.goodput == pytest.approx(one.ideal_days / one.days.p50, rel=0.01)
     first, second = (row.campaign.in_time for row in said.front)
     assert first > 0.9 > 0.1 > second  # both keep the deadline by their steps alone
 
@@ -66,15 +66,15 @@ def test_the_answer_says_how_much_of_a_difference_is_failure(said):
     whole, steps, failures = (float(x) for x in re.findall(r"([+-][\d.]+)(?= days| by)", said.failures[0]))
     first, second = (row.campaign for row in said.front)
     assert whole == pytest.approx(steps + failures, abs=0.11)
-    assert whole == pytest.approx(second.days["p50"] - first.days["p50"], abs=0.06)
+    assert whole == pytest.approx(second.days.p50 - first.days.p50, abs=0.06)
     assert failures != 0
 
 
 def test_without_failures_and_saves_the_days_are_those_of_the_steps(folder):
     free = table(factor=0, checkpoints=[{"every": "1 d", "stall": "0 s", "load": "0 s"}])
     for row in planner.plan(planner.from_table(free), folder, jobs=1).front:
-        assert row.campaign.days["p95"] == row.campaign.days["p5"]
-        assert row.campaign.days["p50"] == pytest.approx(row.campaign.ideal_days)
+        assert row.campaign.days.p95 == row.campaign.days.p5
+        assert row.campaign.days.p50 == pytest.approx(row.campaign.ideal_days)
 
 
 def test_a_plan_without_a_campaign_is_the_plan_it_was(said, folder):

@@ -18,10 +18,13 @@ from clustersim import plots
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.waterfall import waterfall
 from clustersim.analysis.where import where
+from clustersim.campaign import Part
+from clustersim.campaign.whatif import Point
 from clustersim.errors import ProgramError
 from clustersim.facts import Groups, MeshMap
 from clustersim.plots import animation, campaign, dimensions, stages
 from clustersim.plots.pipeline import pipeline_frame, usual_step
+from clustersim.sensitivity import BreakEven, Swing
 
 GIB = 2.0**30
 
@@ -57,13 +60,13 @@ def bars():
     return {"strategy.name": np.array(["ddp", "zero"])} | {name: np.array(column) for name, column in columns.items()}
 
 
-def points(*names):
-    return [{"x": x, **dict.fromkeys(names, y)} for x, y in ((60.0, 0.9), (600.0, 0.95), (6000.0, 0.8))]
+def points():
+    return [Point(x, y, y, y) for x, y in ((60.0, 0.9), (600.0, 0.95), (6000.0, 0.8))]
 
 
-LEDGER = {"productive": {"days": 9.0, "share": 0.9}, "restart": {"days": 1.0, "share": 0.1}}
-SWINGS = [{"knob": "GPU compute", "gain": 0.1, "loss": 0.2}, {"knob": "NIC", "gain": 0.01, "loss": 0.02}]
-NETWORK = {"speeds": [1e10, 2e10, 4e10], "steps": [0.3, 0.2, 0.19], "nic": 2e10, "growth": 0.05, "at": 1.5e10}
+LEDGER = {"productive": Part(9.0, 0.9), "restart": Part(1.0, 0.1)}
+SWINGS = [Swing("GPU compute", 0.9, 1.2, 0.1, 0.2), Swing("NIC", 0.99, 1.02, 0.01, 0.02)]
+NETWORK = BreakEven(0.05, 2e10, (1e10, 2e10, 4e10), (0.3, 0.2, 0.19), 1.5e10)
 OPTION = SimpleNamespace(option="a", machine="m", days=3.0, usd=5.0, gpus=8)
 EXCHANGES = [{"how": how, "n": n, "seconds": 0.1 * n} for how in ("ring", "direct") for n in (2, 4, 8)]
 DIMS = [Groups("TP", 2, ["NVLink"], [0, 1], [0, 0, 1, 1]), Groups("DP", 2, ["NVLink"], [0, 2], [0, 1, 0, 1])]
@@ -82,12 +85,12 @@ ONE = {
     "front": lambda **on: plots.front(dots(), x="tokens/s", y="USD an hour", title="a", **on),
     "gantt": lambda **on: plots.gantt(run().timeline, title="a", **on),
     "gantt_pair": lambda **on: plots.gantt_pair(("one", run().timeline), ("other", run().timeline), "a", **on),
-    "goodput_over_gpus": lambda **on: campaign.goodput_over_gpus(points("simulated", "closed_form"), 8, "a", **on),
+    "goodput_over_gpus": lambda **on: campaign.goodput_over_gpus(points(), 8, "a", **on),
     "ledger": lambda **on: campaign.ledger(LEDGER, "a", **on),
     "lines": lambda **on: plots.lines({"a": ([1, 2], [1, 2])}, laws={"b": ([1, 2], [1, 2])}, title="a", **on),
     "link_heat": lambda **on: plots.link_heat(run().timeline.links, title="a", **on),
     "loaded_topology": lambda **on: plots.loaded_topology(*machine(), "a", **on),
-    "loss_over_interval": lambda **on: campaign.loss_over_interval(points("simulated", "closed_form"), 300, "a", **on),
+    "loss_over_interval": lambda **on: campaign.loss_over_interval(points(), 300, "a", **on),
     "memory_over_time": lambda **on: plots.memory_over_time(MOMENTS, HELD, 4 * GIB, "a", **on),
     "mesh_on_machine": lambda **on: dimensions.mesh_on_machine(MESH, "a", **on),
     "month": lambda **on: campaign.month([(0.0, 9e4, "training"), (9e4, 1e5, "restart")], "a", **on),

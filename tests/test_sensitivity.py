@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from browser import Page, needs_browser, opened, width_on_a_phone
 from click.testing import CliRunner
+from msgspec import to_builtins
 
 from clustersim import plots, scenario, sensitivity
 from clustersim.cli import cli
@@ -106,16 +107,16 @@ def test_a_step_that_hardly_uses_the_network_has_no_break_even(prepared, now):
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
 def test_losses_add_up_to_what_is_lost(said, kind):
-    points = [one for one in said[kind] if not one["error"]]
-    assert points[0]["efficiency"] == 1.0
+    points = [one for one in said.curves[kind] if not one.error]
+    assert points[0].efficiency == 1.0
     for one in points:
-        assert sum(one["losses"].values()) == pytest.approx(1.0 - one["efficiency"], abs=1e-6)
-        assert one["rate"] == pytest.approx(one["batch"] / one["step_s"])
+        assert sum(one.losses.values()) == pytest.approx(1.0 - one.efficiency, abs=1e-6)
+        assert one.rate == pytest.approx(one.batch / one.step_s)
 
 
 def test_strong_scaling_keeps_the_batch_and_weak_each_ranks(said):
-    assert len({one["batch"] for one in said["strong"] if not one["error"]}) == 1
-    assert len({one["batch"] // one["gpus"] for one in said["weak"]}) == 1
+    assert len({one.batch for one in said.strong if not one.error}) == 1
+    assert len({one.batch // one.gpus for one in said.weak}) == 1
 
 
 def test_nodes_that_do_not_divide_the_batch_are_a_point_that_says_so(loaded):
@@ -133,9 +134,9 @@ def test_the_first_doubling_that_does_not_pay_is_told():
 
 
 def test_pictures_say_in_words_what_they_show(said):
-    assert "GPU compute -" in plots.alt_text(plots.tornado(said["tornado"], 0.2))
-    assert "Step time over NIC" in plots.alt_text(plots.network_speed(said["network"]))
-    assert "strong: 100% on 2 GPUs" in plots.alt_text(plots.efficiency_losses({"strong": said["strong"]}))
+    assert "GPU compute -" in plots.alt_text(plots.tornado(said.tornado, 0.2))
+    assert "Step time over NIC" in plots.alt_text(plots.network_speed(said.network))
+    assert "strong: 100% on 2 GPUs" in plots.alt_text(plots.efficiency_losses({"strong": said.strong}))
     with pytest.raises(ProgramError, match="nothing to draw"):
         plots.tornado([], 0.2)
     with pytest.raises(ProgramError, match="nothing to draw"):
@@ -154,10 +155,10 @@ def folder(tmp_path_factory):
 
 def test_the_command_answers_first_and_writes_what_python_gives(folder, said):
     out, printed = folder
-    assert printed.startswith(said["verdict"])
+    assert printed.startswith(said.verdict)
     found = json.loads((out / "sensitivity.json").read_text())
-    assert found["verdict"] == said["verdict"]
-    assert found["tornado"] == said["tornado"]
+    assert found["verdict"] == said.verdict
+    assert found["tornado"] == to_builtins(said.tornado)
     assert {"tornado.png", "network.png", "scaling.png"} <= {path.name for path in out.iterdir()}
 
 
@@ -167,7 +168,7 @@ def test_the_page_says_it_first_and_loads_nothing(folder, said):
     assert page == study_html(out)
     read = Page(page)
     assert read.open == []
-    assert said["verdict"] in " ".join(" ".join(read.words).split())
+    assert said.verdict in " ".join(" ".join(read.words).split())
     assert all(v.startswith(("#", "data:")) for name, v in read.attributes if name in {"src", "href", "xlink:href"})
 
 

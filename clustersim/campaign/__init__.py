@@ -6,14 +6,14 @@ Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`, :mod:`sums`) answer w
 
 from __future__ import annotations
 
-from clustersim.campaign.answer import FILE, answer, folder_for, outcome
+from clustersim.campaign.answer import FILE, Answer, Outcome, Part, answer, folder_for, outcome
 from clustersim.campaign.batches import Asked
 from clustersim.campaign.job import Campaign, Job
-from clustersim.campaign.ledger import GOODPUTS, PARTS, Runs
+from clustersim.campaign.ledger import GOODPUTS, PARTS, Percentiles, Runs
 from clustersim.campaign.many import play
 from clustersim.campaign.replica import Replica, replica
 
 __all__ = [
-    "FILE", "GOODPUTS", "PARTS", "Asked", "Campaign", "Job", "Replica", "Runs", "answer", "folder_for", "outcome",
-    "play", "replica",
+    "FILE", "GOODPUTS", "PARTS", "Answer", "Asked", "Campaign", "Job", "Outcome", "Part", "Percentiles", "Replica",
+    "Runs", "answer", "folder_for", "outcome", "play", "replica",
 ]  # fmt: skip

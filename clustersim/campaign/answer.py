@@ -1,27 +1,27 @@
-"""The whole answer of a campaign in plain values, its verdict first."""
+"""The whole answer of a campaign."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType, structs
 
-from clustersim.campaign import ledger
+from clustersim.campaign import ledger, whatif
 from clustersim.campaign.batches import Asked, Told, played
 from clustersim.campaign.causes import sets
 from clustersim.campaign.job import LONGEST, Campaign, Job, campaign
-from clustersim.campaign.ledger import Runs, percentiles
+from clustersim.campaign.ledger import Percentiles, Runs, percentiles
 from clustersim.campaign.of_scenario import Bill, job_of, table_of
 from clustersim.campaign.replica import replica
-from clustersim.campaign.whatif import answers, largest_job, over_interval, over_nodes
 from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.sweeps.row import Fingerprints
-from clustersim.texts import Plain
+from clustersim.texts import Table
 from clustersim.units import DAY, HOUR, format_bytes, format_long
 
 FILE = "campaign.json"
@@ -30,18 +30,112 @@ MONTH = 30 * DAY
 ENOUGH = 0.9
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A part of the ledger: mean days, and their share of the elapsed time."""
+
+    days: float
+    share: float
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """A cause of failures, how many of them are expected, and what each takes."""
+
+    name: str
+    expected: float
+    scope: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A kind of save, as :class:`~clustersim.campaign.axis.Save`, and how long it takes to load [s]."""
+
+    tier: str
+    interval: float
+    stall: float
+    write: float
+    load: float
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played, with every figure that followed from something else; ``expected_days`` by the closed form, None
+    where it has none; ``mtbf_s`` None where nothing fails; ``source`` : of the rates of failures."""
+
+    steps: float
+    ideal_days: float
+    expected_days: float | None
+    mtbf_s: float | None
+    recovery_s: float
+    causes: list[Expected]
+    source: str
+    saves: list[Saved]
+    checkpoint_bytes: float
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """USD of ``gpus``, spares included, that are paid for whatever they do (None without a price); kWh of those that
+    train and those that wait, and what they cost."""
+
+    gpus: float
+    usd: Percentiles | None
+    ideal_usd: float | None
+    kwh: Percentiles
+    usd_of_power: Percentiles | None
+    sources: dict[str, str]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of replicas: days, failures, goodput by its definitions, the ledger by its parts; ``mfu`` of the
+    whole training, None where that of a step is not known."""
+
+    finishes: bool
+    days: Percentiles
+    failures: Percentiles
+    goodput: dict[str, Percentiles]
+    mfu: Percentiles | None
+    ledger: dict[str, Part]
+    cost: Cost | None
+
+
+NOTHING = Percentiles(0.0, 0.0, 0.0, 0.0)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole answer: what was played (``job``, the ``table`` and the ``plan``), what became of it as in
+    :class:`Outcome`, of one replica a ``month`` of (begin [s], end [s], state), and, where they were asked, questions.
+    Of a campaign that does not finish before it is played there is no outcome.
+    """
+
+    title: str
+    replicas: int
+    seed: int
+    job: Job
+    table: Table
+    plan: Plan
+    finishes: bool
+    days: Percentiles = NOTHING
+    failures: Percentiles = NOTHING
+    goodput: dict[str, Percentiles] = {}
+    mfu: Percentiles | UnsetType | None = UNSET
+    ledger: dict[str, Part] = {}
+    cost: Cost | UnsetType | None = UNSET
+    month: list[tuple[float, float, str]] = []
+    what_if: list[whatif.Answer] = []
+    interval: list[whatif.Point] = []
+    nodes: list[whatif.Point] = []
+    largest_job: float | UnsetType | None = UNSET
+    gpus_per_node: float = 0.0
+    verdict: str
+
+
 def answer(
     scenario: Scenario, asked: Asked | None = None, folder: Folder | None = None, told: Told = lambda done, total: None
-) -> Plain:
+) -> Answer:
     """Simulate the step, play the campaign, and say what became of it.
 
     Parameters
     ----------
     folder : where batches of replicas are kept, see :func:`folder_for`. told : called with (batches there, in all).
 
-    Returns plain values: ``verdict``; ``job``, ``table`` and ``plan``, what was played; ``days``, ``failures``,
-    ``cost``, each with percentiles; ``goodput`` by its definitions; ``ledger``; of one replica ``month``; and, where
-    they were asked, ``what_if``, ``interval`` and ``nodes``. Raises :class:`ScenarioError`.
+    Raises :class:`ScenarioError`.
     """
     asked, table = asked or Asked(), table_of(scenario)
     if folder is None and asked.jobs > 1:  # processes hand over their batches in a folder
@@ -50,54 +144,50 @@ def answer(
     with scenario.at("$.campaign"):
         job, bill = job_of(scenario)
         made = campaign(table, job)
-    said = {"title": scenario.title, "replicas": asked.replicas, "seed": asked.seed, **_inputs(table, job, made)}
+    said = Answer(
+        title=scenario.title, replicas=asked.replicas, seed=asked.seed, job=job, table=table.plain(),
+        plan=_plan(table, job, made), finishes=False, verdict=_hopeless(made) if made.hopeless else "",
+    )  # fmt: skip
     if made.hopeless:
-        return said | {"finishes": False, "verdict": _hopeless(made)}
-    runs = played(made, asked, folder, told=told)
-    said |= outcome(made, runs, bill)
-    said["month"] = [(s.begin, min(s.end, MONTH), s.state) for s in replica(made, asked.seed).spans if s.begin < MONTH]
-    if asked.what_if:
-        said |= _questions(made, asked.seed)
-    return said | {"verdict": _verdict(said, made)}
+        return said
+    found = outcome(made, played(made, asked, folder, told=told), bill)
+    spans = replica(made, asked.seed).spans
+    month = [(one.begin, min(one.end, MONTH), one.state) for one in spans if one.begin < MONTH]
+    said = structs.replace(said, **structs.asdict(found), month=month, verdict=_verdict(found, made))
+    return _questions(said, made) if asked.what_if else said
 
 
-def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> Plain:
-    """What became of replicas: days, failures, goodput, ledger, cost."""
-    mfu, elapsed = made.job.mfu, runs.elapsed.mean()
-    productive = runs.part("productive") / runs.elapsed
-    return {
-        "finishes": bool(runs.finished.all()),
-        "days": percentiles(runs.elapsed / DAY),
-        "failures": percentiles(runs.failures.astype(np.float64)),
-        "goodput": {name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
-        "mfu": None if mfu is None else percentiles(mfu * productive),
-        "ledger": {
-            part: {"days": float(runs.part(part).mean()) / DAY, "share": float(runs.part(part).mean() / elapsed)}
-            for part in ledger.PARTS
-        },
-        "cost": None if bill is None else _cost(made, runs, bill),
-    }
+def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> Outcome:
+    """What became of replicas."""
+    mfu, elapsed = made.job.mfu, float(runs.elapsed.mean())
+    means = {part: float(runs.part(part).mean()) for part in ledger.PARTS}
+    return Outcome(
+        finishes=bool(runs.finished.all()),
+        days=percentiles(runs.elapsed / DAY),
+        failures=percentiles(runs.failures.astype(np.float64)),
+        goodput={name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
+        mfu=None if mfu is None else percentiles(mfu * (runs.part("productive") / runs.elapsed)),
+        ledger={part: Part(mean / DAY, mean / elapsed) for part, mean in means.items()},
+        cost=None if bill is None else _cost(made, runs, bill),
+    )
 
 
-def _inputs(table: CampaignTable, job: Job, made: Campaign) -> Plain:
-    """What is played, with every figure that followed from something else."""
+def _plan(table: CampaignTable, job: Job, made: Campaign) -> Plan:
     found = sets().get(table.failures) if isinstance(table.failures, str) else None
-    plan = {
-        "steps": made.steps,
-        "ideal_days": made.axis.work / DAY,
-        "expected_days": None if made.policy == "drop_replica" else made.expected() / DAY,
-        "mtbf_s": made.mtbf if math.isfinite(made.mtbf) else None,
-        "recovery_s": made.recovery,
-        "causes": [{"name": c.name, "expected": c.expected(made.axis.end), "scope": c.scope} for c in made.causes],
-        "source": "the scenario's own" if found is None else found.source,
-        "saves": [{"tier": t.name, **asdict(t.save), "load": float(t.load)} for t in made.tiers],
-        "checkpoint_bytes": job.parameters * (table.checkpoints[0].bytes_per_parameter or job.bytes_per_parameter),
-    }
-    return {"job": asdict(job), "table": table.plain(), "plan": plan}
+    return Plan(
+        steps=made.steps,
+        ideal_days=made.axis.work / DAY,
+        expected_days=None if made.policy == "drop_replica" else made.expected() / DAY,
+        mtbf_s=made.mtbf if math.isfinite(made.mtbf) else None,
+        recovery_s=made.recovery,
+        causes=[Expected(one.name, one.expected(made.axis.end), one.scope) for one in made.causes],
+        source="the scenario's own" if found is None else found.source,
+        saves=[Saved(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in made.tiers],
+        checkpoint_bytes=job.parameters * (table.checkpoints[0].bytes_per_parameter or job.bytes_per_parameter),
+    )
 
 
-def _cost(made: Campaign, runs: Runs, bill: Bill) -> Plain:
-    """USD of GPUs, spares included, that are paid for whatever they do; kWh of those that train and those that wait."""
+def _cost(made: Campaign, runs: Runs, bill: Bill) -> Cost:
     each = made.job.gpus / made.job.nodes
     gpus = made.job.gpus + each * (made.spares or 0)
     idle = runs.ledger[:, ledger.PAUSES].sum(axis=1)
@@ -106,25 +196,26 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> Plain:
     usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
     ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / HOUR * bill.usd_per_gpu_hour
     power = None if bill.usd_per_kwh is None else joule / 3.6e6 * bill.usd_per_kwh
-    return {
-        "gpus": gpus,
-        "usd": None if usd is None else percentiles(usd),
-        "ideal_usd": ideal,
-        "kwh": percentiles(joule / 3.6e6),
-        "usd_of_power": None if power is None else percentiles(power),
-        "sources": dict(bill.sources),
-    }
+    return Cost(
+        gpus,
+        None if usd is None else percentiles(usd),
+        ideal,
+        percentiles(joule / 3.6e6),
+        None if power is None else percentiles(power),
+        dict(bill.sources),
+    )
 
 
-def _questions(made: Campaign, seed: int) -> Plain:
-    nodes = over_nodes(made, seed)
-    return {
-        "what_if": [asdict(one) for one in answers(made, seed)],
-        "interval": [asdict(one) for one in over_interval(made, seed)],
-        "nodes": [asdict(one) for one in nodes],
-        "largest_job": largest_job(nodes, ENOUGH),
-        "gpus_per_node": made.job.gpus / made.job.nodes,
-    }
+def _questions(said: Answer, made: Campaign) -> Answer:
+    nodes = whatif.over_nodes(made, said.seed)
+    return structs.replace(
+        said,
+        what_if=whatif.answers(made, said.seed),
+        interval=whatif.over_interval(made, said.seed),
+        nodes=nodes,
+        largest_job=whatif.largest_job(nodes, ENOUGH),
+        gpus_per_node=made.job.gpus / made.job.nodes,
+    )
 
 
 def _hopeless(made: Campaign) -> str:
@@ -135,25 +226,25 @@ def _hopeless(made: Campaign) -> str:
     )
 
 
-def _verdict(said: Plain, made: Campaign) -> str:
-    days, ideal = said["days"], made.axis.work / DAY
-    if not said["finishes"]:
+def _verdict(said: Outcome, made: Campaign) -> str:
+    days, ideal = said.days, made.axis.work / DAY
+    if not said.finishes:
         return (
             f"Not every replica finishes within {LONGEST:.0f} times its {ideal:,.1f} days: "
-            f"{said['ledger']['waiting for nodes']['share']:.0%} of the time is waiting for nodes and "
-            f"{said['ledger']['lost work']['share']:.0%} lost work."
+            f"{said.ledger['waiting for nodes'].share:.0%} of the time is waiting for nodes and "
+            f"{said.ledger['lost work'].share:.0%} lost work."
         )
     worst = sorted(
-        ((part, one["share"]) for part, one in said["ledger"].items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
+        ((part, one.share) for part, one in said.ledger.items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
         key=lambda item: -item[1],
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
-    productive = said["ledger"][ledger.PARTS[ledger.PRODUCTIVE]]["share"]
+    productive = said.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
     lacking = made.job.lacking
     wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
     return (
-        f"{wanted}{days['p50']:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days['p95']:,.1f}): "
-        f"{said['failures']['p50']:,.0f} failures, {productive:.1%} of the time is new steps at full pace"
+        f"{wanted}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
+        f"{said.failures.p50:,.0f} failures, {productive:.1%} of the time is new steps at full pace"
         + (f"; most of the rest is {lost}." if lost else ".")
     )
 

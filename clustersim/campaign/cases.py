@@ -144,7 +144,7 @@ def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path, 
     job = Job(one.nodes, one.nodes * one.gpus_per_node, float(one.step), parameters=one.parameters)
     runs = play(campaign(one.campaign, job), REPLICAS, seed)
     found = percentiles(runs.goodput(one.definition))
-    return _checked(one, (found["p50"], found["p5"], found["p95"]), _published(rows, one.row, table))
+    return _checked(one, (found.p50, found.p5, found.p95), _published(rows, one.row, table))
 
 
 def _law(one: LawCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:

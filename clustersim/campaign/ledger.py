@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Bools, Floats, Ints
@@ -73,7 +74,16 @@ def joined(parts: list[Runs]) -> Runs:
     return Runs(*(np.concatenate([getattr(one, name) for one in parts]) for name in Runs.__dataclass_fields__))
 
 
-def percentiles(values: Floats) -> dict[str, float]:
-    """``p5``, ``p50``, ``p95`` and ``mean``."""
+class Percentiles(msgspec.Struct, frozen=True):
+    """Of a figure over replicas."""
+
+    p5: float
+    p50: float
+    p95: float
+    mean: float
+
+
+def percentiles(values: Floats) -> Percentiles:
+    """Of (replicas,) values."""
     low, middle, high = np.percentile(values, [5, 50, 95])
-    return {"p5": float(low), "p50": float(middle), "p95": float(high), "mean": float(values.mean())}
+    return Percentiles(float(low), float(middle), float(high), float(values.mean()))

@@ -17,7 +17,7 @@ from clustersim.scenario.held import held
 from clustersim.scenario.rerun import step_time
 from clustersim.scenario.running import Prepared
 from clustersim.scenario.spread import SLOWEST, Spread, spread
-from clustersim.texts import Plain
+from clustersim.texts import Table
 from clustersim.variation import Variation
 
 MACHINES, STEPS = 40, 20
@@ -131,7 +131,7 @@ def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float, 
     cluster = scenario.file.cluster
     if one.speed is not None:
         rest = [{"ranks": list(slow.ranks), "speed": slow.speed} for slow in cluster.slow]
-        changes: Plain = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
+        changes: Table = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
     else:
         if cluster.changes:
             raise ScenarioError(f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
@@ -140,7 +140,7 @@ def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float, 
     return step_time(scenario.changed(changes).run().timeline) / step
 
 
-def _bill(table: CampaignTable, known: Rates, found: Plain) -> Bill:
+def _bill(table: CampaignTable, known: Rates, found: Table) -> Bill:
     step, compute, exposed = (float(found[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
     busy, idle = watts_per_gpu(known, step, compute, exposed), watts_per_gpu(known, 1.0, 0.0, 0.0)
     sources = {name: text.replace("the plan's", "the scenario's") for name, text in known.sources.items()}

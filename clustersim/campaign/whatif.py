@@ -26,11 +26,11 @@ FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a question: days p50 and p95, and effective training time, p50."""
+    """What became of a question: days p50 and p95, None where it does not finish, and effective training time, p50."""
 
     question: str
-    days_p50: float
-    days_p95: float
+    days_p50: float | None
+    days_p95: float | None
     effective_training_time: float
     finishes: bool = True
 
@@ -220,7 +220,7 @@ def _played(c: Campaign, seed: int) -> Runs | None:
 def _answer(question: str, c: Campaign, seed: int) -> Answer:
     runs = _played(c, seed)
     if runs is None or not runs.finished.all():
-        return Answer(question, math.inf, math.inf, 0.0, finishes=False)
+        return Answer(question, None, None, 0.0, finishes=False)
     p50, p95 = np.percentile(runs.elapsed / DAY, [50, 95])
     return Answer(question, float(p50), float(p95), float(np.median(runs.goodput("effective_training_time"))))
 

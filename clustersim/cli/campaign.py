@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +19,9 @@ from clustersim.cli.common import (
     working,
     written_study,
 )
+
+if TYPE_CHECKING:
+    from clustersim.campaign import Answer
 
 
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
@@ -61,7 +64,7 @@ def campaign(
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
-def _print(said: dict[str, Any], wrote: list[str]) -> None:
+def _print(said: Answer, wrote: list[str]) -> None:
     from clustersim.report.campaign import LABELS, campaign_words
 
     console, page = stdout(), campaign_words(said)

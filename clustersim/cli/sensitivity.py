@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +22,7 @@ from clustersim.cli.common import (
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.sensitivity import Study
 
 
 @click.command(short_help="Say what a scenario's step depends on, and how it scales.")
@@ -91,13 +92,13 @@ def _nodes(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _print(said: dict[str, Any], wrote: list[str]) -> None:
+def _print(said: Study, wrote: list[str]) -> None:
     from clustersim.report.sensitivity import TABLES
 
     console = stdout()
-    console.say(said["verdict"])
+    console.say(said.verdict)
     for title, grid in TABLES.items():
         shown = grid(said)
-        console.print(rich_table(title.format(**said), shown.head, shown.rows))
+        console.print(rich_table(title.format(swing=said.swing), shown.head, shown.rows))
     if wrote:
         console.say(f"wrote {', '.join(wrote)}")

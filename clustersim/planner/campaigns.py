@@ -12,7 +12,7 @@ from msgspec import structs
 from clustersim import scenario
 from clustersim.campaign import Runs, play
 from clustersim.campaign.job import Campaign, Job, campaign
-from clustersim.campaign.ledger import percentiles
+from clustersim.campaign.ledger import Percentiles, percentiles
 from clustersim.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.campaign.whatif import of_rate
 from clustersim.errors import ScenarioError
@@ -89,7 +89,7 @@ def _scenario(row: Chosen, plan: PlanFile) -> Scenario:
     return replace(loaded, file=structs.replace(loaded.file, campaign=plan.campaign))
 
 
-def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> dict[str, float] | None:
+def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> Percentiles | None:
     """Of the option's GPUs and of spares, at the plan's own price."""
     if row.usd is None or not row.days:
         return None
@@ -108,8 +108,8 @@ def _beaten(i: int, rows: Sequence[Chosen], found: Sequence[Played]) -> str:
 def _objectives(row: Chosen, one: Played) -> tuple[float, ...] | None:
     if one.days is None:
         return None
-    usd = np.inf if one.usd is None else one.usd["p50"]
-    return one.days["p50"], usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / one.goodput
+    usd = np.inf if one.usd is None else one.usd.p50
+    return one.days.p50, usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / one.goodput
 
 
 def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]:
@@ -130,4 +130,4 @@ def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]
 
 
 def _middle(one: Played) -> float:
-    return 0.0 if one.days is None else one.days["p50"]
+    return 0.0 if one.days is None else one.days.p50

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from clustersim import scenario
+from clustersim.campaign.ledger import Percentiles
 from clustersim.errors import ScenarioError
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes
@@ -77,8 +78,8 @@ class Played(msgspec.Struct, frozen=True):
     wrong : why it was not played, or nothing.
     """
 
-    days: dict[str, float] | None = None
-    usd: dict[str, float] | None = None
+    days: Percentiles | None = None
+    usd: Percentiles | None = None
     ideal_days: float = 0.0
     goodput: float = 0.0
     in_time: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from clustersim.units import DAY, HOUR
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from clustersim.campaign.answer import Part
+    from clustersim.campaign.whatif import Point
 
 COLOURS = {
     "training": palette["forward"],
@@ -79,14 +82,14 @@ def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
     return pieces
 
 
-def ledger(parts: Mapping[str, Mapping[str, float]], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def ledger(parts: Mapping[str, Part], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Elapsed time as one bar, and below it what is no new step, drawn larger.
 
-    ``parts`` : name -> ``days`` and ``share``, as of ``campaign.json``. ``ax`` : drawn on instead of a new figure.
+    ``ax`` : drawn on instead of a new figure.
     """
     figure, axes = drawn_on(ax, 2.5)
     rest = {name: one for name, one in parts.items() if name != "productive"}
-    whole, other = (sum(one["days"] for one in some.values()) for some in (parts, rest))
+    whole, other = (sum(one.days for one in some.values()) for some in (parts, rest))
     _bar(axes, 1.0, parts, whole)
     if other > 0:
         _bar(axes, 0.0, rest, other)
@@ -94,16 +97,16 @@ def ledger(parts: Mapping[str, Mapping[str, float]], title: str | None = None, *
     axes.set_xticks([])
     axes.set_xlim(0, 1)
     axes.set_yticks([1.0, 0.0], [f"all {whole:,.1f} days", f"the other {other:,.1f}"], fontsize=10)
-    named = {f"{name} {one['days']:,.2f} d": COLOURS[name] for name, one in parts.items() if one["share"] > 5e-4}
+    named = {f"{name} {one.days:,.2f} d": COLOURS[name] for name, one in parts.items() if one.share > 5e-4}
     _legend(figure, ax, axes, named)
-    said = ", ".join(f"{name} {one['days']:,.2f} days" for name, one in parts.items())
+    said = ", ".join(f"{name} {one.days:,.2f} days" for name, one in parts.items())
     return titled(figure, title, f"Where {whole:,.1f} days went: {said}.", ax)
 
 
-def _bar(axes: Axes, y: float, parts: Mapping[str, Mapping[str, float]], whole: float) -> None:
+def _bar(axes: Axes, y: float, parts: Mapping[str, Part], whole: float) -> None:
     left = 0.0
     for name, one in parts.items():
-        share = one["days"] / whole
+        share = one.days / whole
         axes.barh(y, share, left=left, height=0.62, color=COLOURS[name], lw=0)
         if share > 0.055:
             dark = name in {"productive", "maintenance", "detection", "waiting for nodes", "lost work"}
@@ -120,15 +123,17 @@ def _legend(figure: Figure, ax: Axes | None, axes: Axes, colours: Mapping[str, s
 
 
 def loss_over_interval(
-    points: Sequence[Mapping[str, Any]], now: float, title: str | None = None, *, ax: Axes | None = None
+    points: Sequence[Point], now: float, title: str | None = None, *, ax: Axes | None = None
 ) -> Figure:
     """Share of time that is no new step, over the time between saves: simulated, and by the closed form.
 
-    points : ``x`` [s], ``simulated`` and ``closed_form``. now : the campaign's own interval [s].
+    points : over [s]. now : the campaign's own interval [s].
     ax : drawn on instead of a new figure.
     """
-    x = np.array([one["x"] for one in points]) / 60.0
-    lost = {key: 100.0 * (1.0 - np.array([one[key] for one in points])) for key in ("simulated", "closed_form")}
+    x = np.array([one.x for one in points]) / 60.0
+    lost = {
+        key: 100.0 * (1.0 - np.array([getattr(one, key) for one in points])) for key in ("simulated", "closed_form")
+    }
     figure = lines(
         {"simulated": (x, lost["simulated"])},
         laws={LAW: (x, lost["closed_form"])},
@@ -142,14 +147,14 @@ def loss_over_interval(
 
 
 def goodput_over_gpus(
-    points: Sequence[Mapping[str, Any]], gpus_per_node: float, title: str | None = None, *, ax: Axes | None = None
+    points: Sequence[Point], gpus_per_node: float, title: str | None = None, *, ax: Axes | None = None
 ) -> Figure:
     """Effective training time of the middle run over the GPUs of the job, and by the closed form.
 
-    points : ``x`` nodes, ``simulated`` and ``closed_form``. ax : drawn on instead of a new figure.
+    points : over nodes. ax : drawn on instead of a new figure.
     """
-    x = np.array([one["x"] for one in points]) * gpus_per_node
-    share = {key: 100.0 * np.array([one[key] for one in points]) for key in ("simulated", "closed_form")}
+    x = np.array([one.x for one in points]) * gpus_per_node
+    share = {key: 100.0 * np.array([getattr(one, key) for one in points]) for key in ("simulated", "closed_form")}
     figure = lines(
         {"simulated": (x, share["simulated"])},
         laws={LAW: (x, share["closed_form"]), "90 %": (x[[0, -1]], np.array([90.0, 90.0]))},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from clustersim.sensitivity.network import BreakEven
+    from clustersim.sensitivity.scaling import Point
+    from clustersim.sensitivity.tornado import Swing
+
 COLOURS = {
     "efficiency": series[0],
     "kernels": palette["backward"],
@@ -38,14 +42,12 @@ COLOURS = {
 """Of the parts that efficiency is lost to, as phases are coloured elsewhere."""
 
 
-def tornado(
-    swings: Sequence[Mapping[str, Any]], swing: float, title: str | None = None, *, ax: Axes | None = None
-) -> Figure:
+def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A bar for each number: left, what the step loses in length when it is better; right, what worse adds.
 
     Parameters
     ----------
-    swings : dicts of :class:`clustersim.sensitivity.Swing`, largest first. swing : how much was turned, 0.2 for 20 %.
+    swings : largest first. swing : how much was turned, 0.2 for 20 %.
     ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no swings.
@@ -54,8 +56,8 @@ def tornado(
         raise ProgramError("nothing to draw: no number was turned")
     figure, axes = drawn_on(ax, 1.0 + 0.42 * len(swings))
     rows = np.arange(len(swings))[::-1]
-    better = np.array([-float(one["gain"]) for one in swings])
-    worse = np.array([float(one["loss"]) for one in swings])
+    better = np.array([-one.gain for one in swings])
+    worse = np.array([one.loss for one in swings])
     axes.barh(rows, better, color=palette["backward"], height=0.62, label=f"{swing:.0%} better")
     axes.barh(rows, worse, color=palette["stall"], height=0.62, label=f"{swing:.0%} worse")
     room = 0.02 * max(float(np.abs(better).max()), float(np.abs(worse).max()), 1e-6)
@@ -66,49 +68,49 @@ def tornado(
                       va="center", fontsize=9, color=INK)  # fmt: skip
     plain_axes(axes, ())
     axes.axvline(0.0, color=QUIET, lw=1.0)
-    axes.set_yticks(rows, [str(one["knob"]) for one in swings], fontsize=10)
+    axes.set_yticks(rows, [one.knob for one in swings], fontsize=10)
     axes.set_xticks([])
     axes.margins(x=0.16)
     axes.set_title("change of the step time", loc="left", fontsize=10, color=INK)
     legend_below(figure, ax, axes, ncols=2, fontsize=9)
-    said = "; ".join(f"{one['knob']} {format_change(-one['gain'])} and {format_change(one['loss'])}" for one in swings)
+    said = "; ".join(f"{one.knob} {format_change(-one.gain)} and {format_change(one.loss)}" for one in swings)
     return titled(figure, title, f"Change of the step time with each number {swing:.0%} better and worse: {said}.", ax)
 
 
-def network_speed(network: Mapping[str, Any], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def network_speed(network: BreakEven, title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """The step over a NIC's line rate, with the length that is accepted; the network's switches scale with its NICs.
 
-    ``network`` : a dict of :class:`clustersim.sensitivity.BreakEven`. ``ax`` : drawn on instead of a new figure.
+    ``ax`` : drawn on instead of a new figure.
     """
-    speeds = np.asarray(network["speeds"], dtype=np.float64) * 8e-9
-    steps = np.asarray(network["steps"], dtype=np.float64)
-    now = float(np.interp(float(network["nic"]) * 8e-9, speeds, steps))
-    most = now * (1 + float(network["growth"]))
+    speeds = np.asarray(network.speeds, dtype=np.float64) * 8e-9
+    steps = np.asarray(network.steps, dtype=np.float64)
+    now = float(np.interp(network.nic * 8e-9, speeds, steps))
+    most = now * (1 + network.growth)
     law = (speeds[[0, -1]], np.array([most, most]))
-    label = f"{float(network['growth']):.0%} longer than at {float(network['nic']) * 8e-9:.3g} Gb/s"
-    if network["at"] is not None:
-        label += f": at {float(network['at']) * 8e-9:.3g} Gb/s"
+    label = f"{network.growth:.0%} longer than at {network.nic * 8e-9:.3g} Gb/s"
+    if network.at is not None:
+        label += f": at {network.at * 8e-9:.3g} Gb/s"
     nics = Axis("NIC [Gb/s]", log=True)
     figure = lines({"step": (speeds, steps)}, x=nics, y="step time [s]", laws={label: law}, title=title, ax=ax)
     # The runs that only look for the break-even lie close together: ticks are where the speed was doubled.
-    nic = float(network["nic"]) * 8e-9
+    nic = network.nic * 8e-9
     doubled = [nic * 2.0**k for k in range(-10, 11)]
     shown = [speed for speed in doubled if speeds[0] * 0.99 <= speed <= speeds[-1] * 1.01]
     (ax or figure.axes[0]).set_xticks(shown, [f"{speed:,.4g}" for speed in shown])
     return figure
 
 
-def efficiency_losses(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str | None = None) -> Figure:
+def efficiency_losses(curves: Mapping[str, Sequence[Point]], title: str | None = None) -> Figure:
     """A panel for each kind of scaling: bars of efficiency over GPUs, and on top what the rest is lost to.
 
     Parameters
     ----------
-    curves : name -> dicts of :class:`clustersim.sensitivity.Point`. Parts that got shorter are left out, and the others
+    curves : of each kind. Parts that got shorter are left out, and the others
         share what is lost in proportion.
 
     Raises :class:`ProgramError` for no points.
     """
-    kept = {name: [one for one in points if not one["error"]] for name, points in curves.items()}
+    kept = {name: [one for one in points if not one.error] for name, points in curves.items()}
     kept = {name: points for name, points in kept.items() if points}
     if not kept:
         raise ProgramError("nothing to draw: no number of nodes has a run")
@@ -120,20 +122,17 @@ def efficiency_losses(curves: Mapping[str, Sequence[Mapping[str, Any]]], title: 
     handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     told = {
-        name: ", ".join(f"{one['efficiency']:.0%} on {one['gpus']:,} GPUs" for one in points)
-        for name, points in kept.items()
+        name: ", ".join(f"{one.efficiency:.0%} on {one.gpus:,} GPUs" for one in points) for name, points in kept.items()
     }
     said = "; ".join(f"{name}: {text}" for name, text in told.items())
     return titled(figure, title, f"Efficiency. {said}.")
 
 
-def _stacked(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
+def _stacked(axes: Axes, points: Sequence[Point]) -> None:
     places = np.arange(len(points))
-    efficiency = np.array([float(one["efficiency"]) for one in points])
+    efficiency = np.array([one.efficiency for one in points])
     axes.bar(places, efficiency, color=COLOURS["efficiency"], width=0.66, label="efficiency")
-    losses = {
-        part: np.array([max(0.0, float(one["losses"].get(part, 0.0))) for one in points]) for part in _parts(points)
-    }
+    losses = {part: np.array([max(0.0, one.losses.get(part, 0.0)) for one in points]) for part in _parts(points)}
     whole = np.maximum(sum(losses.values(), np.zeros(len(points))), 1e-12)
     share = np.clip(1.0 - efficiency, 0.0, None) / whole
     base = efficiency.copy()
@@ -148,11 +147,9 @@ def _stacked(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     axes.set_axisbelow(True)
     axes.set_ylim(0.0, max(1.0, float(efficiency.max())) * 1.02)
     axes.set_yticks([])
-    axes.set_xticks(
-        places, [f"{one['gpus']:,}" + ("" if one["fits"] else "\ndoes not fit") for one in points], fontsize=9
-    )
+    axes.set_xticks(places, [f"{one.gpus:,}" + ("" if one.fits else "\ndoes not fit") for one in points], fontsize=9)
     axes.set_xlabel("GPUs", fontsize=9)
 
 
-def _parts(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [part for part in COLOURS if part != "efficiency" and any(part in one["losses"] for one in points)]
+def _parts(points: Sequence[Point]) -> list[str]:
+    return [part for part in COLOURS if part != "efficiency" and any(part in one.losses for one in points)]

@@ -105,11 +105,11 @@ def _with_failures(said: Answer) -> Grid:
         if one is UNSET or one.days is None:
             continue
         days, usd = one.days, one.usd
-        dates = f"{days['p5']:,.1f} to {days['p95']:,.1f}"
-        costs = f"{usd['p5']:,.0f} to {usd['p95']:,.0f}" if usd else ""
+        dates = f"{days.p5:,.1f} to {days.p95:,.1f}"
+        costs = f"{usd.p5:,.0f} to {usd.p95:,.0f}" if usd else ""
         in_time = "" if one.in_time is None else f"{one.in_time:.0%}"
-        rows.append([row.option, f"{one.ideal_days:,.1f}", f"{days['p50']:,.1f}", dates,
-                     f"{usd['p50']:,.0f}" if usd else "", costs, f"{one.goodput:.1%}", in_time])  # fmt: skip
+        rows.append([row.option, f"{one.ideal_days:,.1f}", f"{days.p50:,.1f}", dates,
+                     f"{usd.p50:,.0f}" if usd else "", costs, f"{one.goodput:.1%}", in_time])  # fmt: skip
     return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from clustersim import plots
-from clustersim.report.pages import Grid, Page, Said, Section, drawn
+from clustersim.report.pages import Grid, Page, Section, drawn
+from clustersim.sensitivity import Point, Study
 from clustersim.units import format_change, format_time
 
 if TYPE_CHECKING:
@@ -15,24 +16,23 @@ if TYPE_CHECKING:
 KINDS = ("strong", "weak")
 
 
-def pictures(said: Said) -> dict[str, Figure]:
+def pictures(said: Study) -> dict[str, Figure]:
     """Every picture of a study by its name, of what it found."""
-    made = {"tornado": plots.tornado(said["tornado"], said["swing"])} if said["tornado"] else {}
-    made |= {"network": plots.network_speed(said["network"])} if said["network"] else {}
-    curves = {kind: said[kind] for kind in KINDS}
-    ran = any(not one["error"] for points in curves.values() for one in points)
-    return made | ({"scaling": plots.efficiency_losses(curves)} if ran else {})
+    made = {"tornado": plots.tornado(said.tornado, said.swing)} if said.tornado else {}
+    made |= {"network": plots.network_speed(said.network)} if said.network else {}
+    ran = any(not one.error for points in said.curves.values() for one in points)
+    return made | ({"scaling": plots.efficiency_losses(said.curves)} if ran else {})
 
 
-def sensitivity_page(said: Said) -> Page:
+def sensitivity_page(said: Study) -> Page:
     """The page of a study, as of :func:`clustersim.sensitivity.study`."""
     svgs = {name: drawn(figure, name) for name, figure in pictures(said).items()}
-    figures = [("step time", format_time(said["step_s"])), ("nodes", f"{said['nodes']:,}")]
+    figures = [("step time", format_time(said.step_s)), ("nodes", f"{said.nodes:,}")]
     sections = [
         Section(
             "tornado",
             "What the step depends on",
-            [f"Each hardware number {said['swing']:.0%} better and worse, the others as they are; each bar is a run."],
+            [f"Each hardware number {said.swing:.0%} better and worse, the others as they are; each bar is a run."],
             svgs.get("tornado", []),
             [],
             _swings(said),
@@ -53,46 +53,46 @@ def sensitivity_page(said: Said) -> Page:
             svgs.get("scaling", []),
             [(kind, _stop(said, kind)) for kind in KINDS],
         ),
-        *(Section(kind, f"{kind.capitalize()} scaling", grid=_points(said[kind])) for kind in KINDS),
+        *(Section(kind, f"{kind.capitalize()} scaling", grid=_points(said.curves[kind])) for kind in KINDS),
     ]
     kept = [part for part in sections if part.svgs or (part.grid and part.grid.rows)]
-    return Page(f"What {said['title']} depends on", str(said["verdict"]), kept, figures)
+    return Page(f"What {said.title} depends on", said.verdict, kept, figures)
 
 
-def _swings(said: Said) -> Grid:
+def _swings(said: Study) -> Grid:
     head = [("number", False), ("better", True), ("step time", True), ("worse", True), ("step time", True)]
     rows = [
-        [one["knob"], format_change(-one["gain"]), format_time(one["better_s"]), format_change(one["loss"]),
-         format_time(one["worse_s"])]
-        for one in said["tornado"]
+        [one.knob, format_change(-one.gain), format_time(one.better_s), format_change(one.loss),
+         format_time(one.worse_s)]
+        for one in said.tornado
     ]  # fmt: skip
     return Grid(head, rows)
 
 
-def _stop(said: Said, kind: str) -> str:
-    stop = said["stops"][kind]
+def _stop(said: Study, kind: str) -> str:
+    stop = said.stops[kind]
     if stop is None:
-        return f"every doubling tried buys at least {said['gain']:.0%}"
-    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {said['gain']:.0%}"
+        return f"every doubling tried buys at least {said.gain:.0%}"
+    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {said.gain:.0%}"
 
 
-def _points(points: list[Said]) -> Grid:
+def _points(points: list[Point]) -> Grid:
     names = ("nodes", "GPUs", "batch", "micro-batch", "passes", "step time", "samples/s", "efficiency")
     rows = []
     for one in points:
-        if one["error"]:
-            rows.append([f"{one['nodes']:,}", *[""] * 7, one["error"]])
+        if one.error:
+            rows.append([f"{one.nodes:,}", *[""] * 7, one.error])
             continue
-        why = one["cause"] + ("" if one["fits"] else " (does not fit in memory)")
-        counts = [f"{one[name]:,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
-        figures = [format_time(one["step_s"]), f"{one['rate']:,.1f}", f"{one['efficiency']:.1%}"]
+        why = one.cause + ("" if one.fits else " (does not fit in memory)")
+        counts = [f"{getattr(one, name):,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
+        figures = [format_time(one.step_s), f"{one.rate:,.1f}", f"{one.efficiency:.1%}"]
         rows.append([*counts, *figures, why.strip()])
     return Grid([*((name, True) for name in names), ("mostly lost to", False)], rows)
 
 
-TABLES: dict[str, Callable[[Said], Grid]] = {
+TABLES: dict[str, Callable[[Study], Grid]] = {
     "each number {swing:.0%} better and worse": _swings,
-    "strong scaling": lambda said: _points(said["strong"]),
-    "weak scaling": lambda said: _points(said["weak"]),
+    "strong scaling": lambda said: _points(said.strong),
+    "weak scaling": lambda said: _points(said.weak),
 }
 """Tables for a terminal, by their titles."""

@@ -6,20 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clustersim import sweeps
+from clustersim import campaign, sweeps
 from clustersim.errors import ClusterSimError
-from clustersim.planner.rows import Answer
+from clustersim.planner import rows
 from clustersim.report.campaign import campaign_page
 from clustersim.report.pages import Page
 from clustersim.report.plan import plan_page
 from clustersim.report.sensitivity import sensitivity_page
 from clustersim.report.sweep import sweep_page
-from clustersim.texts import Table, decoded, text_of
+from clustersim.sensitivity import Study
+from clustersim.texts import decoded, text_of
 
 PAGES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
-    "plan.json": (Answer, plan_page),
-    "sensitivity.json": (Table, sensitivity_page),
-    "campaign.json": (Table, campaign_page),
+    "plan.json": (rows.Answer, plan_page),
+    "sensitivity.json": (Study, sensitivity_page),
+    "campaign.json": (campaign.Answer, campaign_page),
 }
 """Of an answer, by the file it is kept in, what that holds; a sweep is its rows."""
 
@@ -35,7 +36,7 @@ def page_of(folder: Path) -> Page:
             said = decoded(text, kind, f"{folder / name}: cannot be read", ClusterSimError)
             try:
                 return page(said)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ClusterSimError(f"{folder / name}: is damaged, or of another version: {error!r}") from None
     return sweep_page(folder)
 

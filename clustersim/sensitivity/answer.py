@@ -1,4 +1,4 @@
-"""The whole study of a scenario in plain values, its answer first."""
+"""The whole study of a scenario, its answer first."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.rerun import step_time
 from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Kind, Point, curve, last_worthwhile
 from clustersim.sensitivity.tornado import Swing, tornado
-from clustersim.texts import Plain
 from clustersim.units import format_time
 
 Told = Callable[[str], None]
@@ -36,17 +37,37 @@ class Asked:
     gain: float = 0.5
 
 
+class Study(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step depends on, in a sentence; ``step_s`` [s] and ``nodes`` as the scenario has them, swing and gain as
+    asked. ``network`` : None without one. ``stops`` : by kind of scaling the number of nodes whose doubling does not
+    pay, and what it buys."""
+
+    title: str
+    verdict: str
+    step_s: float
+    nodes: int
+    swing: float
+    gain: float
+    tornado: list[Swing]
+    network: BreakEven | None
+    strong: list[Point]
+    weak: list[Point]
+    stops: dict[str, tuple[int, float] | None]
+
+    @property
+    def curves(self) -> dict[str, list[Point]]:
+        """By kind of scaling."""
+        return {"strong": self.strong, "weak": self.weak}
+
+
 def study(
     scenario: Scenario, asked: Asked = Asked(), *, title: str | None = None, tell: Told = lambda _: None
-) -> Plain:
+) -> Study:
     """Tornado, break-even network and scaling of a scenario.
 
     Parameters
     ----------
     title : None is the scenario's own. tell : called with what is being run.
-
-    Returns a dict: ``verdict``; ``title``, ``step_s``, ``nodes``, ``swing``, ``gain``; ``tornado``, ``network`` (None
-    without one), ``strong`` and ``weak`` as dicts of their dataclasses; ``stops``, by kind (nodes, gain) or None.
     """
     prepared = scenario.prepare()
     tell("the scenario as it is")
@@ -62,18 +83,19 @@ def study(
         _network(network),
         _scaling(curves["strong"], stops["strong"], asked.gain),
     )
-    return {
-        "title": scenario.title if title is None else title,
-        "verdict": "; ".join(filter(None, said)) + ".",
-        "step_s": now,
-        "nodes": prepared.mesh.n_nodes,
-        "swing": asked.swing,
-        "gain": asked.gain,
-        "tornado": [asdict(one) for one in swings],
-        "network": None if network is None else asdict(network),
-        **{kind: [asdict(one) for one in points] for kind, points in curves.items()},
-        "stops": stops,
-    }
+    return Study(
+        title=scenario.title if title is None else title,
+        verdict="; ".join(filter(None, said)) + ".",
+        step_s=now,
+        nodes=prepared.mesh.n_nodes,
+        swing=asked.swing,
+        gain=asked.gain,
+        tornado=swings,
+        network=network,
+        strong=curves["strong"],
+        weak=curves["weak"],
+        stops={kind: stops[kind] for kind in kinds},
+    )
 
 
 def _doublings(nodes: int) -> list[int]:
