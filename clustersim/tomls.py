@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+
+from clustersim.texts import Table
 
 
-def toml_text(table: Mapping[str, Any]) -> str:
+def toml_text(table: Table) -> str:
     """A table of plain values, nested tables under heads of their own after what is plain; None is left out."""
     return "\n".join(_lines(table, "")).lstrip("\n") + "\n"
 
@@ -37,13 +38,13 @@ def plainly(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else toml_value(value)
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nested(values: Table) -> Table:
     """Values by dotted names as tables in tables.
 
     >>> nested({"model.name": "resnet50", "seed": 1})
     {'model': {'name': 'resnet50'}, 'seed': 1}
     """
-    made: dict[str, Any] = {}
+    made: Table = {}
     for name, value in values.items():
         *way, last = name.split(".")
         here = made
@@ -53,14 +54,30 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _lines(table: Mapping[str, Any], head: str) -> Iterator[str]:
+def flat(table: Table, leaf: Collection[str] = (), head: str = "") -> Table:
+    """The inverse: tables inside tables as dotted names. An empty table, and one that holds a key of ``leaf``, is a
+    value.
+
+    >>> flat({"cluster": {"nodes": 4}, "run.steps": 3})
+    {'cluster.nodes': 4, 'run.steps': 3}
+    """
+    found: Table = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and value and not set(leaf) & set(value):
+            found |= flat(value, leaf, f"{head}{key}.")
+        else:
+            found[head + key] = value
+    return found
+
+
+def _lines(table: Table, head: str) -> Iterator[str]:
     plain = {name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None}
     if head and (plain or not table):
         yield f"\n[{head}]"
     yield from (f"{_key(name)} = {toml_value(value)}" for name, value in plain.items())
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _lines(value, f"{head}.{_key(name)}".lstrip("."))
+            yield from _lines(dict(value), f"{head}.{_key(name)}".lstrip("."))
 
 
 def _key(name: str) -> str:

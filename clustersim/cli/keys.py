@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from msgspec import inspect
 
+from clustersim.texts import Table
 from clustersim.units import Seconds, format_time
 
 
@@ -33,7 +34,7 @@ def keys(kind: str) -> list[Key]:
     return [key for key in found if not ("[kind=" in key.path and key.path.partition("].")[2] in common)]
 
 
-def schema(kind: str) -> dict[str, Any]:
+def schema(kind: str) -> Table:
     """The JSON Schema (2020-12) of a file kind, for editors that check TOML by one."""
     roots = dict(_roots(kind))
     made = msgspec.json.schema(roots.pop(""), schema_hook=_unit_schema)
@@ -50,7 +51,7 @@ def schema(kind: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-def _describe(definition: dict[str, Any], struct: type) -> None:
+def _describe(definition: Table, struct: type) -> None:
     """What the docstring says, where an editor shows it."""
     definition["description"] = first_sentence(struct)
     for name, meaning in said(struct, list(definition["properties"])).items():
@@ -69,7 +70,7 @@ def _classes(kind: str) -> set[type]:
     return found
 
 
-def _unit_schema(kind: type) -> dict[str, Any]:
+def _unit_schema(kind: type) -> Table:
     if hasattr(kind, "example"):
         return {"type": ["string", "object"] if hasattr(kind, "law") else "string", "description": kind.example}
     raise NotImplementedError(kind)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from clustersim.errors import ScenarioError, nearest_divisor
+from clustersim.exchange.options import Fields
 
 OF = {
     "strategy.micro_batch_size": "batch.micro", "strategy.gradient_accumulation_steps": "batch.count",
@@ -14,7 +14,7 @@ OF = {
 """Which of them a scenario's field came from."""
 
 
-def said(fields: Any, world: int, split: bool) -> dict[str, Any]:
+def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
     """The fields of a scenario that say the batch.
 
     Parameters
@@ -48,7 +48,7 @@ def said(fields: Any, world: int, split: bool) -> dict[str, Any]:
             near = max(1, count or passes) * micro * replicas
             raise _wrong(fields, "batch.global", f"is not made of {have}; use {near}")
         count = passes
-    found: dict[str, Any] = {"strategy.micro_batch_size": micro}
+    found = {"strategy.micro_batch_size": micro}
     if split and whole is not None:
         found["parallel.global_batch_size"] = whole
     elif split:
@@ -58,7 +58,7 @@ def said(fields: Any, world: int, split: bool) -> dict[str, Any]:
     return found
 
 
-def _wrong(fields: Any, name: str, why: str) -> ScenarioError:
+def _wrong(fields: Fields, name: str, why: str) -> ScenarioError:
     by = fields.by.get(name)
     return ScenarioError(f"{by.where}: {by.name} {by.value} {why}" if by else f"{name} = {fields.get(name)} {why}")
 

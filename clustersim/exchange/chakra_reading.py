@@ -39,7 +39,7 @@ from clustersim.program import (
     Send,
     Serve,
 )  # fmt: skip
-from clustersim.texts import decoded
+from clustersim.texts import Table, decoded
 from clustersim.traces import files
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def _node(node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: 
     return _Node(node.name, own, tuple(sorted(at[i] for i in deps if i in at)), groups.get(name, ()), int(peer))
 
 
-def _foreign(node: Any, said: Mapping[str, Any], groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> Own:
+def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> Own:
     """An op of somebody else's node, by Chakra's own attributes."""
     kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
     try:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from clustersim.errors import TraceError
+from clustersim.texts import Table
 
 VERSION = "0.0.4"
 
@@ -87,7 +88,7 @@ def attribute(name: str, kind: str, value: object) -> Any:
     return messages()["AttributeProto"](**{"name": name, f"{kind}_val": value})
 
 
-def attributes(message: Any) -> dict[str, Any]:
+def attributes(message: Any) -> Table:
     """The attributes of a message, lists as lists."""
     found = {}
     for one in message.attr:

@@ -12,7 +12,7 @@ from typing import Any
 from clustersim.errors import ScenarioError
 from clustersim.exchange import shell
 from clustersim.exchange.table import NAMES, load
-from clustersim.texts import json_table, short, shown, text_of, toml, yaml_table
+from clustersim.texts import Table, json_table, short, shown, text_of, toml, yaml_table
 
 LAUNCHER = {
     "nnodes": "cluster.nodes", "num_nodes": "cluster.nodes", "num_machines": "cluster.nodes", "nodes": "cluster.nodes",
@@ -82,18 +82,18 @@ def _kind(text: str) -> str:
     return "toml" if re.search(r"^\s*\[[\w.]+\]\s*(#.*)?$", text, re.MULTILINE) else "yaml"
 
 
-def _flat(table: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Table, at: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of every leaf; what is null says nothing."""
     for key, value in table.items():
         # Megatron-LM's tests write arguments as keys.
         path = at + (key[2:].replace("-", "_") if str(key).startswith("--") else str(key))
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}.")
+            yield from _flat(dict(value), f"{path}.")
         elif value is not None and value != "???":
             yield path, value
 
 
-def _resolved(value: Any, table: Mapping[str, Any]) -> Any:
+def _resolved(value: Any, table: Table) -> Any:
     """A value with an interpolation ``${model.x}`` of OmegaConf looked up, once."""
     found = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
     if found is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from clustersim.errors import ScenarioError, needs
+from clustersim.texts import Table
 from clustersim.tomls import nested, toml_text
 
 
-def text_of_form(form: str, options: Mapping[str, Any], about: str, command: str = "") -> str:
+def text_of_form(form: str, options: Table, about: str, command: str = "") -> str:
     """Options, by dotted name, as a text of this form; ``about`` : what a comment says of it, where there are comments.
 
     ``command`` : of a shell script, what stands before the options.
@@ -42,7 +42,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _yaml(table: Mapping[str, Any]) -> str:
+def _yaml(table: Table) -> str:
     try:
         import yaml
     except ImportError:

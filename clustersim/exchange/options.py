@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from clustersim import texts
 from clustersim.errors import ScenarioError
 from clustersim.exchange.files import Document, Key, Said
 from clustersim.exchange.table import Row, Table, holds, load
@@ -17,7 +18,7 @@ FIRST = ("strategy.kind", "strategy.version")
 """Fields that other rows' conditions ask for."""
 
 
-class Fields(dict[str, Any]):
+class Fields(texts.Table):
     """Fields by dotted name, with who said each."""
 
     def __init__(self) -> None:
@@ -115,8 +116,11 @@ def _names(key: Key, table: Table, known: set[tuple[str, str]]) -> tuple[str, st
     return next((("args", end) for end in ends if ("args", end) in known), (at, name))
 
 
-def others(table: Table, said: Mapping[Key, Said], used: set[Key]) -> dict[str, Any]:
-    """Options that no row is about, sorted by what they would change. Raises for one that is nearly a known one."""
+def others(
+    table: Table, said: Mapping[Key, Said], used: set[Key]
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+    """Options that no row is about: unplayed, with what is instead; ignored; unknown. Raises for one that is nearly a
+    known one."""
     unplayed: dict[str, str] = {}
     ignored, unknown = [], []
     options = [row.option for row in table.every()]
@@ -135,4 +139,4 @@ def others(table: Table, said: Mapping[Key, Said], used: set[Key]) -> dict[str, 
             raise ScenarioError(f"{one.where}: no option {one.name}; did you mean {likely}?")
         else:
             unknown.append(one.name)
-    return {"unplayed": unplayed, "ignored": tuple(ignored), "unknown": tuple(unknown)}
+    return unplayed, tuple(ignored), tuple(unknown)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clustersim.errors import ScenarioError
 from clustersim.exchange import batches, shapes
@@ -45,7 +44,7 @@ class Imported:
 
 def read(
     files: Sequence[str | Path],
-    cluster: Mapping[str, Any],
+    cluster: Tables,
     *,
     framework: str | None = None,
     model: str | None = None,
@@ -66,12 +65,12 @@ def read(
 
 def interpreted(
     read: Sequence[Document],
-    cluster: Mapping[str, Any],
+    cluster: Tables,
     *,
     framework: str | None = None,
     model: str | None = None,
     path: str | Path = "scenario.toml",
-    run: Mapping[str, Any] | None = None,
+    run: Tables | None = None,
 ) -> Imported:
     """As :func:`read`, of files that have been read; ``run`` : fields of ``[run]`` that no launch file has."""
     table = load(framework_of(read, framework))
@@ -92,7 +91,7 @@ def interpreted(
     made = checked(tables, Path(path), fields)
     said_tables, made = shorter(tables, made, Path(path))
     mapped = tuple(dict.fromkeys(said[key].name for key in said if key in used))
-    return Imported(made, said_tables, table, tuple(notes), mapped, **left)
+    return Imported(made, said_tables, table, tuple(notes), mapped, *left)
 
 
 def _complete(read: Sequence[Document], table: Table, said: Mapping[Key, Said], used: set[Key]) -> None:
@@ -121,7 +120,7 @@ def _model(fields: Fields, model: str | None, file: str) -> list[str]:
     return [found.note]
 
 
-def _tables(table: Table, fields: Fields, place: dict[str, Any], world: int) -> Tables:
+def _tables(table: Table, fields: Fields, place: Tables, world: int) -> Tables:
     """The scenario's tables; ``[parallel]`` where it has an effect."""
     kept = {name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))}
     degrees = ("tp", "pp", "cp", "ep")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from clustersim.scenario.splitting import with_micro_batches
 from clustersim.texts import shown
 
 
-def machine(
-    fields: Fields, cluster: Mapping[str, Any], notes: list[str], file: str, folder: Path
-) -> tuple[dict[str, Any], int]:
+def machine(fields: Fields, cluster: Tables, notes: list[str], file: str, folder: Path) -> tuple[Tables, int]:
     """``[cluster]``, and how many ranks it has; where the file says other than asked, ``notes`` get a sentence.
 
     Raises :class:`ScenarioError` where nobody says what machine it is, or how many.
@@ -32,7 +29,7 @@ def machine(
             "(clustersim list topologies)"
         )
     told = {name: _count(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
-    whole: dict[str, Any] = {name: value for name, value in told.items() if value}
+    whole: Tables = {name: value for name, value in told.items() if value}
     whole |= {name: value for name, value in cluster.items() if value is not None}
     for name, value in told.items():
         if value and whole[name] != value:

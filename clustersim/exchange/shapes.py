@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TypeAlias
 
 from clustersim import models
 from clustersim.errors import ScenarioError
 from clustersim.models.base import Shape
 from clustersim.paths import shipped
+from clustersim.texts import Table
 
+Leaves: TypeAlias = dict[str, int | float | str | bool | None]
+"""Sizes and kinds of a model, by the names that the tables of options have for them."""
 SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "n_positions")
 """Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
 KINDS = ("gated", "norm", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
@@ -24,13 +26,13 @@ class Found:
     """A shipped model, what to change of it, and a sentence that says so."""
 
     name: str
-    options: dict[str, Any]
+    options: Leaves
     note: str
 
 
-def leaves(shape: Shape) -> dict[str, Any]:
+def leaves(shape: Shape) -> Leaves:
     """A shape as the tables of options name it."""
-    found: dict[str, Any] = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
+    found: Leaves = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
     found |= {name: getattr(shape, name) for name in KINDS if name != "mla"}
     if shape.positions != "learned":
         del found["n_positions"]  # angles are computed for any length
@@ -45,13 +47,13 @@ def leaves(shape: Shape) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> dict[str, dict[str, Any]]:
+def _shipped() -> dict[str, Leaves]:
     names = (name for name in shipped("data/models", ".json"))
     found = ((name, models.shape(name, {})) for name in names)
     return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal}
 
 
-def model_for(file: str, said: Mapping[str, Any]) -> Found:
+def model_for(file: str, said: Table) -> Found:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
@@ -81,11 +83,11 @@ def model_for(file: str, said: Mapping[str, Any]) -> Found:
     return Found(best[1], options, words)
 
 
-def _of(found: Mapping[str, Any]) -> list[str]:
+def _of(found: Leaves) -> list[str]:
     return [leaf for leaf in found if leaf.startswith(("experts.", "latent."))]
 
 
-def _completed(said: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(said: Table) -> Leaves:
     """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
     found = {leaf: value for leaf, value in said.items() if value is not None}
     width, heads = found["d_model"], found["heads"]
@@ -107,6 +109,6 @@ def _completed(said: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _words(wanted: Mapping[str, Any]) -> str:
+def _words(wanted: Leaves) -> str:
     kind = [f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted]
     return ", ".join(kind) or "dense"

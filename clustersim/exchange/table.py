@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
+from clustersim import texts
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import data_path
 from clustersim.texts import shown, toml
 
-Fields = Mapping[str, Any]
 Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any"]
 
 _WORDS = {
@@ -107,7 +106,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: tuple[Row, ...]
     writes: bool = True
     parallel: Literal["always", "split"] = "split"
-    fixed: dict[str, Any] = {}
+    fixed: texts.Table = {}
     program: str = ""
     also: dict[str, tuple[str, ...]] = {}
     marks: tuple[str, ...] = ()
@@ -155,7 +154,7 @@ def load(name: str) -> Table:
     return msgspec.convert(toml(path.read_text("utf-8"), str(path), ScenarioError), Table)
 
 
-def holds(when: str, fields: Fields) -> bool:
+def holds(when: str, fields: texts.Table) -> bool:
     """Whether a row's condition does: empty; a degree (``tp``) above 1; ``experts``; ``latent`` or
     ``grouped`` attention; ``fsdp``, a strategy, with
     ``fsdp1`` and ``fsdp2`` its versions; with ``!`` before it, the contrary."""

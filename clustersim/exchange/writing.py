@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from clustersim import texts
 from clustersim.dims import ORDERS
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.exchange import batches, shapes
@@ -21,6 +22,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.parts import located, model_of, placed, transformer_of
 from clustersim.scenario.splitting import PLAYED, splits, with_micro_batches
 from clustersim.schedules import schedule
+from clustersim.tomls import flat
 
 OURS = ("cluster.", "campaign", "run.steps", "run.seed", "run.jitter", "run.variation", "run.fidelity", "run.backend",
         "run.nccl_version", "run.launch", "model.name", "model.hf_config", "model.options")  # fmt: skip
@@ -37,8 +39,6 @@ EFFECT = {
                 "drop_tokens", "shared_expert_overlap", "ep_overlap", "delay_wgrad_compute"),
 }  # fmt: skip
 """Beginnings of ``[parallel]``'s fields that say nothing unless a degree is above 1, or there are experts."""
-
-Leaves = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def written(made: Scenario, to: str, stem: str = "launch") -> Exported:
     _launches(made, table)
     leaves, mesh = _leaves(made)
     args, config = _options(table, leaves | {"model.name": made.file.model.name})
-    texts = _texts(table, args, config, mesh, stem)
-    return Exported(texts, tuple(_wordless(made, leaves, table, texts)), table)
+    found = _texts(table, args, config, mesh, stem)
+    return Exported(found, tuple(_wordless(made, leaves, table, found)), table)
 
 
 def _launches(made: Scenario, table: Table) -> None:
@@ -86,16 +86,16 @@ def _launches(made: Scenario, table: Table) -> None:
                             "has PyTorch's (at $.parallel)")  # fmt: skip
 
 
-def canonical(made: Scenario) -> Leaves:
+def canonical(made: Scenario) -> texts.Table:
     """What a scenario means, leaf by leaf, however it was written: the model by its sizes, the batch by its passes, the
     schedule by its own name; without the machine and what only a simulation has."""
     return _leaves(made)[0]
 
 
-def _leaves(made: Scenario) -> tuple[Leaves, Mesh]:
+def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
     _, mesh = placed(made)
     config = with_micro_batches(made, mesh).config
-    found = {name: value for name, value in _flat(made.inputs()) if not name.startswith(OURS)}
+    found = {name: value for name, value in flat(made.inputs()).items() if not name.startswith(OURS)}
     shape, model, parallel = transformer_of(made), model_of(made), made.file.parallel
     found["model.seq_len"] = model.seq_len or None
     sizes = {"name": str(made.file.model.name or made.file.model.hf_config)} if shape is None else shapes.leaves(shape)
@@ -116,17 +116,9 @@ def _leaves(made: Scenario) -> tuple[Leaves, Mesh]:
     return {name: value for name, value in found.items() if not (idle and name.startswith(idle))}, mesh
 
 
-def _flat(table: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{at}{name}.")
-        else:
-            yield f"{at}{name}", value
-
-
-def _options(table: Table, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
+def _options(table: Table, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
     """What is said in arguments of the script and in the file, without the framework's defaults."""
-    found: dict[str, dict[str, Any]] = {"args": {}, "config": {}}
+    found: dict[str, texts.Table] = {"args": {}, "config": {}}
     for row in table.every():
         if not row.write or not holds(row.when, leaves):
             continue
@@ -140,7 +132,7 @@ def _options(table: Table, leaves: Leaves) -> tuple[dict[str, Any], dict[str, An
     return found["args"], found["config"]
 
 
-def _of_row(row: Row, leaves: Leaves) -> Iterator[tuple[str, Any]]:
+def _of_row(row: Row, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
     if not row.option.endswith(".*"):
         yield row.option, row.written(leaves.get(row.field))
         return
@@ -150,15 +142,15 @@ def _of_row(row: Row, leaves: Leaves) -> Iterator[tuple[str, Any]]:
             yield row.option[:-1] + field[len(row.field) - 1 :], value
 
 
-def _usual(leaves: Leaves) -> Leaves:
+def _usual(leaves: texts.Table) -> texts.Table:
     """Defaults of the strategy's own Struct."""
     from clustersim.strategies import STRATEGIES
 
     config = STRATEGIES[str(leaves["strategy.kind"])].config()
-    return dict(_flat({"strategy": msgspec.to_builtins(config)}))
+    return flat({"strategy": msgspec.to_builtins(config)})
 
 
-def _texts(table: Table, args: dict[str, Any], config: dict[str, Any], mesh: Mesh, stem: str) -> dict[str, str]:
+def _texts(table: Table, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
     name = f"{stem}.{'sh' if table.document == 'shell' else table.document}"
     nodes, each = mesh.n_nodes, mesh.nproc_per_node
     if table.name == "accelerate":
@@ -171,7 +163,7 @@ def _texts(table: Table, args: dict[str, Any], config: dict[str, Any], mesh: Mes
     return texts
 
 
-def _wordless(made: Scenario, leaves: Leaves, table: Table, texts: Mapping[str, str]) -> Iterator[str]:
+def _wordless(made: Scenario, leaves: texts.Table, table: Table, texts: Mapping[str, str]) -> Iterator[str]:
     """Every setting that reading the texts back does not give."""
     back, model = _back(made, table, texts)
     again = canonical(back)

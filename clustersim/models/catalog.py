@@ -19,7 +19,7 @@ from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.models.vision import VITS, vit_shape
 from clustersim.paths import data_path, shipped
-from clustersim.texts import is_folder
+from clustersim.texts import Table, is_folder
 
 _SEEN = ("image_size", "class_tokens", "classes")
 """What may be said of a vision transformer."""
@@ -74,7 +74,7 @@ def file(name_or_path: str | Path) -> Path | None:
     return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS} else _config(name)
 
 
-def shape(name_or_path: str | Path, options: dict[str, Any]) -> Shape | None:
+def shape(name_or_path: str | Path, options: Table) -> Shape | None:
     """What a transformer was built from; None for a network that is no stack of equal blocks. Raises as :func:`model`.
 
     ``options`` : as of :func:`model`.
@@ -88,7 +88,7 @@ def shape(name_or_path: str | Path, options: dict[str, Any]) -> Shape | None:
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
 
 
-def _vit(name: str, options: dict[str, Any]) -> Model:
+def _vit(name: str, options: Table) -> Model:
     _only(name, options, {*_SEEN, "attention", "implementation"})
     attention, implementation = execution(options.get("attention"), options.get("implementation"))
     seen = vit_shape(name, **{key: options[key] for key in _SEEN if key in options})
@@ -125,7 +125,7 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.rsplit("/", 1)[-1].lower() if c.isalnum() or c == ".")
 
 
-def _only(name: str, overrides: dict[str, Any], known: set[str]) -> dict[str, Any]:
+def _only(name: str, overrides: Table, known: set[str]) -> Table:
     for option in overrides:
         if option not in known:
             raise ModelError(

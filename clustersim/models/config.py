@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from clustersim.errors import ModelError, nearest
+from clustersim.texts import Table
 
 _TEXT_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu_new", "gelu_python": "gelu", "silu": "swiglu"}
 
@@ -16,7 +14,7 @@ class Config(msgspec.Struct, frozen=True):
     """A config.json's keys and where they came from, for messages that name both."""
 
     where: str
-    data: Mapping[str, Any]
+    data: Table
 
     def need(self, key: str, what: str) -> int:
         """The whole number under ``key``; ModelError naming file, key and what it is for when it is not there."""

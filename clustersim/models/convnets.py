@@ -51,7 +51,7 @@ class Residual:
     early_stride: bool = False
 
 
-class Plain(msgspec.Struct, frozen=True):
+class Stack(msgspec.Struct, frozen=True):
     """A plain stack: output channels of 3x3 convolutions, 0 for a max-pool (VGG)."""
 
     channels: tuple[int, ...]
@@ -64,9 +64,9 @@ class Custom(msgspec.Struct, frozen=True):
     image_size: int = 224
 
 
-def _vgg(*depths: int) -> Plain:
+def _vgg(*depths: int) -> Stack:
     stages = zip(depths, (64, 128, 256, 512, 512), strict=True)
-    return Plain(tuple(c for depth, channels in stages for c in (*[channels] * depth, 0)))
+    return Stack(tuple(c for depth, channels in stages for c in (*[channels] * depth, 0)))
 
 
 def _residual(x: Feature, net: Residual, fused: bool) -> list[Layer]:
@@ -114,7 +114,7 @@ def _block(
     return [*layers, residual_sum(y, f"{prefix}.add", fused)], y
 
 
-def _plain(x: Feature, net: Plain) -> list[Layer]:
+def _plain(x: Feature, net: Stack) -> list[Layer]:
     layers, index = [], 0
     for channels in net.channels:
         if channels:
@@ -200,7 +200,7 @@ def _inception_without_aux(x: Feature, fused: bool) -> list[Layer]:
 
 
 _RESNET50, _RESNET101, _RESNET152 = (Residual(d) for d in ((3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)))
-CONVNETS: dict[str, Residual | Plain | Custom] = {
+CONVNETS: dict[str, Residual | Stack | Custom] = {
     "resnet18": Residual((2, 2, 2, 2), bottleneck=False),
     "resnet34": Residual((3, 4, 6, 3), bottleneck=False),
     "resnet50": _RESNET50,
@@ -261,7 +261,7 @@ def _built(name: str, side: int, fused: bool) -> Model:
     net, image = CONVNETS[name], Feature(3, side, side, image=True)
     if isinstance(net, Residual):
         layers = _residual(image, net, fused)
-    elif isinstance(net, Plain):
+    elif isinstance(net, Stack):
         layers = _plain(image, net)
     else:
         layers = net.build(image, fused)

@@ -6,7 +6,7 @@ A new ``model_type`` is one reader function and one row of :data:`READERS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from clustersim.models.hf_experts import (
 from clustersim.models.not_described import described, same_family
 from clustersim.models.transformer import build, execution
 from clustersim.models.vision import seeing
-from clustersim.texts import is_folder, json_table, text_of
+from clustersim.texts import Table, is_folder, json_table, text_of
 
 # Llama 3.1 allows 131,072 positions, but nobody means that when they do not say a sequence length.
 DEFAULT_SEQ_LEN = 8192
@@ -227,7 +227,7 @@ READERS: dict[str, Callable[[Config], Shape]] = {
 
 
 def from_hf(
-    config: Mapping[str, Any] | str | Path,
+    config: Table | str | Path,
     *,
     seq_len: int | None = None,
     attention: str | None = None,
@@ -263,10 +263,10 @@ def from_hf(
 
 
 def shape_from_hf(
-    config: Mapping[str, Any] | str | Path, *, seq_len: int | None = None, name: str = ""
+    config: Table | str | Path, *, seq_len: int | None = None, name: str = ""
 ) -> tuple[Shape, tuple[str, ...]]:
     """The shape a config describes, and notes of what was assumed; raises as :func:`from_hf`."""
-    where, data = (name or "config", config) if isinstance(config, Mapping) else _read(Path(config))
+    where, data = (name or "config", config) if isinstance(config, dict) else _read(Path(config))
     kind = data.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {nearest('', READERS)}")
@@ -294,6 +294,6 @@ def shape_from_hf(
     return dataclasses.replace(shape, name=label), notes
 
 
-def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
+def _read(path: Path) -> tuple[str, Table]:
     file = path / "config.json" if is_folder(path) else path
     return str(file), json_table(text_of(file, ModelError), str(file), ModelError)

@@ -18,6 +18,7 @@ from clustersim.planner.spec import Machine, PlanFile
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
 from clustersim.scenario.splitting import PLAYED
+from clustersim.tomls import flat
 
 RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
 """What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
@@ -231,17 +232,10 @@ def _words(strategy: Table, among: Sequence[Table]) -> str:
     >>> _words(tables[1], tables)
     'zero, stage 3'
     """
-    flat = [_flat(other) for other in among if other.get("kind") == strategy.get("kind")]
-    told = {key for one in flat for key in one if any(other.get(key) != one[key] for other in flat)}
-    said = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in _flat(strategy).items() if key in told]
+    every = [flat(other) for other in among if other.get("kind") == strategy.get("kind")]
+    told = {key for one in every for key in one if any(other.get(key) != one[key] for other in every)}
+    said = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in flat(strategy).items() if key in told]
     return ", ".join([str(strategy.get("kind", "?")), *said])
-
-
-def _flat(table: Table, prefix: str = "") -> Table:
-    flat: Table = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _value(value: Any) -> str:

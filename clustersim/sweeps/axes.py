@@ -19,6 +19,7 @@ from clustersim.errors import ScenarioError
 from clustersim.limits import MOST_VALUES, counted
 from clustersim.scenario.reading import Changes
 from clustersim.texts import Table
+from clustersim.tomls import flat
 
 Number: TypeAlias = int | float
 Scalar: TypeAlias = str | int | float | bool
@@ -239,21 +240,6 @@ def _way(spec: Any, where: str) -> Between | Sequence[Any]:
         raise ScenarioError(
             f"{where}: {spec!r}: {error}; write a list, or {{low = 1, high = 100, log = true}}"
         ) from None
-
-
-def flat(table: Table, leaf: tuple[str, ...] = (), head: str = "") -> Table:
-    """Tables inside tables as dotted keys; one that holds a key of ``leaf`` is a value.
-
-    >>> flat({"cluster": {"nodes": 4}, "run.steps": 3})
-    {'cluster.nodes': 4, 'run.steps': 3}
-    """
-    found: Table = {}
-    for key, value in table.items():
-        if isinstance(value, dict) and value and not set(leaf) & set(value):
-            found |= flat(value, leaf, f"{head}{key}.")
-        else:
-            found[head + key] = value
-    return found
 
 
 def as_scalar(value: Any) -> Scalar:

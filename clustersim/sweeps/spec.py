@@ -42,8 +42,9 @@ from clustersim.errors import ScenarioError, nearest
 from clustersim.limits import MOST_CASES, counted
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes, Table, convert, override, read_toml, shipped_or_file
-from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis, flat
+from clustersim.sweeps.axes import Axis, AxisTable, Scalar, axis
 from clustersim.sweeps.fields import check_fields
+from clustersim.tomls import flat
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
