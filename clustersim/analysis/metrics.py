@@ -58,8 +58,8 @@ def summary(
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
       link: :func:`clustersim.analysis.volume.volume`.
-    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used, protocol
-      overhead included, and utilisation is their share of the line rate.
+    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used,
+      protocol overhead included, and utilisation is their share of the line rate.
     * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
       exposed_transfer_s, waiting_for_peer_s``.
     """

@@ -130,9 +130,9 @@ def say_study(
         show(pages)
 
 
-def label_of(row: Mapping[str, Any], *, split: bool = False) -> str:
+def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
     """A row of strategies side by side; ways to split a model all have one strategy, which is left out."""
-    return str(row["variant"]) if split else f"{row['strategy']} {row['variant']}".strip()
+    return variant if split else f"{strategy} {variant}".strip()
 
 
 PICTURES = (".png", ".svg", ".pdf")

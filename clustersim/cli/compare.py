@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.cli.common import json_option, number_table, print_json, set_option, stdout, working
+from clustersim.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
 
 if TYPE_CHECKING:
-    from clustersim.scenario.comparison import Row
+    from clustersim.scenario.comparison import Compared
 
 
 @click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
@@ -34,18 +34,18 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
         _print(scenario, rows, split=len({row.strategy for row in rows}) == 1)
 
 
-def _print(scenario: str, rows: list[Row], *, split: bool) -> None:
+def _print(scenario: str, rows: list[Compared], *, split: bool) -> None:
     """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
     first, other = ("split", "bubble") if split else ("strategy", "samples/s")
     heads = (first, "step time", other, "exposed transfer", "waiting", "peak memory", "sent per GPU and step", "fits")
     console = stdout()
     title = f"{'ways to split' if split else 'strategies on'} {scenario}"
-    named = [(row.variant if split else f"{row.strategy} {row.variant}".strip(), row) for row in rows]
+    named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
     console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
 
 
-def _cells(row: Row, *, split: bool) -> list[str]:
+def _cells(row: Compared, *, split: bool) -> list[str]:
     from clustersim.units import format_bytes, format_time
 
     if row.fits is None:

@@ -115,11 +115,13 @@ def _print_all(scenario: str, rows: list[dict[str, Any]]) -> None:
         name: part for name, part in PARTS.items() if any(row["reason"] == "" and row["largest"][part] for row in rows)
     }
     heads = ("split" if split else "strategy", "states", "saving", *parts, "peak", "fits", "most\nsamples")
-    cells = ([label_of(row, split=split), *_cells(row, list(parts.values()))] for row in rows)
+    labels = [label_of(row["strategy"], row["variant"], split=split) for row in rows]
+    cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))
     console = stdout()
     console.print(number_table(f"memory of {of} [GiB]: {scenario}", heads, cells))
     console.print(
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; most samples: the largest micro-batch that fits"
     )
-    console.say(*(f"- {label_of(row, split=split)}: {row['reason']}" for row in rows if row["reason"]))
+    told = zip(labels, rows, strict=True)
+    console.say(*(f"- {label}: {row['reason']}" for label, row in told if row["reason"]))

@@ -18,6 +18,7 @@ from clustersim.scenario import load, split_claims
 from clustersim.scenario.claim import Claim, run, sent, told
 from clustersim.scenario.result import Result
 from clustersim.strategies import STRATEGIES
+from clustersim.texts import Table
 
 __all__ = ["Claim", "claims", "told"]
 
@@ -68,7 +69,7 @@ def _growth() -> Iterator[Claim]:
     """Seconds of communication at 32 workers over those at 8: VGG-16, one GPU on each machine, one switch."""
     machine = {"cluster__topology": "hgx-a100", "cluster__gpus_per_node": 1, "run__backend": "ideal"}
     small = {"model__name": "vgg16", "strategy__micro_batch_size": 1, "run__jitter": 0.0}
-    rows: tuple[tuple[str, str, dict[str, Any], int, str, float, str], ...] = (
+    rows: tuple[tuple[str, str, Table, int, str, float, str], ...] = (
         ("parameter server", SERVER, {"strategy__server": "gpu"}, 1, "N Z: 4 x", 4.0, "Li et al. 2014"),
         ("ring", DDP, {"strategy__algorithm": "ring"}, 0, "2 (N-1)/N Z: flat", 31 / 32 / (7 / 8), "Sergeev 2018"),
     )
@@ -106,7 +107,7 @@ def _zero_volumes() -> Iterator[Claim]:
     """What a GPU sends under ZeRO, over what DDP's all_reduce of the same 16-bit gradients sends."""
     reuse = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     classic = {"use_multi_rank_bucket_allreduce": False}
-    rows: tuple[tuple[str, dict[str, Any], str, float, str], ...] = (
+    rows: tuple[tuple[str, Table, str, float, str], ...] = (
         ("ZeRO-1 that reduces to owners", {"stage": 1} | classic, "1 x", 1.0, "arXiv:1910.02054, section 7"),
         ("ZeRO-2 that reduces to owners", {"stage": 2} | classic, "1 x", 1.0, "arXiv:1910.02054, section 7"),
         ("ZeRO-3 that keeps nothing gathered", {"stage": 3} | reuse, "1.5 x", 1.5, "arXiv:1910.02054, section 7"),

@@ -50,7 +50,7 @@ class Form:
         return self.variant == OWN
 
 
-class Row(msgspec.Struct, frozen=True):
+class Compared(msgspec.Struct, frozen=True):
     """What one strategy, or one way to split a model, comes to on a machine.
 
     Parameters
@@ -77,7 +77,9 @@ class Row(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def compare(path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None) -> list[Row]:
+def compare(
+    path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[Compared]:
     """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
 
     ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. ``progress`` : called with (rows done, rows in
@@ -134,20 +136,14 @@ def _gpus(own: Scenario) -> int:
         return 1
 
 
-FIGURES = ("step_time_s", "samples_per_s", "exposed_communication_s", "exposed_transfer_s", "waiting_for_peer_s",
-           "bubble_s", "bytes_sent_per_gpu")  # fmt: skip
-"""Figures of a row that are its summary's."""
-
-
-def _row(own: Scenario, form: Form) -> Row:
+def _row(own: Scenario, form: Form) -> Compared:
     try:
         result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
-        figures = {name: result.summary.get(name) for name in FIGURES}
-        reason = "" if result.fits else str(result.verdict)
     except ClusterSimError as error:
-        return Row(form.kind, form.variant, form.own, reason=told(str(error)))
-    peak = result.memory.total
-    return Row(form.kind, form.variant, form.own, **figures, peak_memory_bytes=peak, fits=result.fits, reason=reason)
+        return Compared(form.kind, form.variant, form.own, reason=told(str(error)))
+    figures = {name: result.summary[name] for name in Compared.__struct_fields__ if name in result.summary}
+    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
+    return Compared(form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict))
 
 
 def told(text: str) -> str:

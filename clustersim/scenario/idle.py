@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.analysis.breakdown import Breakdown, breakdown
+from clustersim.analysis.breakdown import breakdown
 from clustersim.timeline import Timeline
 from clustersim.tomls import plainly
 from clustersim.units import format_time
@@ -26,7 +26,7 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     from clustersim.scenario import load
 
     now, did, said = breakdown(timeline), [], []
-    took = now.step_time_s
+    took, exposed = now.step_time_s, float(np.mean(now.exposed_fraction))
     for key, value in scenario.changes.items():
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)
@@ -35,7 +35,7 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
             continue
         without = breakdown(other.run().timeline).step_time_s
         if abs(without - took) <= SAME * took:
-            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, now)}")
+            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, exposed)}")
         else:
             change = f"{abs(1 - without / took):.1%} {'less' if without < took else 'more'}"
             did.append(f"without {key}={plainly(value)} a step takes {format_time(without)}, {change} (run again)")
@@ -48,9 +48,8 @@ def _says(scenario: Scenario) -> tuple[object, ...]:
     return file.cluster, file.model, file.run, file.strategy["kind"], scenario.config
 
 
-def _why(key: str, timeline: Timeline, table: Breakdown) -> str:
+def _why(key: str, timeline: Timeline, exposed: float) -> str:
     talks = any(op.kind != "compute" for op in timeline.ops)
-    exposed = float(np.mean(table.exposed_fraction))
     about = key.split(".")[0]
     if about in {"cluster", "strategy"} and not talks:
         return "this run has no communication"

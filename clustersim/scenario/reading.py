@@ -62,7 +62,7 @@ def _parsed(text: str, where: str) -> Table:
     return toml(text, where, ScenarioError)
 
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
+def parse_overrides(texts: Iterable[str]) -> Table:
     """``["cluster.nodes=4"]`` -> ``{"cluster.nodes": 4}``: values are TOML; a bare word is taken as text.
 
     >>> parse_overrides(["cluster.nodes=4", "model.dtype=bf16", "run.fidelity='flow'"])
@@ -73,7 +73,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, object]:
     >>> parse_overrides(["model.seq_len=", "campaign="])
     {'model.seq_len': None, 'campaign': None}
     """
-    found: dict[str, object] = {}
+    found: Table = {}
     for text in texts:
         key, equals, value = text.partition("=")
         least = "+" if value.strip() else "*"  # a whole table is taken away, and never a value

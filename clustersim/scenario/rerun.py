@@ -16,7 +16,7 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
 from clustersim.program import Compute, Op
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.reading import Changes, Table
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -142,7 +142,7 @@ def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
     size = prepared.scenario.config.micro_batch_size * factor
     if size != int(size):
         return None
-    change: dict[str, object] = {"strategy.micro_batch_size": int(size)}
+    change: Table = {"strategy.micro_batch_size": int(size)}
     parallel = prepared.scenario.file.parallel
     if parallel is not None and parallel.global_batch_size is not None:
         change["parallel.global_batch_size"] = int(parallel.global_batch_size * factor)  # as many micro-batches

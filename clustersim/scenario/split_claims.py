@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from clustersim.scenario.claim import Claim, run, sent
 from clustersim.scenario.result import Result
 from clustersim.schedules import schedule, times
 from clustersim.schedules.base import Costs
+from clustersim.texts import Table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
 ONE_NODE = {"run__steps": 1, "run__backend": "ideal", "run__optimizer": "none"}
-DENSE: dict[str, Any] = ONE_NODE | {"model__name": "gpt2-medium", "parallel__pp": 1, "parallel__schedule": "1f1b",
+DENSE: Table = ONE_NODE | {"model__name": "gpt2-medium", "parallel__pp": 1, "parallel__schedule": "1f1b",
                                     "parallel__microbatches": 1, "strategy__micro_batch_size": 1}  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from clustersim.analysis.step_words import unit_costs
 from clustersim.errors import ClusterSimError
 from clustersim.scenario.reading import Changes
 from clustersim.scenario.rerun import step_time
-from clustersim.texts import Plain
+from clustersim.texts import Plain, Table
 
 if TYPE_CHECKING:
     from clustersim.parallel import ParallelConfig
@@ -126,7 +126,7 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
         f"{'without' if was else 'with'} sequence_parallel", {"parallel.sequence_parallel": not was, **without}
     )
     if parallel.tp_overlap == "none":
-        said: Plain = {"parallel.tp_overlap": "userbuffers"}
+        said: Table = {"parallel.tp_overlap": "userbuffers"}
         if not was:
             said["parallel.sequence_parallel"] = True
         extra = "" if was else ", with sequence_parallel"
@@ -141,7 +141,7 @@ def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
     for one, other in (("tp", "pp"), ("pp", "tp")):
         if degrees[one] < 2 or degrees[one] % 2:
             continue
-        half: Plain = {f"parallel.{one}": degrees[one] // 2}
+        half: Table = {f"parallel.{one}": degrees[one] // 2}
         m = _micro_batches(prepared)
         halve = m % 2 == 0 and parallel.global_batch_size is None
         batch = _with_micro_batches(parallel, m // 2, prepared) if halve else {}
