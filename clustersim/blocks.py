@@ -85,18 +85,20 @@ AT_ONCE = 2**20
 """Elements that are copied to be looked at together."""
 
 
-Meetings: TypeAlias = tuple[Ints, Ints]
-"""A place of each meeting in a column, and the meeting of each place."""
+Meetings: TypeAlias = tuple[Ints | slice, Ints]
+"""A place of each meeting in a column, or all of it where it has a number for each already; and the meeting of each
+rank."""
 
 
 def columns(times: Sequence[Floats], meetings: Sequence[Meetings | None]) -> list[Column]:
     """A :class:`Column` for each of ``times``, (k,) or (1,) [s]: equal ones are one, one that is the same for all ranks
     is short, and one of ``meetings`` is kept once a meeting."""
-    alike: dict[int, list[int]] = {}
-    for i, values in enumerate(times):
-        alike.setdefault(len(values), []).append(i)
+    alike: dict[tuple[int, int], list[int]] = {}
+    for i, (values, met) in enumerate(zip(times, meetings, strict=True)):
+        whose = id(met[1]) if met and isinstance(met[0], slice) else 0  # the same numbers for others are no equals
+        alike.setdefault((len(values), whose), []).append(i)
     made: list[Column | None] = [None] * len(times)
-    for length, which in alike.items():
+    for (length, _), which in alike.items():
         known: dict[int, int] = {}
         odd = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         step = max(1, AT_ONCE // max(length, 1))

@@ -294,3 +294,10 @@ def test_a_wait_for_a_rank_that_nobody_chose_is_followed_all_the_same():
     for cut in (pieces(run), pieces(run, chosen=chosen)):
         held = Chase(run, cut).follow(1, 0, 0.9, 1.5)
         assert (held.rank, held.op, held.why) == (700, 0, KERNEL)
+
+
+def test_the_same_numbers_of_other_groups_are_another_column():
+    # Of pairs that began at 1 and at 2: neighbours, then every other rank.
+    near, far = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    made = columns([np.array([1.0, 2.0])] * 2, [(slice(None), near), (slice(None), far)])
+    assert [column.all.tolist() for column in made] == [[1, 1, 2, 2], [1, 2, 1, 2]]

@@ -108,8 +108,7 @@ class Play:
         start, spent = at(task.ready, who), at(task.seconds, who)
         if self.bills and task.place >= 0:
             owed = self.bills.owed(task, who, start)
-            if isinstance(owed, np.ndarray) or owed:
-                spent = spent + owed
+            spent = spent + owed if isinstance(owed, np.ndarray) or owed else spent
             self.bills.ran(task, who, start)
         self._end(task, who, None, start + spent)
 
@@ -123,8 +122,7 @@ class Play:
                     self._complete(standing)
                 return
         if isinstance(who, int) or task.n == 1:
-            self._arrive_one(task, who if isinstance(who, int) else 0)
-            return
+            return self._arrive_one(task, who if isinstance(who, int) else 0)
         ready = at(task.ready, who)
         some = _EVERYONE if who is None else who
         if task.lone:
@@ -171,9 +169,9 @@ class Play:
         start, end = standing.over()
         for side in standing.site.sides:
             task = self.lists[side.key[0]][side.key[1]]
-            # Nobody but a bill asks when a rank's collective began: what its members share is kept once.
-            begun = spread(side, start) if task.watched or side.each < 2 else start
-            self._end(task, None, begun, spread(side, end))
+            # Only who watches asks when each of its ranks began.
+            began = start if side.gathers and not task.watched and task.lone else spread(side, start)
+            self._end(task, None, began, spread(side, end))
 
     def _begin(self, standing: Standing, meetings: Ints) -> None:
         start = cast(Floats, standing.start)[meetings]

@@ -14,7 +14,7 @@ from clustersim.collectives.islands import n_islands
 from clustersim.engine.loads import Loads
 from clustersim.engine.order import Column, Task
 from clustersim.engine.pairs import OpKey
-from clustersim.engine.sites import Site, spread
+from clustersim.engine.sites import Site
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo
@@ -45,7 +45,6 @@ class Rows:
         they were played with, which are not written to any more."""
         drafts, agreed, apart = _Drafts(), [], []
         for task in mine:
-            task.start = _by_rank(task)
             ready, start, end = task.ready, task.start, task.end
             who = _taking_part(task)
             if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
@@ -88,7 +87,7 @@ class _Drafts:
             number = known.get(key)
             if number is None:
                 number = known[key] = len(self.values)
-                self.meetings.append(_meetings(task) if which and who is None else None)
+                self.meetings.append(_meetings(task, column) if which and who is None else None)
                 many = column if isinstance(column, np.ndarray) else np.array([column])
                 self.values.append(many if who is None or len(many) == 1 else many[who])
             found.append(number)
@@ -99,18 +98,14 @@ class _Drafts:
         return self._ranks.setdefault(ranks.tobytes(), ranks)
 
 
-def _by_rank(task: Task) -> Column:
-    """The start of each rank; of a collective that no bill watched it was kept for each meeting."""
-    shared = task.lone and isinstance(task.start, np.ndarray) and len(task.start) < task.n
-    return spread(task.meets[0][1], task.start) if shared else task.start
-
-
-def _meetings(task: Task) -> Meetings | None:
-    """Of an op whose ranks meet in groups: a rank of each meeting, and the meeting of each rank; None for others."""
-    if len(task.meets) != 1:
+def _meetings(task: Task, column: Column) -> Meetings | None:
+    """Of an op whose ranks meet in groups: a place of each meeting in the column, and the meeting of each rank; None
+    for others."""
+    if len(task.meets) != 1 or not task.meets[0][1].gathers:
         return None
     side = task.meets[0][1]
-    return (side.order[side.ptr[:-1]], side.meeting_of) if side.everyone and not side.lone and side.each > 1 else None
+    apart = isinstance(column, np.ndarray) and len(column) < task.n  # a number for each meeting already
+    return slice(None) if apart else side.order[side.ptr[:-1]], side.meeting_of
 
 
 def _taking_part(task: Task) -> Ints | None:

@@ -57,6 +57,11 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
         return found if self.straight else np.sort(found)
 
     @property
+    def gathers(self) -> bool:
+        """Whether all ranks of a role come, as many to each meeting, and more than one."""
+        return self.everyone and not self.lone and self.each > 1
+
+    @property
     def meetings(self) -> Ints:
         """The meetings of the site that this op comes to."""
         return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
