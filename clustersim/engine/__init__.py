@@ -3,7 +3,8 @@
 How a step is played, in the order to read it:
 
 * :mod:`~clustersim.engine.meetings` (and :mod:`~clustersim.engine.pairs`): who meets whom, as the columns of
-  :mod:`~clustersim.engine.sites`. :mod:`~clustersim.engine.planning`: what each transfer is, alone.
+  :mod:`~clustersim.engine.sites`. :mod:`~clustersim.engine.planning`: what each transfer is, alone; and
+  :mod:`~clustersim.engine.images`: which groups are so alike that one plan serves them all.
 * :mod:`~clustersim.engine.order`: what waits for what. :mod:`~clustersim.engine.play`: whole columns of times ahead of
   the clock, and pieces of them where ranks go their own ways. :mod:`~clustersim.engine.bills`: what hidden
   communication costs compute. :mod:`~clustersim.engine.clock`: what waits for its turn in time.
