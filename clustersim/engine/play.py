@@ -122,7 +122,8 @@ class Play:
                     self._complete(standing)
                 return
         if isinstance(who, int) or task.n == 1:
-            return self._arrive_one(task, who if isinstance(who, int) else 0)
+            self._arrive_one(task, who if isinstance(who, int) else 0)
+            return
         ready = at(task.ready, who)
         some = _EVERYONE if who is None else who
         if task.lone:
