@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from clustersim.errors import ProgramError
 
 Format = Callable[[Any], str]
+Cell: TypeAlias = str | int | float | np.generic | None
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Table:
     caption : what the table shows.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Cell]]
     formats: Mapping[str, Format] = field(default_factory=dict)
     caption: str = ""
 
@@ -53,7 +54,7 @@ class Table:
         return "\n".join([self.caption, *text] if self.caption else text)
 
 
-def table(rows: Sequence[Mapping[str, Any]], formats: Mapping[str, Format] | None = None, caption: str = "") -> Table:
+def table(rows: Sequence[Mapping[str, Cell]], formats: Mapping[str, Format] | None = None, caption: str = "") -> Table:
     """Rows as a table. Raises :class:`ProgramError` for no rows, and for a format of a column that is not there.
 
     >>> from clustersim.units import format_time
@@ -76,11 +77,11 @@ def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     return f"<tr>{''.join(one)}</tr>"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Cell) -> bool:
     return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
 
 
-def _text(value: Any, how: Format | None) -> str:
+def _text(value: Cell, how: Format | None) -> str:
     if value is None:
         return ""
     if how is not None:

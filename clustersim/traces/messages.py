@@ -96,7 +96,7 @@ def _between(seen: Seen, doing: Doing, replica: int) -> Key:
 
 def _info(seen: Seen, doing: Doing, one: _Message) -> OpInfo:
     what = "activations" if doing.label.action == "F" else "gradients"
-    detail: dict[str, object] = {"group_size": 2, "dtype": seen.dtype}
+    detail: dict[str, int | float | str] = {"group_size": 2, "dtype": seen.dtype}
     if one.took is not None:
         detail |= {"transfer_s": one.took, "skew_s": one.posted - one.came}
     return OpInfo(

@@ -287,7 +287,7 @@ def _info(line: Line, met: list[Line]) -> OpInfo:
     name = f"{word.name} {line.microbatch}" if word.action else word.name
     stream = {"pp": f"{COMM_STREAM} pp", "": COMPUTE_STREAM}.get(word.dim, COMM_STREAM)
     bound = "communication" if word.dim else "compute" if word.phase != "other" else "host"
-    detail: dict[str, object] = {}
+    detail: dict[str, int | float | str | tuple[int, ...]] = {}
     if met:
         starts, members = [other.start for other in met], tuple(sorted(other.rank for other in met))
         detail = {"group_size": len(met), "members": members, "skew_s": max(starts) - min(starts)}
