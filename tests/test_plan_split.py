@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from clustersim import planner, plots
 from clustersim.dims import Dims
@@ -247,7 +246,7 @@ def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule
     assert "TP 8" in rule_told(found) or taken.candidate.number == found.front[0].candidate.number
     page = plan_page(said)
     assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
-    assert "tp 8" in plots.alt_text(plots.degrees([plots.Cell(**structs.asdict(row)) for row in said.landscape]))
+    assert "tp 8" in plots.alt_text(plots.degrees(said.landscape))
 
 
 def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):

@@ -22,6 +22,7 @@ from clustersim.campaign import Part
 from clustersim.campaign.whatif import Point
 from clustersim.errors import ProgramError
 from clustersim.facts import Groups, MeshMap
+from clustersim.planner.rows import Degrees
 from clustersim.plots import animation, campaign, dimensions, stages
 from clustersim.plots.pipeline import pipeline_frame, usual_step
 from clustersim.sensitivity import BreakEven, Swing
@@ -77,7 +78,7 @@ HELD = {"parameters": np.full(4, GIB), "activations": np.array([1.0, 2.0, 2.0, 1
 ONE = {
     "breakdown": lambda **on: plots.breakdown(breakdown(run().timeline), "a", **on),
     "breakdowns": lambda **on: plots.breakdowns({"x": run().timeline, "y": run().timeline}, "a", **on),
-    "degrees": lambda **on: plots.degrees([plots.Cell(1, 2, 0.1), plots.Cell(2, 1, 0.2, best=True)], "a", **on),
+    "degrees": lambda **on: plots.degrees([Degrees(1, 2, 0.1), Degrees(2, 1, 0.2, best=True)], "a", **on),
     "exchange_times": lambda **on: plots.exchange_times(EXCHANGES, nbytes=1e9, bandwidth=1e9, title="a", **on),
     "film_frame": lambda **on: animation.film_frame(film(), 1e-4, "a", **on),
     "footprint": lambda **on: plots.footprint({"parameters": 3 * GIB, "gradients": GIB}, 5 * GIB, "a", **on),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,22 +71,18 @@ def played(
     if folder is None:
         return joined([play(campaign, n, seed, batch) for batch, n in wanted])
     store, keys = Store(folder.path), {_key(folder, seed, *one): one for one in wanted}
-    team = crew(executor, asked.jobs)
-    try:
-        with store.writing(folder) as writer:
-            there = store.keys()
-            left = [(key, *one) for key, one in keys.items() if key not in there]
-            done = len(keys) - len(left)
+    with closing(crew(executor, asked.jobs)) as team, store.writing(folder) as writer:
+        there = store.keys()
+        left = [(key, *one) for key, one in keys.items() if key not in there]
+        done = len(keys) - len(left)
 
-            def took(lines: Sequence[bytes]) -> None:
-                nonlocal done
-                writer.append(lines)
-                done += len(lines)
-                told(done, len(keys))
+        def took(lines: Sequence[bytes]) -> None:
+            nonlocal done
+            writer.append(lines)
+            done += len(lines)
+            told(done, len(keys))
 
-            Driver(team, partial(_batch, campaign, folder.manifest.digest, seed), took).run(iter(left))
-    finally:
-        team.close()
+        Driver(team, partial(_batch, campaign, folder.manifest.digest, seed), took).run(iter(left))
     return _kept(store, keys)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -51,7 +51,11 @@ def import_(
     comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *told))
     write_new(out, comment + "\n" + toml_text(found.tables), scenario.load, said=not as_json)
     if as_json:
-        print_json(_json(found) | {"wrote": str(out)})
+        print_json({
+            "framework": found.framework.name, "version": found.framework.version, "scenario": found.tables,
+            "notes": found.notes, "mapped": found.mapped, "not_played": found.unplayed, "unknown": found.unknown,
+            "ignored": found.ignored, "wrote": str(out),
+        })  # fmt: skip
     else:
         click.echo("\n".join(told))
 
@@ -72,14 +76,6 @@ def _told(found: Imported) -> list[str]:
     if found.ignored:
         lines.append(f"options that change neither time nor memory, left out: {len(found.ignored)}")
     return lines
-
-
-def _json(found: Imported) -> dict[str, Any]:
-    return {
-        "framework": found.framework.name, "version": found.framework.version, "scenario": found.tables,
-        "notes": found.notes, "mapped": found.mapped, "not_played": found.unplayed, "unknown": found.unknown,
-        "ignored": found.ignored,
-    }  # fmt: skip
 
 
 @click.command("export-config", short_help="Write a scenario as a framework's launch files.")

@@ -44,6 +44,8 @@ def sweep(
     Rows are appended to OUT/results.jsonl as they finish; run the same command again to go on after an interruption.
     A scenario that is there is not simulated again.
     """
+    from msgspec import to_builtins
+
     from clustersim import sweeps
 
     plan = sweeps.load(file)
@@ -55,7 +57,7 @@ def sweep(
     wrote = _write(table, list(plan.columns), plan.title, out)
     names = list(table)
     lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
-    said = _said(outcome) | {"rows": lines}
+    said = to_builtins(outcome, enc_hook=str) | {"rows": lines}
     shown = list(plan.columns), plan.title, outcome
     say_study(said, out, page, as_json, lambda pages: _print(table, *shown, wrote + pages))
     return 1 if outcome.lost else None
@@ -73,13 +75,6 @@ def _executor(name: str, address: str | None, jobs: int | None) -> Executor | No
     if address is not None:
         raise click.UsageError("--address needs --executor dask")
     return None
-
-
-def _said(outcome: Outcome) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    lost = [{"scenario": what, "error": error} for what, error in outcome.lost]
-    return asdict(outcome) | {"folder": str(outcome.folder), "lost": lost}
 
 
 def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
@@ -118,7 +113,7 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
     for error in dict.fromkeys(text for text in table.get("error", ()) if text):
         count = int((table["error"] == error).sum())
         console.say(f"- {count:,} without a result: {error}")
-    console.say(*(f"no row for {what}: {error}" for what, error in outcome.lost[:5]), style="bold red")
+    console.say(*(f"no row for {one.scenario}: {one.error}" for one in outcome.lost[:5]), style="bold red")
     console.say(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}")
 
 

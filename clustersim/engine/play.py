@@ -113,23 +113,23 @@ class Play:
         self._end(task, who, None, start + spent)
 
     def _arrive(self, task: Task, who: Piece) -> None:
-        """Ranks reach a collective, send or recv; those with no part in it pass through."""
-        if who is None and task.lone:
-            site, side = task.meets[0]
-            standing = self.standing[site.first]
-            if standing.whole:
-                if standing.come(side, task.ready):
-                    self._complete(standing)
-                return
-        if isinstance(who, int) or task.n == 1:
+        """Ranks reach a collective, send or recv."""
+        site, side = task.meets[0] if task.lone else (None, None)
+        standing = self.standing[site.first] if site else None
+        if side and standing and standing.whole and who is None:
+            if standing.come(side, task.ready):
+                self._complete(standing)
+        elif isinstance(who, int) or task.n == 1:
             self._arrive_one(task, who if isinstance(who, int) else 0)
-            return
-        ready = at(task.ready, who)
-        some = _EVERYONE if who is None else who
-        if task.lone:
-            site, side = task.meets[0]
-            self._come(self.standing[site.first], side.meeting_of[some], ready)
-            return
+        elif side and standing:
+            some = _EVERYONE if who is None else who
+            self._come(standing, side.meeting_of[some], at(task.ready, who))
+        else:
+            self._arrive_apart(task, who)
+
+    def _arrive_apart(self, task: Task, who: Piece) -> None:
+        """Ranks that meet in several places reach them; those with no part in any pass through."""
+        ready, some = at(task.ready, who), _EVERYONE if who is None else who
         absent = np.ones(task.n if who is None else size(who), dtype=np.bool_)
         for site, side in task.meets:
             meetings = side.meeting_of[some]

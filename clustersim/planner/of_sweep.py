@@ -15,6 +15,7 @@ from clustersim.planner.options import at_worst
 from clustersim.planner.pareto import front
 from clustersim.planner.swept import Swept
 from clustersim.ranges import VAGUE, of_step, off_by, within
+from clustersim.sweeps.axes import Scalar
 from clustersim.units import format_change
 
 
@@ -94,7 +95,7 @@ def _either(names: Sequence[Any]) -> str:
     return f"{', '.join(map(str, names[:-1]))} or {names[-1]}"
 
 
-def _how_slow(swept: Swept, choice: Any, fastest: Mapping[str, object]) -> str:
+def _how_slow(swept: Swept, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
     """How much slower than the fastest a choice is at worst, and where."""
     times = {
         case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.arrays import Ints
-
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether ``a`` is at least as good as ``b`` everywhere and better somewhere; smaller is better.
@@ -35,33 +33,14 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
 
 @dataclass
 class Better:
-    """Objectives of simulated options, at the worse end of what their run may be off."""
+    """Objectives of simulated options by number, as they are and at the worse end of what their run may be off."""
 
-    numbers: list[int] = field(default_factory=list)
-    plain: list[tuple[float, ...]] = field(default_factory=list)
-    robust: list[tuple[float, ...]] = field(default_factory=list)
+    known: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
-    def add(self, number: int, plain: tuple[float, ...], robust: tuple[float, ...]) -> None:
-        """One more, or the same once more."""
-        if number in self.numbers:
-            i = self.numbers.index(number)
-            self.plain[i], self.robust[i] = plain, robust
-            return
-        self.numbers.append(number)
-        self.plain.append(plain)
-        self.robust.append(robust)
-
-    def some(self, objectives: tuple[float, ...], *, robust: bool = False) -> bool:
-        """Whether one of them beats these objectives."""
-        return self._beating(objectives, self.robust if robust else self.plain).size > 0
-
-    def first(self, objectives: tuple[float, ...]) -> int | None:
-        """The number of the first that does."""
-        found = self._beating(objectives, self.plain)
-        return self.numbers[int(found[0])] if found.size else None
-
-    def _beating(self, objectives: tuple[float, ...], known: list[tuple[float, ...]]) -> Ints:
-        if not known:
-            return np.zeros(0, dtype=np.int64)
-        rows = np.array(known)
-        return np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
+    def first(self, objectives: tuple[float, ...], *, robust: bool = False) -> int | None:
+        """The number of the first that beats these objectives, each as it is or, ``robust``, at its worst."""
+        if not self.known:
+            return None
+        rows = np.array([pair[robust] for pair in self.known.values()])
+        found = np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
+        return list(self.known)[int(found[0])] if found.size else None

@@ -99,14 +99,14 @@ class Chosen(Row, frozen=True, kw_only=True):
 
 
 class Degrees(msgspec.Struct, frozen=True):
-    """The shortest step of a tp and a pp: ``step_s`` [s], None where none fits; ``sure``, that it was simulated;
-    ``best``, that it is the fastest option's."""
+    """The shortest step of a tp and a pp: ``step_s`` [s], None where none fits; ``sure``, that it was simulated and is
+    no lower bound; ``best``, that it is the one to take."""
 
     tp: int
     pp: int
     step_s: float | None
-    sure: bool
-    best: bool
+    sure: bool = True
+    best: bool = False
 
 
 class Span(msgspec.Struct, frozen=True):

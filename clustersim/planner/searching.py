@@ -20,6 +20,7 @@ what half of published steps lay within. One that would be worth having if its p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,22 +80,18 @@ def search(
     store, folder = Store(Path(out)), folder_for(plan, path, out)
     folder.check()
     seen = Seen(plan, path, *machines_of(plan, path), told=told)
-    team = crew(how.executor, how.jobs)
-    try:
-        with store.writing(folder) as writer:
-            best = seen.open(store.path)
-            runner = Runner(plan, path, store, writer.append, team)
-            for rough in (False,) if how.exhaustive else (True, False):
-                waiting = seen.waiting(best, rough=rough)
-                while waiting:
-                    turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
-                    seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
-                    if progress:
-                        progress(len(seen.options) - len(waiting), len(seen.options))
-            found = seen.done()
-            return replace(found, turned=at_corners(found, seen, runner)) if how.robust else found
-    finally:
-        team.close()
+    with closing(crew(how.executor, how.jobs)) as team, store.writing(folder) as writer:
+        best = seen.open(store.path)
+        runner = Runner(plan, path, store, writer.append, team)
+        for rough in (False,) if how.exhaustive else (True, False):
+            waiting = seen.waiting(best, rough=rough)
+            while waiting:
+                turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
+                seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
+                if progress:
+                    progress(len(seen.options) - len(waiting), len(seen.options))
+        found = seen.done()
+        return replace(found, turned=at_corners(found, seen, runner)) if how.robust else found
 
 
 def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:

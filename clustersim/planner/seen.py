@@ -184,7 +184,7 @@ class Seen:
     def beaten_by(self, option: Option) -> Option | None:
         """A simulated option that beats the best this one can be, with errors and without."""
         best = self.best[option.candidate.number]
-        if not self._better.some(at_worst(best, option.error), robust=True):
+        if self._better.first(at_worst(best, option.error), robust=True) is None:
             return None
         by = self._better.first(best)
         return None if by is None else self.options[by]
@@ -211,7 +211,7 @@ class Seen:
                 self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
-                self._better.add(number, worst, at_worst(worst, option.error))
+                self._better.known[number] = worst, at_worst(worst, option.error)
 
     def _simulated(self, option: Option, result: Figures, state: str) -> Option:
         candidate, known = option.candidate, self.rates_of(option.candidate)

@@ -10,7 +10,6 @@ from clustersim.plots.accuracy import accuracy as accuracy
 from clustersim.plots.animation import ring_run as ring_run
 from clustersim.plots.animation import swap_run as swap_run
 from clustersim.plots.curves import scaling as scaling
-from clustersim.plots.degrees import Cell as Cell
 from clustersim.plots.degrees import degrees as degrees
 from clustersim.plots.exchange import exchange_times as exchange_times
 from clustersim.plots.footprint import footprint as footprint

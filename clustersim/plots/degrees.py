@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,24 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-
-@dataclass(frozen=True)
-class Cell:
-    """The best option of one pair of degrees.
-
-    Parameters
-    ----------
-    step_s : [s]; None where nothing fits. sure : it was simulated; False is a lower bound. best : the one to take.
-    """
-
-    tp: int
-    pp: int
-    step_s: float | None
-    sure: bool = True
-    best: bool = False
+    from clustersim.planner.rows import Degrees
 
 
-def degrees(cells: Sequence[Cell], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A heat map, a row for each pp and a column for each tp: dark is slow, "at least" where nothing was simulated.
 
     ``ax`` : drawn on instead of a new figure.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from clustersim import plots
 from clustersim.planner.rows import Answer, Row
@@ -63,8 +63,7 @@ def _counted(said: Answer) -> str:
 
 
 def _landscape(said: Answer) -> list[Any]:
-    cells = [plots.Cell(**structs.asdict(one)) for one in said.landscape]
-    return drawn(plots.degrees(cells), "degrees") if any(one.step_s for one in cells) else []
+    return drawn(plots.degrees(said.landscape), "degrees") if any(one.step_s for one in said.landscape) else []
 
 
 def _made_of(said: Answer) -> Grid:

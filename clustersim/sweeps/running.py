@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from clustersim import scenario
 from clustersim.errors import ClusterSimError
@@ -41,15 +44,21 @@ class Progress:
     left_s: float | None
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Lost(msgspec.Struct, frozen=True):
+    """A scenario that killed its worker each time, by its changes, and the last error."""
+
+    scenario: str
+    error: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
     """What a sweep came to.
 
     Parameters
     ----------
     folder : of the rows. cases : points of the grid. scenarios : different ones among them.
     kept : rows that were there. computed : rows that are new. failed : those of them with an error.
-    lost : what killed its worker each time and has no row, with the last error.
+    lost : those that have no row.
     """
 
     folder: Path
@@ -58,7 +67,7 @@ class Outcome:
     kept: int
     computed: int
     failed: int
-    lost: tuple[tuple[str, str], ...] = ()
+    lost: tuple[Lost, ...] = ()
 
 
 def sweep(
@@ -88,23 +97,19 @@ def sweep(
     plan = what if isinstance(what, Sweep) else spec.load(what)
     store = Store(Path(out))
     folder = Folder(store.path, "sweep", plan.name, FILES, (plan.name, plan.base))
-    team = crew(executor, jobs)
-    try:
-        with store.writing(folder, resume=resume) as writer:
-            there = store.keys()
-            left = Left.of(plan, there, store.path)
-            told = _Told(progress, left.scenarios, left.scenarios - len(left.cases))
+    with closing(crew(executor, jobs)) as team, store.writing(folder, resume=resume) as writer:
+        there = store.keys()
+        left = Left.of(plan, there, store.path)
+        told = _Told(progress, left.scenarios, left.scenarios - len(left.cases))
 
-            def took(lines: Sequence[bytes]) -> None:
-                writer.append(lines)
-                told(lines)
+        def took(lines: Sequence[bytes]) -> None:
+            writer.append(lines)
+            told(lines)
 
-            took([line(known, error) for known, error in left.unreadable])
-            driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
-            driver.run(left.tasks(plan))
-    finally:
-        team.close()
-    lost = tuple((_title(task), error) for task, error in driver.given_up)
+        took([line(known, error) for known, error in left.unreadable])
+        driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
+        driver.run(left.tasks(plan))
+    lost = tuple(Lost(_title(task), error) for task, error in driver.given_up)
     return Outcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
 
 
