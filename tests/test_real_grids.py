@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from clustersim.calibration.sharded_rows import read_sharded, step_time
+from clustersim.calibration.sharded_rows import read_sharded
+from clustersim.calibration.step_play import step_time_as_priced
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 pytestmark = [
@@ -65,7 +66,7 @@ def grid(rows):
     lengths = sorted({int(row["seq_len"]) for row in rows})
     name = f"{rows[0]['model']}, {rows[0]['gpu']}, {counts}, {lengths[0]} to {lengths[-1]} tokens"
     measured = tokens / np.array([run.measured for run in runs])
-    return Grid(name, gpus, measured, tokens / np.array([step_time(run) for run in runs]))
+    return Grid(name, gpus, measured, tokens / np.array([step_time_as_priced(run) for run in runs]))
 
 
 def test_there_are_grids_enough_to_judge_by(grids):

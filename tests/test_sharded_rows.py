@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from clustersim.calibration.score import read_table
-from clustersim.calibration.sharded_rows import RECIPES, costs_of, is_sharded, read_sharded, step_time
+from clustersim.calibration.sharded_rows import RECIPES, is_sharded, read_sharded
+from clustersim.calibration.step_play import costs_of, step_time_as_priced
 from clustersim.calibration.step_rows import COLUMNS
 from clustersim.calibration.validate_memory import validate_memory
 from clustersim.errors import ClusterSimError
+from clustersim.strategies.fsdp_config import FSDPConfig
+from clustersim.strategies.zero_config import ZeroOptimization
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 HYBRID = TABLE.with_name("training_steps_hybrid.csv")
@@ -34,31 +37,33 @@ def row(**columns: str) -> dict[str, str]:
 
 def test_composer_rows_are_read_as_llm_foundry_trains():
     run = read_sharded(row())
-    assert run.recipe.name == "Composer"
-    assert run.recipe.attention == "triton"
+    assert (run.how.attention_kernel, run.how.optimizer_impl) == ("triton", "for-loop")
     assert run.measured == pytest.approx(24 * 2048 / 18000)
-    assert run.knobs["backward_prefetch"] == "BACKWARD_POST"
-    assert (run.knobs["param_dtype"], run.knobs["reduce_dtype"]) == ("bf16", "fp32")
-    assert (run.checkpointing, run.accumulation) == ("full", 3)
-    assert "reduce_dtype" not in read_sharded(row(other="FSDP MP mode PURE (reduce_dtype=bf16)")).knobs
-    assert read_sharded(row(strategy="fsdp-grad-op")).knobs["sharding_strategy"] == "SHARD_GRAD_OP"
+    assert run.config.backward_prefetch == "BACKWARD_POST"
+    assert (run.config.param_dtype, run.config.reduce_dtype) == ("bf16", "fp32")
+    assert (run.how.activation_checkpointing, run.accumulation) == ("full", 3)
+    pure = read_sharded(row(other="FSDP MP mode PURE (reduce_dtype=bf16)"))
+    assert pure.config.reduce_dtype == FSDPConfig().reduce_dtype
+    assert read_sharded(row(strategy="fsdp-grad-op")).config.sharding_strategy == "SHARD_GRAD_OP"
 
 
 def test_other_code_bases_have_their_own_recipes():
     titan = read_sharded(row(source="github pytorch/torchtitan", act_ckpt="selective layer", grad_accum="1"))
-    assert (titan.recipe.name, titan.checkpointing) == ("torchtitan", "alternate")
-    assert "version" not in titan.knobs
-    assert read_sharded(row(source="github pytorch/torchtitan", act_ckpt="selective op")).checkpointing == "selective"
+    assert titan.alternate
+    assert titan.how.activation_checkpointing == "none"
+    assert titan.config.version == FSDPConfig().version
+    op = read_sharded(row(source="github pytorch/torchtitan", act_ckpt="selective op"))
+    assert (op.how.activation_checkpointing, op.alternate) == ("selective", False)
     hybrid = read_sharded(row(source="_posts/2024-03-13-maximizing-training.md", strategy="hsdp"))
-    assert hybrid.knobs["sharding_strategy"] == "HYBRID_SHARD"
+    assert hybrid.config.sharding_strategy == "HYBRID_SHARD"
     words = {"source": "deepspeed docs", "precision": "fp16", "other": "reduce_bucket 1e7, overlap_comm"}
     zero = read_sharded(row(**words, strategy="zero3 (ZeRO++: qwZ + hpZ=16 + qgZ)"))
-    assert zero.knobs["zero_optimization"] == {
-        "stage": 3, "reduce_bucket_size": 1e7, "overlap_comm": True, "zero_quantized_weights": True,
-        "zero_quantized_gradients": True, "zero_hpz_partition_size": 16,
-    }  # fmt: skip
+    assert zero.config.zero_optimization == ZeroOptimization(
+        stage=3, reduce_bucket_size=1e7, overlap_comm=True, zero_quantized_weights=True,
+        zero_quantized_gradients=True, zero_hpz_partition_size=16,
+    )  # fmt: skip
     offloaded = read_sharded(row(source="deepspeed", strategy="zero2", offload="optimizer cpu (ZeRO-Offload)"))
-    assert offloaded.knobs["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert offloaded.config.zero_optimization.offload_optimizer.device == "cpu"
     assert len({recipe.name for recipe in RECIPES}) == len(RECIPES)
 
 
@@ -76,7 +81,7 @@ def test_alternate_checkpointing_costs_half_a_forward():
 
 
 def test_micro_batches_beyond_the_second_take_what_the_second_adds():
-    one, two, five = (step_time(read_sharded(row(grad_accum=count))) for count in ("1", "2", "5"))
+    one, two, five = (step_time_as_priced(read_sharded(row(grad_accum=count))) for count in ("1", "2", "5"))
     assert five == pytest.approx(one + 4 * (two - one), rel=1e-9)
 
 
@@ -105,7 +110,7 @@ def errors(source: str, every: int = 1) -> tuple[float, ...]:
     for measured in rows[::every]:
         if "fp8" not in measured["precision"]:
             run = read_sharded(measured)
-            found.append(step_time(run) / run.measured - 1)
+            found.append(step_time_as_priced(run) / run.measured - 1)
     return tuple(found)
 
 
@@ -133,7 +138,7 @@ def test_deepspeeds_steps_on_one_machine_are_met_within_twenty_percent_in_the_me
             except (ValueError, ClusterSimError):
                 continue
             if run.nodes == 1:
-                found.append(abs(step_time(run) / run.measured - 1))
+                found.append(abs(step_time_as_priced(run) / run.measured - 1))
     assert len(found) >= 5
     assert np.median(found) <= 0.20
 

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from clustersim.calibration.score import read_table
-from clustersim.calibration.sharded_rows import ShardedRun, read_sharded, step_time
-from clustersim.calibration.step_rows import COLUMNS
-from clustersim.compute import CONSTANTS, Execution, step_cost
+from clustersim.calibration.sharded_rows import read_sharded
+from clustersim.calibration.step_play import step_time_as_priced
+from clustersim.calibration.step_rows import COLUMNS, StepRun
+from clustersim.compute import CONSTANTS, step_cost
 from clustersim.device import Device
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
@@ -40,21 +41,14 @@ def with_triton(device: Device, share: float) -> Device:
     return replace(device, attention={**device.attention, "triton": rates})
 
 
-def compute(run: ShardedRun, theta: Theta) -> float:
+def compute(run: StepRun, theta: Theta) -> float:
     """Seconds of a step's forward and backward passes."""
     sustained, memory_half, triton = theta
     cost = step_cost(
         run.model,
         with_triton(run.device, triton),
-        run.knobs["micro_batch_size"],
-        Execution(
-            dtype=run.dtype,
-            param_dtype=run.knobs["param_dtype"],
-            attention_kernel=run.recipe.attention,
-            activation_checkpointing=run.checkpointing,
-            optimizer=run.optimizer,
-            optimizer_impl=run.recipe.optimizer_impl,
-        ),
+        run.config.micro_batch_size,
+        run.how,
         constants=replace(CONSTANTS, sustained=sustained, memory_half=memory_half),
     )
     return run.accumulation * float(cost.forward.sum() + cost.backward.sum())
@@ -63,9 +57,9 @@ def compute(run: ShardedRun, theta: Theta) -> float:
 class Steps:
     """Measured steps, each played once; with other constants a step changes by what its passes do."""
 
-    def __init__(self, runs: list[ShardedRun]) -> None:
+    def __init__(self, runs: list[StepRun]) -> None:
         self.runs = runs
-        self.rest = [step_time(run) - compute(run, SHIPPED) for run in runs]
+        self.rest = [step_time_as_priced(run) - compute(run, SHIPPED) for run in runs]
 
     def log_errors(self, theta: Theta, which: list[int]) -> np.ndarray:
         return np.array([np.log((self.rest[i] + compute(self.runs[i], theta)) / self.runs[i].measured) for i in which])
@@ -79,7 +73,7 @@ class Steps:
         )  # fmt: skip
         return tuple(found.x.tolist())
 
-    def left_out(self, part: Callable[[ShardedRun], str]) -> dict[str, np.ndarray]:
+    def left_out(self, part: Callable[[StepRun], str]) -> dict[str, np.ndarray]:
         """Signed relative errors of each part, by constants of the others."""
         errors = {}
         for name in sorted({part(run) for run in self.runs}):

@@ -113,7 +113,7 @@ def test_a_row_that_cannot_be_predicted_says_why(columns: dict[str, str], words:
 )
 def test_precisions(precision: str, gpu: str, other: str, dtype: str, param_dtype: str) -> None:
     run = read(row(precision=precision, gpu=gpu, other=other))
-    assert (run.dtype, run.param_dtype) == (dtype, param_dtype)
+    assert (run.how.dtype, run.how.param_dtype) == (dtype, param_dtype)
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,25 @@ def test_precisions(precision: str, gpu: str, other: str, dtype: str, param_dtyp
     ],
 )
 def test_compiled_steps(other: str, compiled: bool) -> None:
-    assert read(row(other=other)).compiled is compiled
+    assert (read(row(other=other)).how.implementation == "compiled") is compiled
 
 
 def test_optimizers() -> None:
-    assert read(row()).optimizer == "adam"
-    assert read(row(other="TF1 + Horovod, LAMB;")).optimizer == "lamb"
-    assert read(row(notes="machine name in file: LambdaCloud V100")).optimizer == "adam"
-    assert read(row(metric="fwd+bwd time (no optimizer)")).optimizer is None
-    assert read(row(model="resnet50", seq_len="")).optimizer == "sgd_momentum"
+    assert read(row()).how.optimizer == "adam"
+    assert read(row(other="TF1 + Horovod, LAMB;")).how.optimizer == "lamb"
+    assert read(row(notes="machine name in file: LambdaCloud V100")).how.optimizer == "adam"
+    assert read(row(metric="fwd+bwd time (no optimizer)")).how.optimizer is None
+    assert read(row(model="resnet50", seq_len="")).how.optimizer == "sgd_momentum"
 
 
 def test_buckets_are_ddps_unless_the_row_or_its_framework_says_otherwise() -> None:
-    assert read(row(**DDP)).bucket_cap_mb is None
-    assert read(row(**DDP, other="bucket_cap_mb=1")).bucket_cap_mb == 1
-    assert read(row(**DDP, other="bucket_cap_mb default 25 (example)")).bucket_cap_mb is None
-    assert read(row(**DDP, other="TF1 + Horovod")).bucket_cap_mb == 64
+    assert read(row(**DDP)).config.bucket_cap_mb is None
+    assert read(row(**DDP, other="bucket_cap_mb=1")).config.bucket_cap_mb == 1
+    assert read(row(**DDP, other="bucket_cap_mb default 25 (example)")).config.bucket_cap_mb is None
+    assert read(row(**DDP, other="TF1 + Horovod")).config.bucket_cap_mb == 64
     flat = read(row(**DDP, other="apex DDP"))
-    assert flat.bucket_cap_mb is not None
-    assert flat.bucket_cap_mb * 2**20 > 4 * flat.model.parameters
+    assert flat.config.bucket_cap_mb is not None
+    assert flat.config.bucket_cap_mb * 2**20 > 4 * flat.model.parameters
 
 
 # Frameworks
@@ -338,5 +338,5 @@ def test_throughput_of_frames_or_audio_counts_what_a_clip_has_of_them() -> None:
 def test_a_batch_of_tokens_is_cut_into_samples() -> None:
     big = row(model="Transformer", micro_batch_per_gpu="5120", notes="batch unit = tokens per GPU", gpus="4")
     run = read(big | {"metric": "throughput", "value": "10240", "unit": "tok/s", "global_batch": "20480"})
-    assert run.micro_batch == 5120 // run.model.seq_len
+    assert run.config.micro_batch_size == 5120 // run.model.seq_len
     assert run.measured == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""Measured steps of FSDP and ZeRO: what a row says was run, and the same run played.
+"""Measured steps of FSDP and ZeRO: what a row says was run.
 
 The software is read from the row: Composer (llm-foundry), torchtitan, IBM's and Lightning's FSDP scripts, DeepSpeed. It
 decides which prefetch, attention kernel, optimizer and element types were used, as :class:`Recipe` says; nothing here
@@ -23,31 +23,18 @@ Far off, for reasons the rows show but no constant here could carry:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from clustersim import models
-from clustersim.analysis import metrics
 from clustersim.calibration.score import number
-from clustersim.calibration.step_play import machine as machine_of
-from clustersim.calibration.step_play import merged
-from clustersim.calibration.step_rows import Row, measured_step, topology_of
-from clustersim.compute import Execution, step_cost
+from clustersim.calibration.step_rows import Row, StepRun, count, measured_step, micro_batch, refuse_split, topology_of
+from clustersim.compute import Execution
 from clustersim.compute.base import FLOAT8_RECIPES
-from clustersim.device import Device, device_from_text
-from clustersim.engine import simulate
-from clustersim.memory import Training, memory
-from clustersim.memory_use import MemoryUse
-from clustersim.model import Model, StepCost
+from clustersim.device import device_from_text
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import Table
-
-STEPS = 3
-"""Steps played: the last two are averaged."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,7 @@ class Recipe:
 
     name: str
     words: str
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Table = field(default_factory=dict)
     attention: str | None = None
     optimizer_impl: str = "foreach"
     alternate: bool = False
@@ -92,73 +79,57 @@ RECIPES = (
 """The first whose words a row holds is it."""
 
 
-@dataclass(frozen=True)
-class ShardedRun:
-    """One measured step of a sharded strategy.
-
-    Parameters
-    ----------
-    measured : float [s] per optimizer step; 0 if it was not asked for.
-    knobs : the ``[strategy]`` table, for a step of ``accumulation`` micro-batches.
-    checkpointing : none, full, selective, or ``alternate``: every second block in full.
-    """
-
-    measured: float
-    model: Model
-    device: Device
-    topology: str
-    nodes: int
-    gpus: int
-    accumulation: int
-    dtype: str
-    checkpointing: str
-    optimizer: str | None
-    compiled: bool
-    float8_recipe: str
-    recipe: Recipe
-    knobs: Mapping[str, Any]
-
-
 def is_sharded(row: Row) -> bool:
     """Whether a row's strategy is one of FSDP's or ZeRO's."""
     return row["strategy"].startswith(("fsdp", "hsdp", "zero"))
 
 
-def read_sharded(row: Row, *, timed: bool = True) -> ShardedRun:
+def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     """The run a row describes; ``timed`` False for its memory alone.
 
     Raises ValueError or a clustersim error that says what keeps it from being predicted.
     """
-    if any(row.get(axis, "") not in {"", "1"} for axis in ("tp", "pp", "ep", "cp")):
-        raise ValueError("tensor, pipeline, expert or context parallelism is not played")
+    refuse_split(row)
     model = models.from_row(row)
     text = " ".join(row.get(column, "") for column in ("source", "strategy", "other")).lower()
     recipe = next(recipe for recipe in RECIPES if re.search(recipe.words, text))
-    if not row["micro_batch_per_gpu"].strip():
-        raise ValueError("the row does not say the micro-batch per GPU")
-    precision = row["precision"].lower()
+    samples = micro_batch(row, model)
+    precision, policy = row["precision"].lower(), _checkpointing(row["act_ckpt"].lower(), recipe)
     dtype = next((word for word in ("fp8", "bf16", "fp16", "fp32") if word in precision), "")
     if not dtype:
         raise ValueError(f"precision {row['precision']!r} is not known")
-    return ShardedRun(
-        measured=measured_step(row, model) if timed else 0.0,
+    measured = measured_step(row, model) if timed else 0.0
+    knobs = _knobs(row, text, recipe, dtype) | {"micro_batch_size": samples}
+    how = Execution(
+        dtype=dtype,
+        param_dtype=knobs["param_dtype"],
+        state_dtype=knobs.get("orig_dtype", "fp32"),
+        attention_kernel=recipe.attention,
+        activation_checkpointing="none" if policy == "alternate" else policy,
+        optimizer="sgd" if "sgd" in precision else "adamw",
+        optimizer_impl=recipe.optimizer_impl,
+        implementation="compiled" if "torch.compile" in text and "no compile" not in text else "eager",
+        float8_recipe=next((word for word in FLOAT8_RECIPES[::-1] if dtype == "fp8" and word in text), "tensorwise"),
+    )
+    kind = str(knobs["kind"])
+    return StepRun(
+        measured=measured,
         model=model,
         device=device_from_text(row["gpu"]),
         topology=topology_of(row),
-        nodes=int(number(row, "nodes")) if row["nodes"].strip() else 1,
+        nodes=count(row, "nodes"),
         gpus=int(number(row, "gpus")),
-        accumulation=int(number(row, "grad_accum")) if row["grad_accum"].strip() else 1,
-        dtype=dtype,
-        checkpointing=_checkpointing(row["act_ckpt"].lower(), recipe),
-        optimizer="sgd" if "sgd" in precision else "adamw",
-        compiled="torch.compile" in text and "no compile" not in text,
-        float8_recipe=next((word for word in FLOAT8_RECIPES[::-1] if dtype == "fp8" and word in text), "tensorwise"),
-        recipe=recipe,
-        knobs=_knobs(row, text, recipe, dtype),
+        kind=kind,
+        config=msgspec.convert(knobs, STRATEGIES[kind].config),
+        accumulation=count(row, "grad_accum"),
+        how=how,
+        alternate=policy == "alternate",
+        first=recipe.first,
     )
 
 
 def _checkpointing(words: str, recipe: Recipe) -> str:
+    """none, full, selective, or ``alternate``: every second block in full."""
     if words.startswith("full"):
         return "full"
     if words.startswith("selective"):
@@ -170,7 +141,6 @@ def _knobs(row: Row, text: str, recipe: Recipe, dtype: str) -> Table:
     """The ``[strategy]`` table: the recipe's, and what the row itself says."""
     half = "fp16" if dtype == "fp16" else "fp32" if dtype == "fp32" else "bf16"
     knobs: Table = {"param_dtype": half, **recipe.knobs}
-    knobs["micro_batch_size"] = int(number(row, "micro_batch_per_gpu"))
     if "fsdp2" in row["strategy"].lower() or knobs.get("kind", "fsdp") == "fsdp":
         return _fsdp(row, text, {"kind": "fsdp", **knobs})
     return {**knobs, "zero_optimization": _zero(row, text)}
@@ -214,72 +184,3 @@ def _zero(row: Row, text: str) -> Table:
     if re.search(r"cpu full|param offload|cpu param", offload):
         block["offload_param"] = {"device": "cpu"}
     return block
-
-
-def costs_of(run: ShardedRun) -> StepCost:
-    """What a rank's step of this run costs."""
-
-    def priced(checkpointing: str) -> StepCost:
-        how = Execution(
-            dtype=run.dtype,
-            param_dtype=run.knobs["param_dtype"],
-            state_dtype=run.knobs.get("orig_dtype", "fp32"),
-            attention_kernel=run.recipe.attention,
-            activation_checkpointing=checkpointing,
-            optimizer=run.optimizer,
-            optimizer_impl=run.recipe.optimizer_impl,
-            implementation="compiled" if run.compiled else "eager",
-            float8_recipe=run.float8_recipe,
-        )
-        return step_cost(run.model, run.device, run.knobs["micro_batch_size"], how)
-
-    if run.checkpointing != "alternate":
-        return priced(run.checkpointing)
-    plain, full = priced("none"), priced("full")
-    odd = np.arange(len(run.model.layers)) % 2 == 1
-    return replace(
-        plain,
-        backward=np.where(odd, full.backward, plain.backward),
-        backward_flops=np.where(odd, full.backward_flops, plain.backward_flops),
-        backward_mix=(),
-    )
-
-
-def step_time(run: ShardedRun) -> float:
-    """Seconds of one optimizer step. Micro-batches are alike: two are played, and the others take what the second
-    adds."""
-    first, *more = (_played(run, count) for count in ((1,) if run.accumulation == 1 else (1, 2)))
-    return first + sum((run.accumulation - 1) * (second - first) for second in more)
-
-
-def _played(run: ShardedRun, accumulation: int) -> float:
-    strategy, config = _config(run, accumulation)
-    topology, mesh = machine_of(run.topology, run.nodes, run.gpus)
-    steps = 1 if run.recipe.first else STEPS
-    program = merged(strategy.build(run.model, costs_of(run), mesh, config, steps, 0))
-    figures = metrics.summary(simulate(program, topology, mesh), run.model, samples_per_step=1)
-    return float(figures["step_time_s"])
-
-
-def _config(run: ShardedRun, accumulation: int) -> tuple[Any, Any]:
-    strategy = STRATEGIES[run.knobs["kind"]]
-    return strategy, msgspec.convert({**run.knobs, "gradient_accumulation_steps": accumulation}, strategy.config)
-
-
-def peak_memory(run: ShardedRun) -> MemoryUse:
-    """Bytes of one GPU at the peak of this run's step."""
-    strategy, config = _config(run, run.accumulation)
-    _, mesh = machine_of(run.topology, run.nodes, run.gpus)
-    if strategy.holding is None:
-        raise ValueError(f"strategy {strategy.name!r} does not say what it holds")
-    training = Training(
-        micro_batch_size=run.knobs["micro_batch_size"],
-        dtype=run.dtype,
-        param_dtype=run.knobs["param_dtype"],
-        activation_checkpointing="none" if run.checkpointing == "alternate" else run.checkpointing,
-        optimizer=run.optimizer,
-        optimizer_impl=run.recipe.optimizer_impl,
-        compiled=run.compiled,
-        holding=strategy.holding(run.model, mesh, config),
-    )
-    return memory(run.model, training)

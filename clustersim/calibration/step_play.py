@@ -15,34 +15,44 @@ from clustersim.calibration.step_rows import StepRun
 from clustersim.compute import Execution, step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.engine import simulate
+from clustersim.memory import Training, memory
+from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Compute, Op, Program
-from clustersim.strategies import STRATEGIES
+from clustersim.strategies import STRATEGIES, StrategyConfig
 from clustersim.texts import Table
 from clustersim.topology import Topology
 
 STEPS = 5
 """Steps played per row: DDP's first has one bucket and the second follows the rebuild; three are averaged."""
 
+FEWER = 3
+"""Steps played of sharded ranks and of servers, whose steps are alike from the second on."""
+
+SHARDED = frozenset(("fsdp", "zero"))
+"""Strategies whose every micro-batch communicates."""
+
 SEGMENTS = 24
 """Into how many pieces a model is cut where every piece is a send of every worker: overlap is as good as with all."""
-
-ANY_MACHINE = "hgx-h100"
-"""Where a one-GPU row is played whose source does not name the machine: nothing leaves the GPU."""
 
 
 def costs_of(run: StepRun) -> StepCost:
     """What a rank's step of this run costs."""
-    channels_last = run.model.sample == "image" and run.framework.channels_last
-    how = Execution(
-        dtype=run.dtype,
-        param_dtype=run.param_dtype,
-        activation_checkpointing=run.checkpointing,
-        optimizer=run.optimizer,
-        implementation="compiled" if run.compiled or channels_last else "eager",
+
+    def priced(how: Execution) -> StepCost:
+        return step_cost(run.model, run.device, run.config.micro_batch_size, how, run.framework.constants())
+
+    if not run.alternate:
+        return priced(run.how)
+    plain, full = (priced(replace(run.how, activation_checkpointing=policy)) for policy in ("none", "full"))
+    odd = np.arange(len(run.model.layers)) % 2 == 1
+    return replace(
+        plain,
+        backward=np.where(odd, full.backward, plain.backward),
+        backward_flops=np.where(odd, full.backward_flops, plain.backward_flops),
+        backward_mix=(),
     )
-    return step_cost(run.model, run.device, run.micro_batch, how, run.framework.constants())
 
 
 def scaled(cost: StepCost, factor: float) -> StepCost:
@@ -65,33 +75,40 @@ def step_time_as_priced(run: StepRun) -> float:
 def step_time(run: StepRun, cost: StepCost) -> float:
     """Seconds of one optimizer step, played on the run's machine.
 
-    Micro-batches under ``no_sync`` communicate nothing, so all but the last two are added rather than played. A rank
-    alone waits for nobody, so its ops are added too.
+    Micro-batches under ``no_sync`` communicate nothing, so all but the last two are added rather than played; of
+    sharded ranks, which communicate in each, two are played and the others take what the second adds. A rank alone
+    waits for nobody, so its ops are added too.
     """
+    if run.kind in SHARDED:
+        first, *more = (_played(run, cost, count) for count in ((1,) if run.accumulation == 1 else (1, 2)))
+        return first + sum((run.accumulation - 1) * (second - first) for second in more)
     played = min(run.accumulation, 2)
-    config: Table = {"micro_batch_size": run.micro_batch, "gradient_accumulation_steps": played}
-    config["param_dtype"] = run.param_dtype
-    if run.strategy == "ddp":
-        config["bucket_cap_mb"] = run.bucket_cap_mb
-    strategy = STRATEGIES[run.strategy]
-    topology, mesh = machine(run.topology or ANY_MACHINE if run.gpus == 1 else run.topology, run.nodes, run.gpus)
     alone = float(cost.forward.sum() + cost.backward.sum()) * (run.accumulation - played)
-    if mesh.world_size == 1:
-        program = strategy.build(run.model, replace(cost, jitter=0.0), mesh, strategy.config(**config), 2, 0)
+    if run.gpus == 1:
+        _, mesh = machine(run.topology, run.nodes, run.gpus)
+        alike, config = replace(cost, jitter=0.0), _of_passes(run, played)
+        program = STRATEGIES[run.kind].build(run.model, alike, mesh, config, 2, 0)
         return alone + sum(float(op.duration) for op in program.roles[0].ops if isinstance(op, Compute) and op.step)
-    knobs = strategy.config(**config)
-    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
-    if strategy.place:
-        mesh = strategy.place(topology, mesh, knobs)
-    model, steps = run.model, STEPS
-    if strategy.place:  # every layer and worker is a send: fewer of both, of steps that are alike from the second on
-        model, cost, steps = *coarser(run.model, cost), 3
-    program = merged(strategy.build(model, cost, mesh, knobs, steps, 0))
+    flattened = run.model.parameters * DTYPE_BYTES[run.how.param_dtype] / run.framework.flat_rate
+    return alone + _played(run, cost, played) + (flattened if run.kind == "ddp" else 0.0)
+
+
+def _of_passes(run: StepRun, passes: int) -> StrategyConfig:
+    """The strategy's knobs for a step of so many passes."""
+    return msgspec.structs.replace(run.config, gradient_accumulation_steps=passes)
+
+
+def _played(run: StepRun, cost: StepCost, passes: int) -> float:
+    """Seconds of a step of so many passes, all of them played."""
+    strategy, (topology, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
+    model, config = run.model, _of_passes(run, passes)
+    steps = 1 if run.first else FEWER if run.kind in SHARDED else STEPS
+    if strategy.place:  # every layer and worker is a send: fewer of both
+        mesh, steps = strategy.place(topology, mesh, config), FEWER
+        model, cost = coarser(model, replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0])))
+    program = merged(strategy.build(model, cost, mesh, config, steps, 0))
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
-    samples = run.micro_batch * played * run.gpus
-    figures = metrics.summary(timeline, run.model, samples_per_step=samples, workers=mesh.workers)
-    flattened = run.model.parameters * DTYPE_BYTES[run.param_dtype] / run.framework.flat_rate
-    return alone + float(figures["step_time_s"]) + (flattened if run.strategy == "ddp" else 0.0)
+    return metrics.steady_window(timeline).step_time
 
 
 def coarser(model: Model, cost: StepCost, parts: int = SEGMENTS) -> tuple[Model, StepCost]:
@@ -140,6 +157,24 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
             kept.append(msgspec.structs.replace(op, after=tuple(index[j] for j in op.after)))
         index.append(len(kept) - 1)
     return tuple(kept)
+
+
+def peak_memory(run: StepRun) -> MemoryUse:
+    """Bytes of one GPU at the peak of this run's step."""
+    strategy, (_, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
+    if strategy.holding is None:
+        raise ValueError(f"strategy {strategy.name!r} does not say what it holds")
+    training = Training(
+        micro_batch_size=run.config.micro_batch_size,
+        dtype=run.how.dtype,
+        param_dtype=run.how.param_dtype,
+        activation_checkpointing=run.how.activation_checkpointing,
+        optimizer=run.how.optimizer,
+        optimizer_impl=run.how.optimizer_impl,
+        compiled=run.how.implementation == "compiled",
+        holding=strategy.holding(run.model, mesh, _of_passes(run, run.accumulation)),
+    )
+    return memory(run.model, training)
 
 
 @lru_cache(maxsize=32)

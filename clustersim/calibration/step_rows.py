@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim import models
-from clustersim.calibration.frameworks import Framework, framework
+from clustersim.calibration.frameworks import PYTORCH, Framework, framework
 from clustersim.calibration.score import number
+from clustersim.compute import Execution
 from clustersim.device import Device, device_from_text
 from clustersim.model import Model
+from clustersim.strategies import STRATEGIES, StrategyConfig
+from clustersim.texts import Table
 
 Row = Mapping[str, str]
 COLUMNS = (
@@ -29,6 +32,9 @@ PLAYED = {
 }
 """Strategies that can be predicted, by the start of the column: what they are here. TensorFlow's ``replicated`` reduces
 every gradient by itself, as DDP would with buckets of one tensor."""
+
+ANY_MACHINE = "hgx-h100"
+"""Where a one-GPU row is played whose source does not name the machine: nothing leaves the GPU."""
 
 ONE_TENSOR_MB = 1e-6
 """A bucket limit that every tensor reaches."""
@@ -57,17 +63,18 @@ def topology_of(row: Row) -> str:
 
 @dataclass(frozen=True)
 class StepRun:
-    """One measured training step.
+    """One measured training step, whichever strategy shared it out.
 
     Parameters
     ----------
-    measured : float [s] per optimizer step, all accumulation included.
+    measured : float [s] per optimizer step, all accumulation included; 0 if it was not asked for.
     model, device : what ran on what. topology : name of the machine's file, empty if the row does not say.
-    nodes, gpus : in use. micro_batch, accumulation : samples per rank and pass, passes per step.
-    dtype : of the matrix products. param_dtype : what parameters and gradients are kept in.
-    optimizer : None where the measurement stops after backward. checkpointing : as compute's knob.
-    bucket_cap_mb : None for DDP's default. compiled : elementwise kernels are generated (torch.compile, XLA).
+    nodes, gpus : in use. kind : of the strategy. config : its knobs, of one pass a step.
+    accumulation : passes per step.
+    how : how a pass is computed; its optimizer is None where the measurement stops after backward.
     framework : the software, where the row names it.
+    alternate : every second block is recomputed in full.
+    first : what was timed is a run's first step.
     """
 
     measured: float
@@ -76,49 +83,50 @@ class StepRun:
     topology: str
     nodes: int
     gpus: int
-    strategy: str
-    micro_batch: int
+    kind: str
+    config: StrategyConfig
     accumulation: int
-    dtype: str
-    param_dtype: str
-    optimizer: str | None
-    checkpointing: str
-    bucket_cap_mb: float | None
-    compiled: bool
-    framework: Framework
+    how: Execution
+    framework: Framework = PYTORCH
+    alternate: bool = False
+    first: bool = False
 
 
 def read(row: Row) -> StepRun:
     """The run a row describes. Raises ValueError or a clustersim error that says what keeps it from being predicted."""
-    strategy = next((kind for name, kind in PLAYED.items() if row["strategy"].startswith(name)), None)
-    if strategy is None:
+    kind = next((kind for name, kind in PLAYED.items() if row["strategy"].startswith(name)), None)
+    if kind is None:
         raise ValueError(f"strategy {row['strategy']!r} is not played; played: {', '.join(PLAYED)}")
-    if any(row.get(axis, "") not in {"", "1"} for axis in ("tp", "pp", "ep", "cp")):
-        raise ValueError("tensor, pipeline, expert or context parallelism is not played")
+    refuse_split(row)
     if row.get("offload", "") not in {"", "none"}:
         raise ValueError(f"offload {row['offload']!r} is not played")
     software = framework(row)
     model = models.from_row(row, implementation=software.implementation, gathers_masked=software.gathers_masked)
     words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     precision = _precision(row, model)
-    return StepRun(
-        measured=measured_step(row, model),
-        model=model,
-        device=device_from_text(row["gpu"]),
-        topology=topology_of(row),
-        nodes=_count(row, "nodes"),
-        gpus=_count(row, "gpus"),
-        strategy=strategy,
-        micro_batch=_micro_batch(row, model),
-        accumulation=_count(row, "grad_accum"),
+    compiled = software.compiled or _compiled(words) or (model.sample == "image" and software.channels_last)
+    measured, device, gpus = measured_step(row, model), device_from_text(row["gpu"]), count(row, "gpus")
+    held = _param_dtype(precision.lower(), software)
+    knobs: Table = {"micro_batch_size": micro_batch(row, model), "param_dtype": held}
+    how = Execution(
         dtype=_dtype(precision, row["gpu"]),
-        param_dtype=_param_dtype(precision.lower(), software),
+        param_dtype=held,
+        activation_checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
         optimizer=_optimizer(row, words, model),
-        checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
-        bucket_cap_mb=_bucket(row, software, model),
-        compiled=software.compiled or _compiled(words),
-        framework=software,
+        implementation="compiled" if compiled else "eager",
     )
+    if kind == "ddp":
+        knobs["bucket_cap_mb"] = _bucket(row, software, model)
+    config = STRATEGIES[kind].config(**knobs)
+    topology = topology_of(row) or (ANY_MACHINE if gpus == 1 else "")
+    passes = count(row, "grad_accum")
+    return StepRun(measured, model, device, topology, count(row, "nodes"), gpus, kind, config, passes, how, software)
+
+
+def refuse_split(row: Row) -> None:
+    """Raise ValueError for a row whose model is split."""
+    if any(row.get(axis, "") not in {"", "1"} for axis in ("tp", "pp", "ep", "cp")):
+        raise ValueError("tensor, pipeline, expert or context parallelism is not played")
 
 
 FULL_RECOMPUTATION = 4 / 3
@@ -135,7 +143,7 @@ def measured_step(row: Row, model: Model) -> float:
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
         return value / int(found.group(1))
-    local = _micro_batch(row, model) * _count(row, "grad_accum")
+    local = micro_batch(row, model) * count(row, "grad_accum")
     if metric in {"tflops_per_gpu", "hw_tflops_per_gpu"}:
         again = FULL_RECOMPUTATION if metric.startswith("hw") and row.get("act_ckpt", "") == "full" else 1.0
         return local * model.flops_per_sample() * again / (value * 1e12)
@@ -145,7 +153,7 @@ def measured_step(row: Row, model: Model) -> float:
         return local / value
     if metric.startswith("throughput"):
         told = row.get("global_batch") and not _in_tokens(row)
-        samples = number(row, "global_batch") if told else local * _count(row, "gpus")
+        samples = number(row, "global_batch") if told else local * count(row, "gpus")
         return samples * (model.seq_len if _counts_within(unit, model) else 1) / value
     raise ValueError(f"metric {metric!r} does not say how long a step takes")
 
@@ -155,7 +163,8 @@ def _counts_within(unit: str, model: Model) -> bool:
     return unit.startswith(("tok", "mel")) or (model.sample == "clip" and unit == "samples/s")
 
 
-def _count(row: Row, column: str) -> int:
+def count(row: Row, column: str) -> int:
+    """A whole number of a row; 1 where it does not say."""
     return int(number(row, column)) if row.get(column, "").strip() else 1
 
 
@@ -164,7 +173,8 @@ def _in_tokens(row: Row) -> bool:
     return "batch unit = tokens" in row.get("notes", "")
 
 
-def _micro_batch(row: Row, model: Model) -> int:
+def micro_batch(row: Row, model: Model) -> int:
+    """Samples of a rank in one pass. Raises ValueError where the row does not say."""
     if not row["micro_batch_per_gpu"].strip():
         raise ValueError("the row does not say the micro-batch per GPU")
     return int(number(row, "micro_batch_per_gpu")) // (model.seq_len if _in_tokens(row) else 1)

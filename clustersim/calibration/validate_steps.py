@@ -25,7 +25,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from clustersim import scenario
-from clustersim.calibration import sharded_rows
 from clustersim.calibration.frameworks import framework
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.score import Dimension, Score, evaluate, read_table, score, with_ranges
@@ -132,15 +131,13 @@ def identity(row: Row) -> tuple[object, ...]:
 
 
 def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple[float, float]:
-    if is_sharded(row):
-        if anchors is not None:
-            raise ValueError("FSDP and ZeRO rows have no one-GPU row to anchor on")
-        sharded = read_sharded(row)
-        return sharded.measured, sharded_rows.step_time(sharded)
-    run = read(row)
     if anchors is None:
+        run = read_sharded(row) if is_sharded(row) else read(row)
         return run.measured, step_time_as_priced(replace(run, measured=0.0))
-    if run.strategy == "single":
+    if is_sharded(row):
+        raise ValueError("FSDP and ZeRO rows have no one-GPU row to anchor on")
+    run = read(row)
+    if run.kind == "single":
         raise ValueError("is the anchor of its model, not a prediction")
     scale = anchors.get(_identity(row))
     if scale is None:
