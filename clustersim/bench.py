@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import simpy
 
@@ -212,8 +212,25 @@ def unit() -> float:
     return time.process_time() - begin
 
 
-def play(row: Row, repeats: int = 5) -> dict[str, Any]:
-    """A row with its figures: medians of ``repeats`` runs, None where it cannot be played."""
+class Played(msgspec.Struct, frozen=True):
+    """A row with its figures: seconds [CPU s] also in units of ``unit`` s, memory [bytes]; None where it cannot be
+    played, for the ``error``."""
+
+    name: str
+    work: str
+    seconds: float | None
+    unit: float
+    units: float | None
+    target: float
+    memory: float | None
+    target_memory: float | None
+    peer: str
+    differs: str
+    error: str
+
+
+def play(row: Row, repeats: int = 5) -> Played:
+    """A row with its figures: medians of ``repeats`` runs."""
     # As installing does: where Python may not write bytecode, every process would compile what it imports.
     compileall.compile_dir(Path(__file__).parent, quiet=2)
     costs, units = [], []
@@ -225,55 +242,52 @@ def play(row: Row, repeats: int = 5) -> dict[str, Any]:
     error = costs[-1].error
     seconds = statistics.median(cost.seconds for cost in costs) / row.per
     memory, one = statistics.median(cost.memory for cost in costs), statistics.median(units)
-    return {
-        "name": row.name,
-        "work": row.what,
-        "seconds": None if error else seconds,
-        "unit": one,
-        "units": None if error else seconds / one,
-        "target": row.target,
-        "memory": None if error else memory,
-        "target_memory": row.memory,
-        "peer": row.peer,
-        "differs": row.differs,
-        "error": error,
-    }
+    took = (None, None, None) if error else (seconds, seconds / one, memory)
+    return Played(
+        row.name, row.what, took[0], one, took[1], row.target, took[2], row.memory, row.peer, row.differs, error
+    )
 
 
 FIT_NODES = (1, 4, 16, 64, 256, 1024, 2048)
 
 
-def fit(nodes: Sequence[int] = FIT_NODES) -> dict[str, Any]:
-    """How the cost of a run grows with ranks x ops: FSDP2 of Llama-3-8B, every GPU at its own pace.
+class Fit(msgspec.Struct, frozen=True):
+    """How the cost of a run grows with ranks x ops.
 
-    Returns
-    -------
-    dict of ``ranks``, ``ops`` (one list's), ``seconds`` (CPU, of the simulation alone) as columns; ``fixed`` [s] and
-    ``per_rank_op`` [s], the least-squares line; ``r2``, how well it fits; ``exponent``, the slope of log seconds over
-    log ranks x ops between the two largest runs: 1 is linear.
+    Parameters
+    ----------
+    ranks, ops, seconds : columns, a run each: of one rank's list of ops; CPU, of the simulation alone.
+    fixed, per_rank_op : [s], the least-squares line. r2 : how well it fits.
+    exponent : slope of log seconds over log ranks x ops between the two largest runs; 1 is linear.
     """
+
+    ranks: list[int]
+    ops: list[int]
+    seconds: list[float]
+    fixed: float
+    per_rank_op: float
+    r2: float
+    exponent: float
+
+
+def fit(nodes: Sequence[int] = FIT_NODES) -> Fit:
+    """How the cost of a run grows with ranks x ops: FSDP2 of Llama-3-8B, every GPU at its own pace."""
     from clustersim import scenario
 
-    columns: dict[str, list[float]] = {"ranks": [], "ops": [], "seconds": []}
+    ranks, ops, took = [], [], []
     changes = {"model.name": "llama3-8b", "run.jitter": 0.02, "run.steps": 1}
     for n in nodes:
         prepared = scenario.load(_SCENARIO, {**changes, "cluster.nodes": n}).prepare()
         prepared.run()  # plans and routes are per machine, and kept
         begin = time.process_time()
         prepared.run()
-        columns["seconds"].append(time.process_time() - begin)
-        columns["ranks"].append(prepared.program.world_size)
-        columns["ops"].append(sum(len(role.ops) for role in prepared.program.roles))
-    size = np.array(columns["ranks"]) * np.array(columns["ops"])
-    seconds = np.array(columns["seconds"])
+        took.append(time.process_time() - begin)
+        ranks.append(prepared.program.world_size)
+        ops.append(sum(len(role.ops) for role in prepared.program.roles))
+    size, seconds = np.array(ranks) * np.array(ops), np.array(took)
     slope, fixed = np.polyfit(size, seconds, 1)
     left = seconds - (fixed + slope * size)
     exponent = np.log(seconds[-1] / seconds[-2]) / np.log(size[-1] / size[-2])
     spread = float(((seconds - seconds.mean()) ** 2).sum())
-    return {
-        **columns,
-        "fixed": float(fixed),
-        "per_rank_op": float(slope),
-        "r2": 1.0 - float((left**2).sum()) / spread if spread else 1.0,
-        "exponent": float(exponent),
-    }
+    r2 = 1.0 - float((left**2).sum()) / spread if spread else 1.0
+    return Fit(ranks, ops, took, float(fixed), float(slope), r2, float(exponent))

@@ -45,10 +45,10 @@ def test_the_fit_is_the_line_through_what_was_measured(monkeypatch):
     clock = iter([0.0, 1.0, 0.0, 4.0])  # a run of 8 ranks takes a second, one of 32 takes four
     monkeypatch.setattr(bench.time, "process_time", lambda: next(clock))
     line = bench.fit((1, 4))
-    assert line["ranks"] == [8, 32]
-    assert line["ops"][0] == line["ops"][1]
-    assert line["exponent"] == pytest.approx(1.0)
-    assert line["r2"] == pytest.approx(1.0)
+    assert line.ranks == [8, 32]
+    assert line.ops[0] == line.ops[1]
+    assert line.exponent == pytest.approx(1.0)
+    assert line.r2 == pytest.approx(1.0)
 
 
 def test_bench_prints_a_row_as_json(clustersim):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
 from clustersim.cli.common import json_option, print_json, stdout, working
 
 if TYPE_CHECKING:
+    from clustersim.bench import Fit, Played
     from clustersim.cli.fitting import Terminal
 
 
@@ -39,12 +41,12 @@ def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> N
     with working("fitting cost over ranks x ops"):
         line = benchmarks.fit() if fitted else None
     if as_json:
-        print_json({"rows": played, "repeats": repeats, "fit": line})
+        print_json(to_builtins({"rows": played, "repeats": repeats, "fit": line}))
     else:
         _print(stdout(), played, line, repeats)
 
 
-def _print(console: Terminal, rows: list[dict[str, Any]], line: dict[str, Any] | None, repeats: int) -> None:
+def _print(console: Terminal, rows: list[Played], line: Fit | None, repeats: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -54,26 +56,26 @@ def _print(console: Terminal, rows: list[dict[str, Any]], line: dict[str, Any] |
         table.add_column(name, justify="right")
     table.add_column("peers")
     for row in rows:
-        cells = [_seconds(row[name]) for name in ("seconds", "unit", "units", "target")]
-        cells += [_memory(row["memory"]), _memory(row["target_memory"])]
-        cells[2] = f"[red]{cells[2]}[/]" if row["error"] or row["units"] > row["target"] else cells[2]
-        table.add_row(escape(row["work"]), *cells, escape(row["peer"]))
+        cells = [_seconds(value) for value in (row.seconds, row.unit, row.units, row.target)]
+        cells += [_memory(row.memory), _memory(row.target_memory)]
+        cells[2] = f"[red]{cells[2]}[/]" if row.units is None or row.units > row.target else cells[2]
+        table.add_row(escape(row.work), *cells, escape(row.peer))
     console.print(table)
     console.print("a unit: CPU seconds of a million bare SimPy timeouts, measured before every run")
-    console.say(*(f"{row['name']}: {row['error']}" for row in rows if row["error"]), style="red")
-    compared = [row for row in rows if row["differs"] and row["peer"] != "-"]
-    console.say(*dict.fromkeys(f"- {row['peer'].split(' ')[0]}: {row['differs']}" for row in compared))
+    console.say(*(f"{row.name}: {row.error}" for row in rows if row.error), style="red")
+    compared = [row for row in rows if row.differs and row.peer != "-"]
+    console.say(*dict.fromkeys(f"- {row.peer.split(' ')[0]}: {row.differs}" for row in compared))
     if line:
         _print_fit(console, line)
 
 
-def _print_fit(console: Terminal, line: dict[str, Any]) -> None:
+def _print_fit(console: Terminal, line: Fit) -> None:
     console.print(f"{'ranks':>8} {'ops':>6} {'CPU s':>8}")
-    for ranks, ops, seconds in zip(line["ranks"], line["ops"], line["seconds"], strict=True):
+    for ranks, ops, seconds in zip(line.ranks, line.ops, line.seconds, strict=True):
         console.print(f"{ranks:8,} {ops:6,} {seconds:8.3f}")
     console.say(
-        f"cost = {line['fixed']:.2f} s + {line['per_rank_op'] * 1e9:.0f} ns x ranks x ops (R2 {line['r2']:.3f}); "
-        f"grows as (ranks x ops)^{line['exponent']:.2f} at the end"
+        f"cost = {line.fixed:.2f} s + {line.per_rank_op * 1e9:.0f} ns x ranks x ops (R2 {line.r2:.3f}); "
+        f"grows as (ranks x ops)^{line.exponent:.2f} at the end"
     )
 
 

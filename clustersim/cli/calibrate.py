@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from clustersim.cli.common import PATH, json_option, print_json, rich_table, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
+    from clustersim.arrays import Bools
     from clustersim.calibration.fit.calibrated import Calibrated
+    from clustersim.calibration.fit.solve import Fit
 
 
 @click.command(short_help="Fit a machine's constants to its measurements.")
@@ -44,7 +47,7 @@ def calibrate(
     if plots is not None:
         _draw(found, plots)
     if as_json:
-        print_json(_plain(found))
+        print_json(msgspec.to_builtins(_said(found)))
     else:
         _print(found)
         click.echo(str(out))
@@ -82,88 +85,114 @@ def _draw(found: Calibrated, folder: Path) -> None:
             click.echo(write_picture(figure, folder / f"{fit.part}.png"), err=True)
 
 
-def _plain(found: Calibrated) -> dict[str, Any]:
+class Errors(msgspec.Struct, frozen=True):
+    """Median |relative error| of some rows, before and after a fit."""
+
+    rows: int
+    before: float
+    after: float
+
+
+class FittedOne(msgspec.Struct, frozen=True):
+    """A constant of a part: its value with the 95 % interval, and why it keeps its default; empty where it does not."""
+
+    part: str
+    name: str
+    value: float
+    low: float
+    high: float
+    default: float
+    refused: str
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a calibration says: ``errors`` by part, of NCCL also ``by_size``; ``held_out``, the median error of rows
+    predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason."""
+
+    constants: list[FittedOne]
+    errors: dict[str, Errors]
+    by_size: dict[str, Errors]
+    held_out_of: str
+    held_out: float | None
+    noise: float
+    skipped: Mapping[str, int]
+
+
+def _said(found: Calibrated) -> Said:
     import numpy as np
 
-    constants = [
-        {"part": fit.part, "name": c.knob.name, "value": c.value, "low": c.low, "high": c.high,
-         "default": c.knob.default, "refused": c.refused}
-        for fit in found.fits for c in fit.constants
-    ]  # fmt: skip
-    held_out = float(np.median(found.held_out)) if len(found.held_out) else None
-    errors = {fit.part: {"rows": len(fit.measured), **_errors(fit)} for fit in found.fits}
-    return {
-        "constants": constants,
-        "errors": errors,
-        "by_size": _by_size(found),
-        "held_out_of": found.fits[0].part,
-        "held_out": held_out,
-        "noise": found.noise,
-        "skipped": dict(found.skipped),
-    }
+    return Said(
+        constants=[
+            FittedOne(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
+            for fit in found.fits
+            for c in fit.constants
+        ],
+        errors={fit.part: _errors(fit, slice(None)) for fit in found.fits},
+        by_size=_by_size(found),
+        held_out_of=found.fits[0].part,
+        held_out=float(np.median(found.held_out)) if len(found.held_out) else None,
+        noise=found.noise,
+        skipped=found.skipped,
+    )
 
 
-def _by_size(found: Calibrated) -> dict[str, dict[str, float]]:
-    """Of NCCL's rows: how many, and the median error before and after, by size."""
+def _by_size(found: Calibrated) -> dict[str, Errors]:
+    """Of NCCL's rows."""
     import numpy as np
 
     from clustersim.ranges import size_class
 
-    out: dict[str, dict[str, float]] = {}
+    out: dict[str, Errors] = {}
     for fit in found.fits:
         of = np.array([size_class(size) for size in found.sizes]) if fit.part == "nccl" else np.empty(0)
         for name in sorted(set(of.tolist()), key=lambda name: float(found.sizes[of == name].min())):
-            mine = of == name
-            told = {"before": fit.before, "after": fit.after}
-            error = {k: float(np.median(np.abs(t[mine] / fit.measured[mine] - 1.0))) for k, t in told.items()}
-            out[name] = {"rows": int(mine.sum()), **error}
+            out[name] = _errors(fit, of == name)
     return out
 
 
-def _errors(fit: Any) -> dict[str, float]:
+def _errors(fit: Fit, rows: Bools | slice) -> Errors:
     import numpy as np
 
-    told = {"before": fit.before, "after": fit.after}
-    return {name: float(np.median(np.abs(times / fit.measured - 1.0))) for name, times in told.items()}
+    measured = fit.measured[rows]
+    before, after = (float(np.median(np.abs(times[rows] / measured - 1.0))) for times in (fit.before, fit.after))
+    return Errors(len(measured), before, after)
 
 
 def _print(found: Calibrated) -> None:
     from clustersim.calibration.fit.solve import UNUSED
 
-    said = _plain(found)
+    said = _said(found)
     heads = ("part", "constant", "default", "fitted", "95 % interval", "kept, because")
-    unused = [one["name"] for one in said["constants"] if one["refused"] == UNUSED]
-    rows = (_cells(one) for one in said["constants"] if one["refused"] != UNUSED)
+    unused = [one for one in said.constants if one.refused == UNUSED]
+    rows = (_cells(one) for one in said.constants if one.refused != UNUSED)
     stdout().print(rich_table("constants", ((name, 2 <= i < 5) for i, name in enumerate(heads)), rows))
     if unused:
         click.echo(f"{len(unused)} constants keep their defaults, as {UNUSED.removesuffix('it')}them")
     for line in _lines(said):
         click.echo(line)
-    for reason, count in found.skipped.items():
+    for reason, count in said.skipped.items():
         click.echo(f"skipped {count}: {reason}")
 
 
-def _cells(one: dict[str, Any]) -> Iterator[str]:
+def _cells(one: FittedOne) -> Iterator[str]:
     from clustersim.calibrated import unit_of
     from clustersim.units import format_bandwidth, format_bytes, format_time
 
     formats: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_bandwidth, "B": format_bytes}
-    show = formats.get(unit_of(one["part"], one["name"]), "{:.3g}".format)
-    yield from (one["part"], one["name"], show(one["default"]))
-    if one["refused"]:
-        yield from ("", "", one["refused"])
+    show = formats.get(unit_of(one.part, one.name), "{:.3g}".format)
+    yield from (one.part, one.name, show(one.default))
+    if one.refused:
+        yield from ("", "", one.refused)
     else:
-        yield from (show(one["value"]), f"{show(one['low'])} to {show(one['high'])}", "")
+        yield from (show(one.value), f"{show(one.low)} to {show(one.high)}", "")
 
 
-def _lines(said: dict[str, Any]) -> Iterator[str]:
-    for part, error in said["errors"].items():
-        before, after = error["before"], error["after"]
-        yield f"{part}: {error['rows']} rows, median |error| {before:.1%} before and {after:.1%} after"
-    for name, error in said["by_size"].items():
-        yield f"  {name}: {error['rows']} rows, {error['before']:.1%} before and {error['after']:.1%} after"
-    if said["held_out"] is not None:
-        noise = said["noise"]
-        beside = f"; repeats of a row differ by {noise:.1%}" if noise == noise else ""
-        held_out = f"median |error| {said['held_out']:.1%}{beside}"
-        yield f"{said['held_out_of']}, half of the sizes fitted and the rest predicted: {held_out}"
+def _lines(said: Said) -> Iterator[str]:
+    for part, error in said.errors.items():
+        yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
+    for name, error in said.by_size.items():
+        yield f"  {name}: {error.rows} rows, {error.before:.1%} before and {error.after:.1%} after"
+    if said.held_out is not None:
+        beside = f"; repeats of a row differ by {said.noise:.1%}" if said.noise == said.noise else ""
+        held_out = f"median |error| {said.held_out:.1%}{beside}"
+        yield f"{said.held_out_of}, half of the sizes fitted and the rest predicted: {held_out}"
