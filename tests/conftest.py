@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from clustersim.calibration.capture.parts import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -82,3 +87,42 @@ def clustersim() -> Command:
         return subprocess.run(command, cwd=cwd or ROOT, env=env, capture_output=True, text=True, check=False)
 
     return run
+
+
+CAPTURE_SECONDS = {2: 25, 4: 15}
+"""Budget of a capture of so many ranks: every kind of collective, and the first steps, on two busy cores."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A capture of this machine: its folder, and what the command wrote on stderr."""
+
+    folder: Path
+    ranks: int
+    said: str
+
+
+@pytest.fixture(scope="session")
+def captured_by(tmp_path_factory: pytest.TempPathFactory, clustersim: Command) -> Callable[[int], Captured]:
+    """A whole capture by 2 ranks of this machine, or the collectives of 4; parallel test processes share each."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def capture(ranks: int) -> Captured:
+        folder, told = base / f"capture{ranks}", base / f"capture{ranks}.json"
+        try:
+            (base / f"capture{ranks}.mine").mkdir()
+        except FileExistsError:
+            until = time.monotonic() + 300
+            while not told.exists() and time.monotonic() < until:
+                time.sleep(0.5)
+        else:
+            parts = ("--parts", "collectives") if ranks == 4 else ()
+            done = clustersim("capture", "--out", folder, "--nproc-per-node", str(ranks), "--device", "cpu",
+                              "--budget", f"{CAPTURE_SECONDS[ranks]}s", "--largest", "1M", *parts)  # fmt: skip
+            write_whole(told, json.dumps([done.returncode, done.stderr]).encode())
+        code, said = json.loads(told.read_text())
+        assert code == 0, said[-2000:]
+        return Captured(folder, ranks, said)
+
+    return capture

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import CAPTURE_SECONDS, Captured
 
 from clustersim import traces
 from clustersim.calibration.capture import collectives, steps, world
@@ -36,31 +38,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 # ---- for real -------------------------------------------------------------------------------------------------------
 
 
-BUDGET = {2: 50, 4: 25}  # s
 WHOLE = pytest.mark.parametrize("run", [2], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def run(request, tmp_path_factory, clustersim) -> SimpleNamespace:
-    """A whole capture of 2 ranks of this machine, and the collectives of 4; parallel test processes share one."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, told = base / f"capture{request.param}", base / f"capture{request.param}.json"
-    try:
-        (base / f"capture{request.param}.mine").mkdir()
-    except FileExistsError:
-        until = time.monotonic() + 300
-        while not told.exists() and time.monotonic() < until:
-            time.sleep(0.5)
-    else:
-        done = clustersim("capture", "--out", folder, "--nproc-per-node", str(request.param), "--device", "cpu",
-                          "--budget", f"{BUDGET[request.param]}s", "--largest", "1M",
-                          *(["--parts", "collectives"] if request.param == 4 else []))  # fmt: skip
-        said = {"code": done.returncode, "said": done.stderr}
-        write_whole(told, json.dumps(said).encode())
-    found = SimpleNamespace(folder=folder, ranks=request.param, **json.loads(told.read_text()))
-    assert found.code == 0, found.said[-2000:]
-    return found
+@pytest.fixture(params=[2, 4])
+def run(request: pytest.FixtureRequest, captured_by: Callable[[int], Captured]) -> Captured:
+    """A whole capture of 2 ranks of this machine, and the collectives of 4."""
+    return captured_by(request.param)
 
 
 @torch
@@ -118,7 +102,7 @@ def test_the_profiles_of_a_step_are_joined_over_its_ranks(run):
 @torch
 def test_the_budget_is_kept_and_the_machine_described(run):
     measured = [row for row in rows(run.folder / "collectives.jsonl") if "kind" in row]
-    assert 0 < sum(row["time"] * 1e-6 * row["iterations"] for row in measured) < BUDGET[run.ranks]
+    assert 0 < sum(row["time"] * 1e-6 * row["iterations"] for row in measured) < CAPTURE_SECONDS[run.ranks]
     said = json.loads((run.folder / "provenance.json").read_text())
     (machine,) = said["machines"]
     assert machine["versions"]["torch"]
