@@ -56,6 +56,12 @@ def small(tmp_path_factory):
     return read, folder, planner.search(read, "plan.toml", folder, planner.How(jobs=1))
 
 
+@pytest.fixture(scope="module")
+def every(small, tmp_path_factory):
+    """All options of the small plan, simulated."""
+    return planner.search(small[0], "plan.toml", tmp_path_factory.mktemp("every"), planner.How(jobs=1, exhaustive=True))
+
+
 def figures(found):
     return [(planner.title(one.candidate), one.objectives) for one in found.front]
 
@@ -77,18 +83,16 @@ def test_the_command_that_an_answer_names_writes_launch_files_of_its_option(smal
 # ---- the search ------------------------------------------------------------------------------------------------------
 
 
-def test_the_pruned_search_finds_exactly_the_exhaustive_front(small, tmp_path):
-    read, _, pruned = small
-    every = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
+def test_the_pruned_search_finds_exactly_the_exhaustive_front(small, every):
+    _, _, pruned = small
     assert figures(pruned) == figures(every)
     assert sum(one.state == "simulated" for one in every.options) > sum(
         one.state == "simulated" for one in pruned.options
     )
 
 
-def test_no_run_beats_the_bounds_it_is_pruned_by(small, tmp_path):
+def test_no_run_beats_the_bounds_it_is_pruned_by(small, every):
     read, _, _ = small
-    every = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
     for one in (one for one in every.options if one.state == "simulated"):
         bound = step_bound(scenario_of(read, "plan.toml", one.candidate).prepare())
         assert bound.step_s <= one.step_s

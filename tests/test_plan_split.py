@@ -28,8 +28,14 @@ from clustersim.scenario.held import held
 from clustersim.scenario.parts import shape_of
 
 DENSE = {
-    "title": "GPT-2 medium, split",
-    "model": {"name": "gpt2-medium", "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+    "title": "GPT-2 medium of eight layers, split",
+    "model": {
+        "name": "gpt2-medium",
+        "seq_len": 1024,
+        "dtype": "bf16",
+        "implementation": "fused",
+        "options": {"layers": 8},
+    },
     "machines": [{"topology": "hgx-a100", "nodes": [1, 2], "usd_per_gpu_hour": 2.0}],
     "batch": {"samples": [32, 64]},
     "try": {
