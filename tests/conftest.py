@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Processes side by side have a core each: threads of linear algebra would only wait for one another, at full speed.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from clustersim.calibration.capture.parts import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,13 +43,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that says it needs ../shared, so that a run can tell how many there were, and the slow ones."""
+    """Mark every test that says it needs ../shared, so that a run can tell how many there were, and the slow ones,
+    which begin: of parallel processes none is left alone with one at the end."""
     for item in items:
         if item.path.stem.removeprefix("test_") in SLOW:
             item.add_marker(pytest.mark.slow)
         reasons = (str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif"))
         if "shared" in getattr(item, "fixturenames", ()) or any("shared" in reason for reason in reasons):
             item.add_marker(pytest.mark.shared)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

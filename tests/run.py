@@ -31,7 +31,7 @@ def checks(pytest_arguments: list[str]) -> dict[str, list[str]]:
         "ruff format": [*python, "ruff", "format", "--check", "."],
         "mypy --strict": [*python, "mypy"],
         "import-linter": [str(BIN / "lint-imports")],
-        "pytest": [*python, "pytest", "-n", workers(), *pytest_arguments],
+        "pytest": [*python, "pytest", "-n", workers(), "--dist", "worksteal", *pytest_arguments],
     }
 
 
