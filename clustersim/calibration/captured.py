@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from clustersim import fabrics
 from clustersim.collectives.base import Request
 from clustersim.errors import TopologyError, TraceError
+from clustersim.texts import Table
 from clustersim.topology import Topology
 from clustersim.traces import captured
 from clustersim.traces.samples import Sample
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +37,8 @@ class Capture:
     cores: int
     threads: int
     samples: tuple[Sample, ...]
-    compute: tuple[Row, ...]
-    steps: tuple[Row, ...]
+    compute: tuple[Table, ...]
+    steps: tuple[Table, ...]
     versions: Mapping[str, str]
     shares_gpu: bool = False
 
@@ -56,7 +54,7 @@ def read_capture(path: str | Path) -> Capture:
         raise TraceError(f"{folder}: nothing was measured in this capture")
     samples = captured.read([folder / "provenance.json", parts["collectives"]]).rows if parts["collectives"] else ()
     rows = {name: tuple(captured.lines(file)[0][1:]) if file else () for name, file in parts.items()}
-    machine: Row = next(iter(about.get("machines", [])), {})
+    machine: Table = next(iter(about.get("machines", [])), {})
     return Capture(
         path=folder,
         backend=str(about.get("backend", "")),

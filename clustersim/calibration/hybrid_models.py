@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 
 from clustersim.calibration.hybrid_stacks import Stack
-from clustersim.calibration.score import number
-from clustersim.calibration.step_rows import Row
+from clustersim.calibration.step_rows import Row, whole
 from clustersim.device import Device
 from clustersim.models.generic import read_columns
 from clustersim.models.sized import HEAD, named_shape, of_size
@@ -28,7 +27,7 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     if stack.vocab and "vocabulary assumed" in row.get("notes", ""):
         options["vocab"] = stack.vocab
     if stack.pads_vocab:
-        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, _whole(row, "tp") if row.get("tp") else 1)
+        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, whole(row, "tp") if row.get("tp") else 1)
     if family is _gpt and not stack.tied:
         options["tied"] = False
     if not stack.dropout or family in {_gated, _experts}:
@@ -39,7 +38,7 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
         options |= {"experts_implementation": "grouped_mm"}
     return {
         "name": name,
-        "seq_len": _whole(row, "seq_len"),
+        "seq_len": whole(row, "seq_len"),
         "dtype": dtype,
         "attention": stack.attention if stack.attention in {"eager", *device.attention} else "flash",
         "implementation": stack.implementation,
@@ -57,12 +56,12 @@ def _family(row: Row) -> Callable[[Row], tuple[str, Options]]:
 
 def _gpt(row: Row) -> tuple[str, Options]:
     """Megatron's GPT: learned positions of the sequence's length, tied embeddings, biases, GELU by one kernel."""
-    return "gpt2", _sizes(row) | {"n_positions": _whole(row, "seq_len"), "activation": "gelu"}
+    return "gpt2", _sizes(row) | {"n_positions": whole(row, "seq_len"), "activation": "gelu"}
 
 
 def _bert(row: Row) -> tuple[str, Options]:
     """Megatron's BERT: its head sees every position, not only the masked ones."""
-    return "bert-large-uncased", _sizes(row) | {"n_positions": _whole(row, "seq_len"), "head": "pretraining"}
+    return "bert-large-uncased", _sizes(row) | {"n_positions": whole(row, "seq_len"), "head": "pretraining"}
 
 
 def _gated(row: Row) -> tuple[str, Options]:
@@ -77,7 +76,7 @@ def _experts(row: Row) -> tuple[str, Options]:
     name = next((name for name in known if plain.startswith(re.sub(r"[^a-z0-9]", "", name))), None)
     if name is None:
         raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name")
-    return name, {"layers": _whole(row, "layers"), "vocab": _whole(row, "vocab")}
+    return name, {"layers": whole(row, "layers"), "vocab": whole(row, "vocab")}
 
 
 def completed(row: Row) -> Row:
@@ -85,19 +84,13 @@ def completed(row: Row) -> Row:
     if not row.get("layers") and not row.get("d_model") and _family(row) is _gpt and row.get("params"):
         gpt = of_size(named_shape("gpt2-xl"), read_columns(row).params)
         row = {**row, "layers": str(gpt.layers), "d_model": str(gpt.d_model)}
-    return row if row.get("heads") else {**row, "heads": str(_whole(row, "d_model") // HEAD)}
+    return row if row.get("heads") else {**row, "heads": str(whole(row, "d_model") // HEAD)}
 
 
 def _sizes(row: Row) -> Options:
-    width, heads = _whole(row, "d_model"), _whole(row, "heads")
-    sizes = {"layers": _whole(row, "layers"), "d_model": width, "heads": heads, "vocab": _whole(row, "vocab")}
-    sizes["kv_heads"] = _whole(row, "kv_heads") if row.get("kv_heads") else heads
-    sizes["head_dim"] = _whole(row, "head_dim") if row.get("head_dim") else width // heads
-    sizes["d_ff"] = _whole(row, "ffn") if row.get("ffn") else 4 * width
+    width, heads = whole(row, "d_model"), whole(row, "heads")
+    sizes = {"layers": whole(row, "layers"), "d_model": width, "heads": heads, "vocab": whole(row, "vocab")}
+    sizes["kv_heads"] = whole(row, "kv_heads") if row.get("kv_heads") else heads
+    sizes["head_dim"] = whole(row, "head_dim") if row.get("head_dim") else width // heads
+    sizes["d_ff"] = whole(row, "ffn") if row.get("ffn") else 4 * width
     return sizes
-
-
-def _whole(row: Row, column: str) -> int:
-    if not row.get(column, "").strip():
-        raise ValueError(f"the row does not say {column}")
-    return int(number(row, column))

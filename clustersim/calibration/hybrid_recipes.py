@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from clustersim.calibration.step_rows import Row
 from clustersim.texts import Table
@@ -30,7 +29,7 @@ class Recipe:
 
     words: str
     source: str
-    parallel: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Table = field(default_factory=dict)
     layouts: Mapping[int, str] = field(default_factory=dict)
     layers: int = 0
     mtp: int = 0

@@ -14,7 +14,7 @@ from clustersim.calibration.hybrid_models import completed, model_table
 from clustersim.calibration.hybrid_recipes import Recipe, recipe_of
 from clustersim.calibration.hybrid_stacks import Stack, stack_of
 from clustersim.calibration.score import number
-from clustersim.calibration.step_rows import Row
+from clustersim.calibration.step_rows import Row, whole
 from clustersim.device import device, device_from_text
 from clustersim.scenario.parts import model_of
 from clustersim.texts import Table
@@ -51,7 +51,7 @@ def scenario_table(row: Row) -> Table:
     """
     row = completed(row)
     stack, recipe = stack_of(row), recipe_of(row) or Recipe("", "")
-    degrees = {name: _whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
+    degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)
     said = {} if row["fsdp"] == "1" else stack.parallel  # FSDP has its own overlap
@@ -61,7 +61,7 @@ def scenario_table(row: Row) -> Table:
         **degrees,
         "microbatches": _microbatches(row, micro_batch),
         **_pipeline(row, stack, degrees["pp"], chunks),
-        **recipe.of(degrees["pp"] * chunks, _whole(row, "layers")),
+        **recipe.of(degrees["pp"] * chunks, whole(row, "layers")),
         **_exchanges(row, stack, degrees),
     }
     strategy, more = _strategy(row)
@@ -106,7 +106,7 @@ def _cluster(row: Row) -> Table:
         if source not in _UNNAMED:
             raise ValueError("the row does not say which topology")
         topology, named = _UNNAMED[source]
-    nodes, gpus = _whole(row, "nodes"), _whole(row, "gpus")
+    nodes, gpus = whole(row, "nodes"), whole(row, "gpus")
     if gpus % nodes:
         raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
     name = device_from_text(re.sub(r" \(.*\)", "", named)).name
@@ -124,10 +124,10 @@ def _dtypes(row: Row) -> tuple[str, str]:
 
 def _batch(row: Row) -> tuple[int, int]:
     """Samples of a micro-batch, and chunks of a pipeline rank."""
-    chunks = _whole(row, "vpp", 1)
+    chunks = whole(row, "vpp", 1)
     if row["micro_batch_per_gpu"].strip():
-        return _whole(row, "micro_batch_per_gpu"), chunks
-    key = (_whole(row, "tp", 1), _whole(row, "pp", 1))
+        return whole(row, "micro_batch_per_gpu"), chunks
+    key = (whole(row, "tp", 1), whole(row, "pp", 1))
     if "2104.04473" in row.get("source", "") and key in _SC21:
         return _SC21[key]
     raise ValueError("the row does not say the micro-batch per GPU")
@@ -135,8 +135,8 @@ def _batch(row: Row) -> tuple[int, int]:
 
 def _microbatches(row: Row, micro_batch: int) -> int:
     if row["grad_accum"].strip():
-        return _whole(row, "grad_accum")
-    samples, dp = _whole(row, "global_batch"), _whole(row, "dp", 1)
+        return whole(row, "grad_accum")
+    samples, dp = whole(row, "global_batch"), whole(row, "dp", 1)
     if samples % (micro_batch * dp):
         raise ValueError(f"global batch {samples} is no multiple of {micro_batch} samples on {dp} replicas")
     return samples // (micro_batch * dp)
@@ -151,7 +151,7 @@ def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> Table:
     named: Table = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
     if said.startswith("zb"):
         named["optimizer_post_validation"] = True
-    layers = _whole(row, "layers")
+    layers = whole(row, "layers")
     if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):
         return named if int(found.group(1)) * stages == layers else named | _uneven(layers, stages)
     if stack.framework == "megatron" and layers % (stages * chunks):
@@ -181,7 +181,7 @@ def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> Table:
     if "tensorwise" in row["precision_recipe"] and found.get("sequence_parallel"):
         found["float8_tp"] = stack.framework == "torchtitan"
     if degrees["ep"] > 1:
-        found["etp"] = _whole(row, "etp", 1)
+        found["etp"] = whole(row, "etp", 1)
         balanced = "forced balanced" in row.get("other", "")
         found["routing"] = {"kind": "balanced" if balanced else "uniform"}
     if row["a2a_dispatcher"]:
@@ -210,7 +210,7 @@ def _strategy(row: Row) -> tuple[Table, Table]:
     if row["fsdp"] == "1":
         narrow = {"float8_all_gather": True} if "fp8 all-gather" in row["other"] else {}
         return {"kind": "fsdp", "reduce_dtype": reduced or "fp32", **narrow}, {}
-    stage = _whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
+    stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
         return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
     more: Table = {"use_distributed_optimizer": True} if stage else {}
@@ -219,11 +219,3 @@ def _strategy(row: Row) -> tuple[Table, Table]:
     if row["dp_overlap"] == "0":
         more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     return {"kind": "ddp"}, more
-
-
-def _whole(row: Row, column: str, default: int | None = None) -> int:
-    if not row.get(column, "").strip():
-        if default is None:
-            raise ValueError(f"the row does not say {column}")
-        return default
-    return int(number(row, column))

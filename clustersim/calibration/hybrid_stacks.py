@@ -8,11 +8,10 @@ benchmark script sets, with the place where it can be read; nothing here belongs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from clustersim.calibration.step_rows import Row
+from clustersim.texts import Table
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Stack:
     vocab: int = 0
     tied: bool = True
     pads_vocab: int = 128
-    parallel: Mapping[str, Any] = field(default_factory=dict)
-    tensor: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Table = field(default_factory=dict)
+    tensor: Table = field(default_factory=dict)
 
 
 _SCATTERED = {"pipeline_partitioned": True}

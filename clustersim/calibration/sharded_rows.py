@@ -29,7 +29,7 @@ import msgspec
 
 from clustersim import models
 from clustersim.calibration.score import number
-from clustersim.calibration.step_rows import Row, StepRun, count, measured_step, micro_batch, refuse_split, topology_of
+from clustersim.calibration.step_rows import Row, StepRun, measured_step, micro_batch, refuse_split, topology_of, whole
 from clustersim.compute import Execution
 from clustersim.compute.base import FLOAT8_RECIPES
 from clustersim.device import device_from_text
@@ -94,42 +94,48 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     text = " ".join(row.get(column, "") for column in ("source", "strategy", "other")).lower()
     recipe = next(recipe for recipe in RECIPES if re.search(recipe.words, text))
     samples = micro_batch(row, model)
-    precision, policy = row["precision"].lower(), _checkpointing(row["act_ckpt"].lower(), recipe)
+    precision = row["precision"].lower()
     dtype = next((word for word in ("fp8", "bf16", "fp16", "fp32") if word in precision), "")
     if not dtype:
         raise ValueError(f"precision {row['precision']!r} is not known")
     measured = measured_step(row, model) if timed else 0.0
     knobs = _knobs(row, text, recipe, dtype) | {"micro_batch_size": samples}
-    how = Execution(
-        dtype=dtype,
-        param_dtype=knobs["param_dtype"],
-        state_dtype=knobs.get("orig_dtype", "fp32"),
-        attention_kernel=recipe.attention,
-        activation_checkpointing="none" if policy == "alternate" else policy,
-        optimizer="sgd" if "sgd" in precision else "adamw",
-        optimizer_impl=recipe.optimizer_impl,
-        implementation="compiled" if "torch.compile" in text and "no compile" not in text else "eager",
-        float8_recipe=next((word for word in FLOAT8_RECIPES[::-1] if dtype == "fp8" and word in text), "tensorwise"),
-    )
     kind = str(knobs["kind"])
     return StepRun(
         measured=measured,
         model=model,
         device=device_from_text(row["gpu"]),
         topology=topology_of(row),
-        nodes=count(row, "nodes"),
+        nodes=whole(row, "nodes", 1),
         gpus=int(number(row, "gpus")),
         kind=kind,
         config=msgspec.convert(knobs, STRATEGIES[kind].config),
-        accumulation=count(row, "grad_accum"),
-        how=how,
-        alternate=policy == "alternate",
+        accumulation=whole(row, "grad_accum", 1),
+        how=_execution(row, text, recipe, knobs, dtype),
+        alternate=_checkpointing(row, recipe) == "alternate",
         first=recipe.first,
     )
 
 
-def _checkpointing(words: str, recipe: Recipe) -> str:
+def _execution(row: Row, text: str, recipe: Recipe, knobs: Table, dtype: str) -> Execution:
+    """How a pass is computed."""
+    policy = _checkpointing(row, recipe)
+    return Execution(
+        dtype=dtype,
+        param_dtype=knobs["param_dtype"],
+        state_dtype=knobs.get("orig_dtype", "fp32"),
+        attention_kernel=recipe.attention,
+        activation_checkpointing="none" if policy == "alternate" else policy,
+        optimizer="sgd" if "sgd" in row["precision"].lower() else "adamw",
+        optimizer_impl=recipe.optimizer_impl,
+        implementation="compiled" if "torch.compile" in text and "no compile" not in text else "eager",
+        float8_recipe=next((word for word in FLOAT8_RECIPES[::-1] if dtype == "fp8" and word in text), "tensorwise"),
+    )
+
+
+def _checkpointing(row: Row, recipe: Recipe) -> str:
     """none, full, selective, or ``alternate``: every second block in full."""
+    words = row["act_ckpt"].lower()
     if words.startswith("full"):
         return "full"
     if words.startswith("selective"):

@@ -105,7 +105,7 @@ def read(row: Row) -> StepRun:
     words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     precision = _precision(row, model)
     compiled = software.compiled or _compiled(words) or (model.sample == "image" and software.channels_last)
-    measured, device, gpus = measured_step(row, model), device_from_text(row["gpu"]), count(row, "gpus")
+    measured, device, gpus = measured_step(row, model), device_from_text(row["gpu"]), whole(row, "gpus", 1)
     held = _param_dtype(precision.lower(), software)
     knobs: Table = {"micro_batch_size": micro_batch(row, model), "param_dtype": held}
     how = Execution(
@@ -119,8 +119,8 @@ def read(row: Row) -> StepRun:
         knobs["bucket_cap_mb"] = _bucket(row, software, model)
     config = STRATEGIES[kind].config(**knobs)
     topology = topology_of(row) or (ANY_MACHINE if gpus == 1 else "")
-    passes = count(row, "grad_accum")
-    return StepRun(measured, model, device, topology, count(row, "nodes"), gpus, kind, config, passes, how, software)
+    passes = whole(row, "grad_accum", 1)
+    return StepRun(measured, model, device, topology, whole(row, "nodes", 1), gpus, kind, config, passes, how, software)
 
 
 def refuse_split(row: Row) -> None:
@@ -143,7 +143,7 @@ def measured_step(row: Row, model: Model) -> float:
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
         return value / int(found.group(1))
-    local = micro_batch(row, model) * count(row, "grad_accum")
+    local = micro_batch(row, model) * whole(row, "grad_accum", 1)
     if metric in {"tflops_per_gpu", "hw_tflops_per_gpu"}:
         again = FULL_RECOMPUTATION if metric.startswith("hw") and row.get("act_ckpt", "") == "full" else 1.0
         return local * model.flops_per_sample() * again / (value * 1e12)
@@ -153,7 +153,7 @@ def measured_step(row: Row, model: Model) -> float:
         return local / value
     if metric.startswith("throughput"):
         told = row.get("global_batch") and not _in_tokens(row)
-        samples = number(row, "global_batch") if told else local * count(row, "gpus")
+        samples = number(row, "global_batch") if told else local * whole(row, "gpus", 1)
         return samples * (model.seq_len if _counts_within(unit, model) else 1) / value
     raise ValueError(f"metric {metric!r} does not say how long a step takes")
 
@@ -163,9 +163,13 @@ def _counts_within(unit: str, model: Model) -> bool:
     return unit.startswith(("tok", "mel")) or (model.sample == "clip" and unit == "samples/s")
 
 
-def count(row: Row, column: str) -> int:
-    """A whole number of a row; 1 where it does not say."""
-    return int(number(row, column)) if row.get(column, "").strip() else 1
+def whole(row: Row, column: str, default: int | None = None) -> int:
+    """A whole number of a row. Raises ValueError where the row does not say it and there is no default."""
+    if row.get(column, "").strip():
+        return int(number(row, column))
+    if default is None:
+        raise ValueError(f"the row does not say {column}")
+    return default
 
 
 def _in_tokens(row: Row) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from clustersim.compute.base import CONSTANTS
 from clustersim.compute.gemm import gemm_time
 from clustersim.compute.optimizer import launches_of, passes_of
 from clustersim.device import Device, of_cores, with_efficiencies
-
-Row = dict[str, Any]
+from clustersim.texts import Table
 
 STREAMING = {"add": 2.0, "copy": 2.0, "layer_norm": 2.0, "softmax": 2.0}
 """Captured ops that move their bytes and compute little -> passes over their elements."""
@@ -38,7 +36,7 @@ class DeviceTimes:
     cores : that the measuring process had; 0 for a GPU.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Table, ...]
     device: Device
     cores: float = 0.0
     part: str = "device"
@@ -71,18 +69,18 @@ class DeviceTimes:
         return np.array([_OPS[_kind(row)](row, device) for row in asked])
 
 
-def device_times(rows: Iterable[Row], device: Device, cores: float = 0.0) -> DeviceTimes:
+def device_times(rows: Iterable[Table], device: Device, cores: float = 0.0) -> DeviceTimes:
     """The rows of a capture's compute part that the time model has a formula for; what was skipped there is no row."""
     return DeviceTimes(
         tuple(r for r in rows if "time_min" in r and _kind(r) in _OPS and _known(r, device)), device, cores
     )
 
 
-def _known(row: Row, device: Device) -> bool:
+def _known(row: Table, device: Device) -> bool:
     return row["op"] != "gemm" or row["dtype"] in device.peak
 
 
-def _kind(row: Row) -> str:
+def _kind(row: Table) -> str:
     op = str(row.get("op", ""))
     return "streaming" if op in STREAMING else "optimizer" if op.startswith("optimizer_") else op
 
@@ -93,18 +91,18 @@ def _host(device: Device, seconds: float, launches: int = 1) -> float:
     return seconds if device.arch == CPU else max(seconds, launches * device.launch.value)
 
 
-def _gemm(row: Row, device: Device) -> float:
+def _gemm(row: Table, device: Device) -> float:
     return _host(device, gemm_time(device, row["dtype"], row["m"], row["n"], row["k"]))
 
 
-def _streaming(row: Row, device: Device) -> float:
+def _streaming(row: Table, device: Device) -> float:
     size = 4 if row["dtype"] == "fp32" else 2
     share = CONSTANTS.memory_fp32 if size == 4 else CONSTANTS.memory_half
     nbytes = STREAMING[row["op"]] * size * row["elements"]
     return _host(device, device.kernel_floor.value + nbytes / (device.stream_rate() * share))
 
 
-def _optimizer(row: Row, device: Device) -> float:
+def _optimizer(row: Table, device: Device) -> float:
     """100 tensors, as capture makes them; PyTorch's default is foreach on a GPU and for-loop on a CPU."""
     name = row["op"].removeprefix("optimizer_")
     usual = "for-loop" if device.arch == CPU else "foreach"
@@ -116,10 +114,10 @@ def _optimizer(row: Row, device: Device) -> float:
     return _host(device, traffic + launches * device.kernel_floor.value, launches)
 
 
-def _launch(_: Row, device: Device) -> float:
+def _launch(_: Table, device: Device) -> float:
     return device.launch.value
 
 
-_OPS: Mapping[str, Callable[[Row, Device], float]] = {
+_OPS: Mapping[str, Callable[[Table, Device], float]] = {
     "gemm": _gemm, "streaming": _streaming, "optimizer": _optimizer, "launch": _launch,
 }  # fmt: skip

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -242,8 +241,9 @@ class _Problem:
                 out[self.feels[knob.name], i] = self._slope(knob, now, float(z[i]), at)
             return np.vstack([out / self.scale[:, None], np.eye(len(knobs))])
 
-        options: dict[str, Any] = {"bounds": (-FARTHEST, FARTHEST), "xtol": 1e-4, "ftol": 1e-5}
-        done = least_squares(residuals, start, jac=jacobian, loss=self._loss, **options)
+        done = least_squares(
+            residuals, start, jac=jacobian, loss=self._loss, bounds=(-FARTHEST, FARTHEST), xtol=1e-4, ftol=1e-5
+        )
         return _Solution(done.x, done.jac[:n], done.fun[:n] * self.scale)
 
     def _loss(self, squares: Floats) -> Floats:
