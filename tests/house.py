@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "clustersim"
 FILE_LINES, PARAMETERS, CODE_LINES = 300, 6, 30
-ANYTHING = re.compile(r"\b(?:dict|Mapping)\[str, (?:Any|object)\]|(?:-> |: |\[|, )Plain\b(?! *[:(])")
+ANYTHING = re.compile(r"\b(?:dict|Mapping)\[str, (?:Any|object)\]|(?:-> |: |\[|, )Plain\b(?! *\()")
 """By whichever name: an answer in plain values (``texts.Plain``) is one, too. What a file says (``Table``) is open by
 nature, and is not counted."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
