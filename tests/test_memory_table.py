@@ -19,17 +19,17 @@ def rows():
 
 
 def test_every_strategy_has_a_row_and_the_scenarios_own_comes_first(rows):
-    assert rows[0]["variant"] == "as written"
-    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    assert rows[0].variant == "as written"
+    assert {row.strategy for row in rows} == set(STRATEGIES)
 
 
 def test_the_own_row_is_what_a_run_says():
     (row,) = table(NAME, {"run.steps": 1})
     result = scenario.load(NAME, {"run.steps": 1}).run()
-    assert row["total_bytes"] == result.memory.total
-    assert row["fits"] == result.fits
-    assert sum(row["at_peak"].values()) == pytest.approx(row["total_bytes"])
-    assert all(row["at_peak"][name] <= nbytes for name, nbytes in row["largest"].items())
+    assert row.total_bytes == result.memory.total
+    assert row.fits == result.fits
+    assert sum(row.at_peak.values()) == pytest.approx(row.total_bytes)
+    assert all(row.at_peak[name] <= nbytes for name, nbytes in row.largest.items())
 
 
 def test_zero_saves_four_eight_and_n_times_as_its_table_says():
@@ -37,22 +37,22 @@ def test_zero_saves_four_eight_and_n_times_as_its_table_says():
     found = []
     for stage in (1, 2, 3):
         (row,) = table(NAME, {"cluster.nodes": 8, "strategy.zero_optimization.stage": stage})
-        found.append(row["saving"])
+        found.append(row.saving)
     assert found == pytest.approx([16 / (4 + 12 / 64), 16 / (2 + 14 / 64), 64])
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not(rows):
-    largest = rows[0]["largest_micro_batch"]
+    largest = rows[0].largest_micro_batch
     assert largest > 1
     for extra, fits in ((0, True), (1, False)):
         changes = {"model.seq_len": 1024, "strategy.micro_batch_size": largest + extra}
-        assert table(NAME, changes)[0]["fits"] is fits
+        assert table(NAME, changes)[0].fits is fits
 
 
 def test_what_does_not_fit_at_all_has_no_micro_batch():
     (row,) = table("ddp_llama3_8b_128x8_h100", {"cluster.nodes": 1})
-    assert not row["fits"]
-    assert row["largest_micro_batch"] == 0
+    assert not row.fits
+    assert row.largest_micro_batch == 0
 
 
 def test_the_command_prints_parts_every_strategy_or_json(clustersim):

@@ -18,15 +18,15 @@ FSDP, PIPED = "fsdp_tp8_llama3_70b_32x8_h100", {"parallel.pp": 4, "parallel.micr
 def test_stages_are_those_of_a_run_and_the_row_is_the_fullest_of_them():
     (row,) = table(PIPELINE)
     split = scenario.load(PIPELINE).prepare().split
-    assert [stage["total_bytes"] for stage in row["stages"]] == [use.total for use in split.memory]
-    assert row["total_bytes"] == max(use.total for use in split.memory) == split.memory[row["stage"]].total
-    assert row["peak"] == row["stages"][row["stage"]]["peak"] == "F 7.0"
+    assert [stage.total_bytes for stage in row.stages] == [use.total for use in split.memory]
+    assert row.total_bytes == max(use.total for use in split.memory) == split.memory[row.stage].total
+    assert row.peak == row.stages[row.stage].peak == "F 7.0"
 
 
 def test_parts_of_every_stage_add_up_to_its_total():
     for name in (PIPELINE, "pipedream_gpt2_xl_1x8_a100", "zb_gpt2_xl_1x8_a100", "fsdp_tp8_llama3_70b_32x8_h100"):
-        for stage in table(name)[0]["stages"]:
-            assert sum(stage["at_peak"].values()) == pytest.approx(stage["total_bytes"]), name
+        for stage in table(name)[0].stages:
+            assert sum(stage.at_peak.values()) == pytest.approx(stage.total_bytes), name
 
 
 def test_parameters_of_all_stages_are_the_models_and_one_more_embedding():
@@ -34,7 +34,7 @@ def test_parameters_of_all_stages_are_the_models_and_one_more_embedding():
     (row,) = table(PIPELINE)
     model = scenario.load(PIPELINE).prepare().model
     table_of_words = model.vocab * model.hidden
-    held = sum(stage["at_peak"]["parameters"] for stage in row["stages"])
+    held = sum(stage.at_peak["parameters"] for stage in row.stages)
     assert held == pytest.approx(2.0 * (model.parameters + table_of_words), rel=1e-3)
 
 
@@ -43,16 +43,16 @@ def test_parameters_of_all_stages_are_the_models_and_one_more_embedding():
 )
 def test_an_asynchronous_pipeline_holds_as_many_versions_of_its_weights_as_its_paper_says(schedule, versions):
     (row,) = table(PIPELINE, {"parallel.schedule": schedule})
-    for stage, count in zip(row["stages"], versions, strict=True):
-        held = stage["at_peak"]
+    for stage, count in zip(row.stages, versions, strict=True):
+        held = stage.at_peak
         assert held["weight_copies"] == (count - 1) * held["parameters"]
 
 
 def test_the_largest_micro_batch_of_a_split_model_fits_and_one_more_does_not():
     (row,) = table(PIPELINE)
     for extra, fits in ((0, True), (1, False)):
-        changes = {"strategy.micro_batch_size": row["largest_micro_batch"] + extra}
-        assert table(PIPELINE, changes)[0]["fits"] is fits
+        changes = {"strategy.micro_batch_size": row.largest_micro_batch + extra}
+        assert table(PIPELINE, changes)[0].fits is fits
 
 
 def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
@@ -65,13 +65,13 @@ def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
 
 def test_every_way_to_split_is_a_row_that_fits_or_says_why_not():
     rows = table("tp8_pp8_gpt3_175b_16x8_a100", every=True)
-    named = {row["variant"]: row for row in rows}
+    named = {row.variant: row for row in rows}
     assert {"as written", "schedule gpipe", "schedule zb_h1", "tp 1 x pp 1 x dp 128", "tp 4 x pp 16 x dp 2"} <= set(
         named
     )
-    assert not named["tp 1 x pp 1 x dp 128"]["fits"]
-    assert named["schedule gpipe"]["total_bytes"] > named["as written"]["total_bytes"]
-    assert all(row["reason"] or row["total_bytes"] for row in rows)
+    assert not named["tp 1 x pp 1 x dp 128"].fits
+    assert named["schedule gpipe"].total_bytes > named["as written"].total_bytes
+    assert all(row.reason or row.total_bytes for row in rows)
 
 
 @pytest.mark.parametrize("arguments", [["pipedream_gpt2_xl_1x8_a100"], [PIPELINE, "--all"]])

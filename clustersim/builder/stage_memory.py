@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -101,8 +100,8 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, version
         "optimizer_workspace": np.where(updating, always(states.workspace), 0.0),
     }
     course = Course(names, parts)
-    largest: dict[str, Any] = {name: float(column.max()) for name, column in parts.items()}
-    return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])
+    largest = {name: float(column.max()) for name, column in parts.items()}
+    return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])  # type: ignore[arg-type]
 
 
 def _moments(stage: Stage, order: Order, batch: Batch) -> Iterator[tuple[str, float, float]]:

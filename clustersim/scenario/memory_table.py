@@ -2,80 +2,124 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from clustersim.device import Device
 from clustersim.errors import ClusterSimError
 from clustersim.memory_use import MemoryUse
 from clustersim.scenario import load
 from clustersim.scenario.comparison import OWN, forms, scenario_of, told
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.reading import Changes
-from clustersim.texts import Plain
 
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
-FIGURES = (
-    "peak", "allocated_bytes", "reserved_bytes", "shown_bytes", "total_bytes", "model_states_bytes", "saving", "fits",
-    "largest_micro_batch",
-)  # fmt: skip
 
 
-def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[Plain]:
-    """A row for the scenario as it is written, and with ``every`` one for each other strategy, or way to split it.
+class Fullest(msgspec.Struct, frozen=True):
+    """A GPU at its fullest moment, ``peak``: parts [bytes], the largest first, and their sum with the driver's
+    context."""
+
+    peak: str
+    at_peak: dict[str, float]
+    total_bytes: float
+    fits: bool
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What one GPU keeps under a strategy; of a split model, a GPU of the stage that holds most.
 
     Parameters
     ----------
-    path, changes : as for :func:`clustersim.scenario.load`.
+    strategy, variant : as in :class:`~clustersim.scenario.comparison.Compared`. device, device_bytes : the GPU.
+    largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`Fullest`.
+    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly.
+    model_states_bytes : parameters, gradients and optimizer. saving : one GPU's model states over these.
+    largest_micro_batch : that fits, 0 if not even one sample does.
+    stage : which holds most, None of a model that is not split. stages : each of them.
+    """
 
-    Returns
-    -------
-    list of dict: ``strategy``, ``variant``, ``device``, ``device_bytes``; ``largest``, each part's own maximum
-    [bytes], and ``at_peak``, the parts at the fullest moment; ``peak`` (its name), ``allocated_bytes``,
-    ``total_bytes`` (with the driver's context), ``reserved_bytes`` (by the allocator, roughly) and ``shown_bytes`` (by
-    nvidia-smi, roughly), ``model_states_bytes``, ``saving`` (one GPU's model states over these),
-    ``fits`` and ``largest_micro_batch`` (0 if not even one sample fits). Of a split model these are of the stage that
-    holds most, ``stage``, and ``stages`` has ``peak``, ``at_peak``, ``total_bytes`` and ``fits`` of each. Strategies
-    that cannot run have ``reason`` and None.
+    strategy: str
+    variant: str
+    device: str
+    device_bytes: float
+    largest: dict[str, float]
+    peak: str
+    at_peak: dict[str, float]
+    total_bytes: float
+    allocated_bytes: float
+    reserved_bytes: float
+    shown_bytes: float
+    model_states_bytes: float
+    saving: float | None
+    fits: bool
+    largest_micro_batch: int
+    stage: int | None
+    stages: list[Fullest]
+    reason: str = ""
 
-    Raises :class:`ScenarioError` for a scenario that cannot be read.
+
+class Refused(msgspec.Struct, frozen=True):
+    """A strategy that cannot run, and why; its figures are None."""
+
+    strategy: str
+    variant: str
+    reason: str
+    peak: None = None
+    allocated_bytes: None = None
+    reserved_bytes: None = None
+    shown_bytes: None = None
+    total_bytes: None = None
+    model_states_bytes: None = None
+    saving: None = None
+    fits: None = None
+    largest_micro_batch: None = None
+
+
+def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[Kept | Refused]:
+    """The scenario as it is written, and with ``every`` each other strategy, or way to split it.
+
+    ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. Raises :class:`ScenarioError` for a scenario that
+    cannot be read, or held.
     """
     own = load(path, changes)
-    rows = [_row(held(own), own.file.strategy["kind"], OWN)]
+    rows: list[Kept | Refused] = [_row(held(own), own.file.strategy["kind"], OWN)]
     for form in forms(own) if every else ():
         if form.own:
             continue
         try:
             rows.append(_row(held(scenario_of(own, form)), form.kind, form.variant))
         except ClusterSimError as error:
-            row = {"strategy": form.kind, "variant": form.variant, "reason": told(str(error))}
-            rows.append(row | dict.fromkeys(FIGURES))
+            rows.append(Refused(form.kind, form.variant, told(str(error))))
     return rows
 
 
-def _row(found: Held, kind: str, variant: str) -> Plain:
-    use, card = found.use, found.card
-    states = found.whole().model_states
-    split = found.split
-    return {
-        "strategy": kind,
-        "variant": variant,
-        "device": card.name,
-        "device_bytes": card.memory_bytes,
-        "largest": use.parts(),
-        **_at_peak(use),
-        "allocated_bytes": use.allocated,
-        "reserved_bytes": use.reserved,
-        "shown_bytes": use.shown,
-        "model_states_bytes": use.model_states,
-        "saving": states / use.model_states if use.model_states else None,
-        "fits": use.fits(card).ok,
-        "largest_micro_batch": largest_micro_batch(found),
-        "stage": None if split is None else split.worst,
-        "stages": [] if split is None else [_at_peak(one) | {"fits": one.fits(card).ok} for one in split.memory],
-        "reason": "",
-    }
+def _row(found: Held, kind: str, variant: str) -> Kept:
+    use, card, split = found.use, found.card, found.split
+    most = _fullest(use, card)
+    return Kept(
+        strategy=kind,
+        variant=variant,
+        device=card.name,
+        device_bytes=card.memory_bytes,
+        largest=use.parts(),
+        peak=most.peak,
+        at_peak=most.at_peak,
+        total_bytes=most.total_bytes,
+        allocated_bytes=use.allocated,
+        reserved_bytes=use.reserved,
+        shown_bytes=use.shown,
+        model_states_bytes=use.model_states,
+        saving=found.whole().model_states / use.model_states if use.model_states else None,
+        fits=most.fits,
+        largest_micro_batch=largest_micro_batch(found),
+        stage=None if split is None else split.worst,
+        stages=[] if split is None else [_fullest(one, card) for one in split.memory],
+    )
 
 
-def _at_peak(use: MemoryUse) -> Plain:
-    return {"peak": use.peak, "at_peak": use.at_peak(), "total_bytes": use.total}
+def _fullest(use: MemoryUse, card: Device) -> Fullest:
+    return Fullest(use.peak, use.at_peak(), use.total, use.fits(card).ok)
 
 
 def largest_micro_batch(found: Held) -> int:
