@@ -143,7 +143,7 @@ def test_a_wait_that_was_not_felt_is_kept_on_a_slower_network_where_it_is_told(t
     run = overlapped(tmp_path, told=told)
     topology = fabrics.change(fabrics.load("hgx-h100", nodes=1), fabrics.Change("*", factor=1e-6))
     again = replay(run, topology, fabrics.mesh(topology, nproc_per_node=2))
-    reduced = next(c["simulated_s"] for c in again.collectives)
+    reduced = next(c.simulated_s for c in again.collectives)
     assert reduced > 5e-3
     last = max(again.simulated.spans()["end"][again.simulated.spans()["op"] == i].max()
                for i, op in enumerate(again.simulated.ops) if op.kind == "compute")  # fmt: skip

@@ -146,15 +146,15 @@ def test_published_traces_replay_to_their_own_step_time(shared: Path, name, topo
     exposed = again.totals["exposed_communication_s"]
     assert exposed[1] == pytest.approx(exposed[0], abs=0.03 * seen)
     assert again.totals["compute_s"][1] == pytest.approx(again.totals["compute_s"][0], rel=1e-3)
-    large = [row for row in again.collectives if row["nbytes"] >= 2**20 and not row["waiting_included"]]
-    reduced = [row for row in large if row["kind"] == "all_reduce"]
-    assert all(0.7 < row["simulated_s"] / row["measured_s"] < 1.3 for row in reduced)
+    large = [row for row in again.collectives if row.nbytes >= 2**20 and not row.waiting_included]
+    reduced = [row for row in large if row.kind == "all_reduce"]
+    assert all(0.7 < row.simulated_s / row.measured_s < 1.3 for row in reduced)
 
 
 def test_small_sends_of_a_published_trace_take_their_kernels_time_and_not_their_hosts(shared: Path):
     run = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
     again = replay(run, *machine("dgx-1v", 1, 8))
-    ratios = [row["simulated_s"] / row["measured_s"] for row in again.collectives if row["kind"] == "all_to_all"]
+    ratios = [row.simulated_s / row.measured_s for row in again.collectives if row.kind == "all_to_all"]
     assert len(ratios) == 4
     assert np.median(ratios) == pytest.approx(1.0, abs=0.2)
     assert max(ratios) < 1.5

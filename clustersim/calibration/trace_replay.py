@@ -74,6 +74,21 @@ class StageIdle:
     simulated: float
 
 
+class Collectives(msgspec.Struct, frozen=True):
+    """Collectives of one kind, size [bytes], type and group: how many, and the medians [s] of their transfers;
+    ``measured_s`` holds waiting where ``waiting_included``. ``busbw_measured`` : bytes/s, None where nobody knows."""
+
+    kind: str
+    nbytes: float
+    dtype: str
+    group_size: int
+    count: int
+    measured_s: float
+    simulated_s: float
+    waiting_included: bool
+    busbw_measured: float | None
+
+
 @dataclass
 class Replayed:
     """A replay.
@@ -82,8 +97,7 @@ class Replayed:
     ----------
     measured, simulated : the two runs. program : what was played. times : ranks of it per measured rank.
     steps : the time of each. stages : of a pipeline, how idle each is.
-    collectives : a dict per kind, size and group: ``kind, nbytes, dtype, group_size, count``, and the medians of
-        ``measured_s`` and ``simulated_s``, transfer only; ``measured_s`` holds waiting where ``waiting_included``.
+    collectives : by kind, size and group, most bytes first.
     notes : what was assumed. totals : per key of :data:`TOTALS`, (measured, simulated) [s].
     where, machines : the topology's name, and how many of its nodes. free : communication was.
     slowdown : of a pipeline's steps, by how much they are longer than with every forward and every backward at the mean
@@ -95,7 +109,7 @@ class Replayed:
     program: Program
     times: int
     steps: StepTimes
-    collectives: list[dict[str, Any]]
+    collectives: list[Collectives]
     notes: tuple[str, ...] = ()
     totals: dict[str, tuple[float, float]] = field(default_factory=dict)
     stages: tuple[StageIdle, ...] = ()
@@ -242,10 +256,10 @@ def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
     return {"step_s": run.makespan - begin, **means}
 
 
-def _compared(writer: Writer, played: Timeline) -> list[dict[str, Any]]:
+def _compared(writer: Writer, played: Timeline) -> list[Collectives]:
     """Measured and simulated transfer times of collectives, by kind, size and group; most bytes first."""
     took = dict(zip(played.row_op.tolist(), (played.row_end - played.row_start).tolist(), strict=True))
-    rows: defaultdict[tuple[Any, ...], list[tuple[float, float, bool]]] = defaultdict(list)
+    rows: defaultdict[tuple[str, float, str, int], list[tuple[float, float, bool]]] = defaultdict(list)
     for op in (op for op, groups in writer.groups.items() if groups is not None):
         info = writer.measured.ops[op]
         if "rebucketed" in info.detail or op not in took:
@@ -256,11 +270,9 @@ def _compared(writer: Writer, played: Timeline) -> list[dict[str, Any]]:
     return [_row(key, found) for key, found in sorted(rows.items(), key=lambda r: -len(r[1]) * r[0][1])]
 
 
-def _row(key: tuple[Any, ...], found: list[tuple[float, float, bool]]) -> dict[str, Any]:
-    kind, nbytes, dtype, size = key
+def _row(key: tuple[str, float, str, int], found: list[tuple[float, float, bool]]) -> Collectives:
+    _, nbytes, _, size = key
     measured, simulated = (float(np.median([pair[i] for pair in found])) for i in (0, 1))
-    return {
-        "kind": kind, "nbytes": nbytes, "dtype": dtype, "group_size": size, "count": len(found),
-        "measured_s": measured, "simulated_s": simulated, "waiting_included": not all(pair[2] for pair in found),
-        "busbw_measured": nbytes / measured * bus_factor(kind, size) if measured > 0 and size else None,
-    }  # fmt: skip
+    waited = not all(pair[2] for pair in found)
+    busbw = nbytes / measured * bus_factor(key[0], size) if measured > 0 and size else None
+    return Collectives(*key, len(found), measured, simulated, waited, busbw)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, working
 from clustersim.errors import ClusterSimError, nearest
@@ -164,7 +165,7 @@ def _json(result: Replayed) -> dict[str, Any]:
         "slowdown": result.slowdown,
         "stages": [{"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
                    for s in result.stages],
-        "totals": result.totals, "collectives": result.collectives, "notes": result.notes,
+        "totals": result.totals, "collectives": msgspec.to_builtins(result.collectives), "notes": result.notes,
     }  # fmt: skip
 
 
@@ -203,21 +204,19 @@ def _print(result: Replayed, backend: str) -> None:
         click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all passes of a kind alike")
     if result.collectives:
         console.print(_collectives(result))
-    if any(row["waiting_included"] for row in result.collectives):
+    if any(row.waiting_included for row in result.collectives):
         console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
     console.say(*(f"- {note}" for note in result.notes))
 
 
 def _collectives(result: Replayed) -> Table:
     heads = ("collective", "size", "type", "ranks", "count", "measured", "simulated", "difference")
-    rows = ((row["kind"], *_collective(row)) for row in result.collectives)
+    rows = []
+    for row in result.collectives:
+        seen, played, difference = _pair(row.measured_s, row.simulated_s)
+        facts = row.kind, format_bytes(row.nbytes), row.dtype or "-", str(row.group_size), str(row.count)
+        rows.append((*facts, f"<={seen}" if row.waiting_included else seen, played, difference))
     return number_table("collectives, median transfer time", heads, rows)
-
-
-def _collective(row: dict[str, Any]) -> tuple[str, ...]:
-    seen, played, difference = _pair(row["measured_s"], row["simulated_s"])
-    facts = (format_bytes(row["nbytes"]), row["dtype"] or "-", str(row["group_size"]), str(row["count"]))
-    return (*facts, f"<={seen}" if row["waiting_included"] else seen, played, difference)
 
 
 def _pair(measured: float, simulated: float) -> tuple[str, str, str]:

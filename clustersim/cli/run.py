@@ -82,7 +82,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
 
     from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.cli.strategy_lines import lines
-    from clustersim.scenario.ran import figures, ran, trust, trust_words
+    from clustersim.scenario.ran import figures, ran, trust
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
@@ -96,7 +96,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
     elif result.verdict.doubtful:
         console.say(f"{result.verdict}", style="yellow")
-    console.say(f"trust: {trust_words(trust(result.prepared))}")
+    console.say(f"trust: {trust(result.prepared)}")
     print_where(console, result.where)
     if result.where:
         print_dimensions(console, result.where[0], result.volume_by_dimension)

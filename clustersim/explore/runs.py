@@ -19,7 +19,7 @@ from clustersim.facts import Facts
 from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
 from clustersim.scenario import Scenario
-from clustersim.scenario.ran import FIGURES, ran, trust, trust_words, value_text
+from clustersim.scenario.ran import FIGURES, ran, trust, value_text
 from clustersim.scenario.running import Prepared
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
@@ -191,7 +191,7 @@ def _shown(now: Played, before: Played | None) -> Shown:
         memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
         message="" if now.values["fits"] else now.values["memory"]["message"],
         ran=list(ran(now.prepared)),
-        trust=trust_words(trust(now.prepared)),
+        trust=str(trust(now.prepared)),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from clustersim import ranges
-from clustersim.texts import Plain
 from clustersim.tomls import plainly
 from clustersim.units import format_bytes, format_time
 
@@ -76,23 +77,30 @@ def _batch(p: Prepared) -> str:
     return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
 
 
-def trust(prepared: Prepared) -> Plain:
-    """The range around the step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from,
-    and ``as_of``, the day of the validation."""
+class Trust(msgspec.Struct, frozen=True):
+    """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
+    ``as_of``, the day of the validation."""
+
+    p50: float
+    p90: float
+    rows: int
+    publishers: int
+    as_of: str
+
+    def __str__(self) -> str:
+        several = self.publishers > 1
+        publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
+        return (
+            f"half of {self.rows:,} published steps of this kind lay within {self.p50:.0%} of their prediction, "
+            f"nine in ten within {self.p90:.0%} ({publishers})"
+        )
+
+
+def trust(prepared: Prepared) -> Trust:
+    """How far steps of this kind were from their predictions."""
     kind = str(prepared.scenario.file.strategy["kind"])
     if prepared.split is not None:
         stages = prepared.split.partition.stages
         kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
     found = ranges.of_step(kind)
-    counted = {"rows": found.rows, "publishers": found.groups}
-    return {"p50": found.p50, "p90": found.p90, **counted, "as_of": ranges.as_of()}
-
-
-def trust_words(found: Plain) -> str:
-    """:func:`trust` in a sentence."""
-    several = found["publishers"] > 1
-    publishers = f"{found['publishers']} publishers, each weighing the same" if several else "one publisher"
-    return (
-        f"half of {found['rows']:,} published steps of this kind lay within {found['p50']:.0%} of their prediction, "
-        f"nine in ten within {found['p90']:.0%} ({publishers})"
-    )
+    return Trust(found.p50, found.p90, found.rows, found.groups, ranges.as_of())

@@ -189,7 +189,7 @@ class Result:
             "parameters": p.model.parameters,
             "strategy": self.scenario.file.strategy["kind"],
             **self.summary,
-            "trust": trust(p),
+            "trust": msgspec.to_builtins(trust(p)),
             "hottest_links": [
                 {"link": name, "utilisation": used, "bytes": nbytes}
                 for name, used, nbytes in self.summary["hottest_links"]
