@@ -212,15 +212,15 @@ def test_the_report_names_each_phases_bound_and_idle_share():
     model = toy_model([[MIB]] * 2, seq_len=64)
     program = steps_of_sgd.build(model, toy_cost(model), mesh, StepsOfSGDConfig(), 3, 0)
     timeline = simulate(program, topology, mesh)
-    phases = {p["phase"]: p for p in report(program, timeline, topology, mesh, None)["phases"]}
+    phases = {p.phase: p for p in report(program, timeline, topology, mesh, None).phases}
     assert list(phases) == list(dict.fromkeys(steps_of_sgd.PHASES.values()))
-    assert phases["forward"]["bound"] == "compute"
-    assert phases["exchange gradients"]["bound"] == phases["copy the model"]["bound"] == "communication"
-    assert phases["update"]["bound"] == "memory"
-    assert phases["forward"]["idle"] == pytest.approx(0)
-    assert phases["copy the model"]["idle"] == 1
-    assert phases["update"]["idle"] == pytest.approx(7 / 8)
-    assert phases["forward"]["seconds"] == pytest.approx(2e-3)
+    assert phases["forward"].bound == "compute"
+    assert phases["exchange gradients"].bound == phases["copy the model"].bound == "communication"
+    assert phases["update"].bound == "memory"
+    assert phases["forward"].idle == pytest.approx(0)
+    assert phases["copy the model"].idle == 1
+    assert phases["update"].idle == pytest.approx(7 / 8)
+    assert phases["forward"].seconds == pytest.approx(2e-3)
 
 
 def test_a_pin_without_an_exchange_it_could_pin_is_an_error():

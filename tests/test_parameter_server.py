@@ -57,8 +57,8 @@ def step_time(timeline, ranks):
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_a_server_takes_n_z_and_gives_n_z_every_step(n):
     program, timeline, ranks, topology, config = on_switch(n, steps=3)
-    found = report(program, timeline, topology, ranks, config)["servers"][0]
-    assert (found["bytes_in"], found["bytes_out"]) == (n * Z, n * Z)
+    found = report(program, timeline, topology, ranks, config).servers[0]
+    assert (found.bytes_in, found.bytes_out) == (n * Z, n * Z)
     moved = timeline.links.bytes_per_link()
     server = int(ranks.gpus[-1])
     assert moved[server] == pytest.approx(3 * n * Z, rel=1e-3)  # and requests, 64 bytes each
@@ -127,7 +127,7 @@ def test_layers_gathered_into_a_message_travel_together_and_the_bytes_are_the_sa
         sent = [
             op for op in program.roles[0].ops if isinstance(op, Send) and op.name.startswith("push") and not op.step
         ]
-        moved = report(program, timeline, topology, ranks, config)["servers"][0]["bytes_in"]
+        moved = report(program, timeline, topology, ranks, config).servers[0].bytes_in
         told[cap] = [op.name for op in sent], moved
     assert told[None][0] == [f"push l{i} -> server" for i in (4, 3, 1, 0)]
     assert told[1.5][0] == ["push l3..l4 -> server", "push l0..l2 -> server"]
@@ -149,8 +149,8 @@ def test_one_message_for_everything_hides_nothing():
 
 def test_a_worker_that_serves_sends_nothing_to_itself():
     program, timeline, ranks, topology, config = on_switch(4, server="worker", steps=2)
-    found = report(program, timeline, topology, ranks, config)["servers"][0]
-    assert (found["bytes_in"], found["bytes_out"]) == (3 * Z, 3 * Z)
+    found = report(program, timeline, topology, ranks, config).servers[0]
+    assert (found.bytes_in, found.bytes_out) == (3 * Z, 3 * Z)
     assert timeline.world_size == 4
 
 
@@ -163,7 +163,7 @@ def test_a_worker_of_several_gpus_pushes_once():
         ranks = place(topology, fabrics.mesh(topology), config)
         program = build(model, free(model), ranks, config, 2, 0)
         timeline = simulate(program, topology, ranks)
-        pushed[gpus] = report(program, timeline, topology, ranks, config)["servers"][0]["bytes_in"]
+        pushed[gpus] = report(program, timeline, topology, ranks, config).servers[0].bytes_in
     assert pushed == {1: 8 * Z, 4: 2 * Z}
 
 
@@ -232,7 +232,7 @@ def test_more_slack_is_faster_up_to_compute_bound_and_never_beyond():
 
 def test_no_worker_is_faster_than_its_own_compute():
     program, timeline, ranks, topology, config = uneven(None, jitter=0.3)
-    rates = report(program, timeline, topology, ranks, config)["samples_per_s_by_worker"]
+    rates = report(program, timeline, topology, ranks, config).samples_per_s_by_worker
     durations = [
         seconds(program.roles[0], op) for op in program.roles[0].ops if op.phase in {"forward", "backward"} and op.step
     ]
@@ -255,7 +255,7 @@ def test_throughput_of_workers_at_their_own_pace_is_the_sum_of_their_own():
     alone = len(steps) / sum(own)
     assert figures["samples_per_s"] == pytest.approx(7.0 * alone.sum(), rel=1e-3)
     assert figures["samples_per_s"] > 1.02 * 7.0 * 5 / figures["step_time_s"]
-    rates = report(program, timeline, topology, ranks, config)["samples_per_s_by_worker"]
+    rates = report(program, timeline, topology, ranks, config).samples_per_s_by_worker
     assert len(rates) == 5
 
 
@@ -265,7 +265,7 @@ def test_throughput_of_an_asynchronous_scenario_is_its_workers_together():
     result = scenario.load("ps_async_1x8", {"run.steps": 6, "strategy.staleness": 5, "run.jitter": 0.3}).run()
     slowest = 32 * 8 / result.summary["step_time_s"]
     assert result.summary["samples_per_s"] > 1.02 * slowest
-    assert result.summary["samples_per_s"] == pytest.approx(sum(result.of_strategy["samples_per_s_by_worker"]), rel=0.1)
+    assert result.summary["samples_per_s"] == pytest.approx(sum(result.of_strategy.samples_per_s_by_worker), rel=0.1)
     together = scenario.load("ps_async_1x8", {"run.steps": 6, "strategy.staleness": 0}).run().summary
     assert together["samples_per_s"] == 32 * 8 / together["step_time_s"]
 
@@ -278,7 +278,7 @@ def test_a_servers_own_work_bounds_asynchronous_workers_too():
     cost = toy_cost(model, grad_copy_bandwidth=1e9, optimizer_traffic=3.0 * MIB)
     program = build(model, cost, ranks, config, 10, 0)
     timeline = simulate(program, topology, ranks, backend="ideal")
-    busy = report(program, timeline, topology, ranks, config)["servers"][0]["busy"]
+    busy = report(program, timeline, topology, ranks, config).servers[0].busy
     assert timeline.makespan >= 10 * 8 * 3 * MIB / 1e9
     assert busy > 0.9
 
@@ -328,13 +328,13 @@ def test_every_form_plays_on_two_nodes_and_moves_what_it_should(knobs, accumulat
     program = build(model, toy_cost(model, jitter=0.05, overlap_slowdown=0.3), ranks, config, 3, 1)
     program.check()
     timeline = simulate(program, topology, ranks)
-    servers = report(program, timeline, topology, ranks, config)["servers"]
+    servers = report(program, timeline, topology, ranks, config).servers
     workers = ranks.workers // config.gpus_per_worker
     own = 1 if config.server == "worker" else 0
     kept = shares(model, config.shards, config.sharding).sum(axis=0) * 4.0
-    assert [s["bytes_in"] for s in servers] == pytest.approx((workers - own) * kept)
-    assert [s["bytes_out"] for s in servers] == pytest.approx((workers - own) * kept)
-    assert all(0 <= s["link_use_in"] <= 1 + 1e-9 for s in servers)
+    assert [s.bytes_in for s in servers] == pytest.approx((workers - own) * kept)
+    assert [s.bytes_out for s in servers] == pytest.approx((workers - own) * kept)
+    assert all(0 <= s.link_use_in <= 1 + 1e-9 for s in servers)
     assert all(isinstance(op, Serve) for role in program.roles for op in role.ops if op.stream == "server")
 
 

@@ -81,7 +81,6 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.table import Table
 
     from clustersim.cli.split_tables import print_dimensions, print_where
-    from clustersim.cli.strategy_lines import lines
     from clustersim.scenario.ran import figures, ran, trust
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
@@ -102,7 +101,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
         print_dimensions(console, result.where[0], result.volume_by_dimension)
     _print_volume(console, result.volume)
     _print_links(console, result.summary["hottest_links"])
-    console.say(*lines(result.of_strategy), *(f"- {note}" for note in result.notes))
+    console.say(*(result.of_strategy.lines() if result.of_strategy else ()), *(f"- {note}" for note in result.notes))
     if out is not None:
         trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
         files = f"result.json, gantt.png, waterfall.png, {trace} and run.npz (`clustersim report`)"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.style import INK, QUIET, drawn_on, load_map, plain_axes, titled
+from clustersim.plots.scales import load_map
+from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:

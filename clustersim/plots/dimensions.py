@@ -11,10 +11,10 @@ from clustersim.analysis.dimensions import named
 from clustersim.arrays import Columns
 from clustersim.errors import ProgramError
 from clustersim.facts import Groups, MeshMap
+from clustersim.plots.scales import byte_unit
 from clustersim.plots.style import (
     INK,
     QUIET,
-    byte_unit,
     dimensions,
     drawn_on,
     inches_wide,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, byte_unit, drawn_on, legend_below, palette, part_styles, plain_axes, titled
+from clustersim.plots.scales import byte_unit
+from clustersim.plots.style import INK, drawn_on, legend_below, palette, part_styles, plain_axes, titled
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:

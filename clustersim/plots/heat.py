@@ -9,7 +9,8 @@ import numpy as np
 from clustersim.analysis.hotspots import parts
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, drawn_on, load_map, plain_axes, time_unit, titled
+from clustersim.plots.scales import load_map, time_unit
+from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
 from clustersim.timeline import LinkUse
 
 if TYPE_CHECKING:

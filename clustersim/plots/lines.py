@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, MARKERS, drawn_on, legend_below, plain_axes, series, time_unit, titled
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import FAINT, INK, MARKERS, drawn_on, legend_below, plain_axes, series, titled
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from clustersim.arrays import Floats
 from clustersim.errors import TopologyError
 from clustersim.plots import layout
 from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
-from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, load_map, only_one, titled
+from clustersim.plots.scales import load_map
+from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, only_one, titled
 from clustersim.timeline import LinkUse
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, SWITCH, Topology
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, time_unit, titled
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
 from clustersim.plots.tracks import last_step, representatives
 from clustersim.timeline import Timeline
 from clustersim.units import format_time

@@ -11,18 +11,8 @@ import numpy as np
 
 from clustersim.analysis import pipeline, plays
 from clustersim.errors import ProgramError
-from clustersim.plots.style import (
-    FAINT,
-    INK,
-    QUIET,
-    Look,
-    drawn_on,
-    inches_wide,
-    legend_below,
-    plain_axes,
-    time_unit,
-    titled,
-)
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import FAINT, INK, QUIET, Look, drawn_on, inches_wide, legend_below, plain_axes, titled
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 

@@ -12,18 +12,8 @@ from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.pieces import KERNELS
 from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
-from clustersim.plots.style import (
-    INK,
-    Look,
-    drawn_on,
-    kernels,
-    legend_below,
-    palette,
-    plain_axes,
-    series,
-    time_unit,
-    titled,
-)
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import INK, Look, drawn_on, kernels, legend_below, palette, plain_axes, series, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,12 +14,12 @@ from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.facts import Moments
 from clustersim.plots.pipeline import usual_step
+from clustersim.plots.scales import byte_unit, time_unit
 from clustersim.plots.style import (
     FAINT,
     INK,
     QUIET,
     Look,
-    byte_unit,
     dimensions,
     drawn_on,
     legend_below,
@@ -27,7 +27,6 @@ from clustersim.plots.style import (
     palette,
     part_styles,
     plain_axes,
-    time_unit,
     titled,
 )
 from clustersim.timeline import Timeline

@@ -17,7 +17,6 @@ from clustersim.texts import headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 
@@ -65,10 +64,6 @@ INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
 
 WIDTH = 10.0
 """Inches of a figure: 90 dots an inch fill a README's column, and 9 points are read at ease there."""
-
-LOAD_STOPS = ("#E1E4E8", "#FBE3A0", "#F2B134", "#DD6B12", "#A82A10", "#5C0A14")
-"""Link load from none, grey, to the most; lightness falls all the way, so the order survives in print."""
-
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.4, 1, 1.4)))
 """Of the second thing that tells curves apart."""
@@ -133,13 +128,6 @@ def part_styles(names: Iterable[str]) -> dict[str, Look]:
     for place, name in enumerate((name for name in asked if name not in HOLDERS), first):
         found[name] = Look(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
     return found
-
-
-def load_map() -> Colormap:
-    """Colours of a share of a link's line rate, 0 to 1."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("load", LOAD_STOPS)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
@@ -275,20 +263,6 @@ def capped(text: str, most: int) -> str:
 def alt_text(figure: Figure) -> str:
     """What a figure shows, in words."""
     return str(figure.get_label())
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """What to multiply seconds by for an axis this long, and the unit."""
-    return next((s, u) for s, u in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")) if seconds * s >= 2 or s == 1e6)
-
-
-def byte_unit(nbytes: float) -> tuple[float, str]:
-    """What to divide bytes by for an axis up to this many, and the unit."""
-    return next(
-        (float(2**p), u)
-        for p, u in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
-        if nbytes >= 2**p or p == 0
-    )
 
 
 def save(figure: Figure, path: Any, dpi: int = 180) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from clustersim.analysis.occupancy import occupancy
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.style import INK, QUIET, drawn_on, new_figure, only_one, plain_axes, time_unit, titled
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import INK, QUIET, drawn_on, new_figure, only_one, plain_axes, titled
 from clustersim.plots.tracks import representatives, who
 from clustersim.timeline import Timeline
 from clustersim.units import format_time

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from clustersim.analysis.waterfall import LEAST, WORDS, Waterfall
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, Look, drawn_on, kernels, palette, plain_axes, time_unit, titled
+from clustersim.plots.scales import time_unit
+from clustersim.plots.style import INK, QUIET, Look, drawn_on, kernels, palette, plain_axes, titled
 from clustersim.units import format_time
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from clustersim.scenario import load, split_claims
 from clustersim.scenario.claim import Claim, run, sent, told
 from clustersim.scenario.result import Result
 from clustersim.strategies import STRATEGIES
+from clustersim.strategies.ps_report import Served
 from clustersim.texts import Table
 
 __all__ = ["Claim", "claims", "told"]
@@ -59,10 +60,12 @@ def _volumes() -> Iterator[Claim]:
 def _server() -> Iterator[Claim]:
     """A parameter server's own links."""
     result = run(SERVER)
-    server = result.of_strategy["servers"][0]
-    for way in ("in", "out"):
+    found = result.of_strategy
+    assert isinstance(found, Served)
+    (server,) = found.servers
+    for way, moved in (("in", server.bytes_in), ("out", server.bytes_out)):
         what = f"parameter server, N = 8: {way} at the server, a step"
-        yield Claim(what, "N Z", "Li et al. 2014", 8 * _gradients(result), server[f"bytes_{way}"])
+        yield Claim(what, "N Z", "Li et al. 2014", 8 * _gradients(result), moved)
 
 
 def _growth() -> Iterator[Claim]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from clustersim.arrays import Columns
 from clustersim.cards import card
 from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from clustersim.facts import Facts
     from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
+    from clustersim.strategies.base import Figures
     from clustersim.traces.saved import SavedRun
 
 
@@ -100,25 +102,25 @@ class Result:
         return where(self.timeline) if self.prepared.split is not None else []
 
     @cached_property
-    def volume_by_dimension(self) -> Plain:
+    def volume_by_dimension(self) -> Columns:
         """Bytes a step moves over each dimension: :func:`clustersim.analysis.volume.by_dimension`."""
         from clustersim.analysis.volume import by_dimension
 
         return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
 
     @cached_property
-    def volume(self) -> Plain:
+    def volume(self) -> Columns:
         """Bytes a step moves, by op and by kind of link: :func:`clustersim.analysis.volume.volume`."""
         from clustersim.analysis.volume import volume
 
         return volume(self.timeline, self.summary["steady_steps"])
 
     @cached_property
-    def of_strategy(self) -> Plain:
+    def of_strategy(self) -> Figures | None:
         """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
         p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
         if row.report is None:
-            return {}
+            return None
         return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
 
     def __repr__(self) -> str:
@@ -201,7 +203,7 @@ class Result:
             "volume": {name: column.tolist() for name, column in self.volume.items()},
             "volume_by_dimension": {name: column.tolist() for name, column in self.volume_by_dimension.items()},
             "where": [row.to_dict() for row in self.where],
-            "of_strategy": self.of_strategy,
+            "of_strategy": msgspec.to_builtins(self.of_strategy or {}),
             "notes": list(self.notes),
         }
 

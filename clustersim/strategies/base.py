@@ -6,8 +6,8 @@ so the same file serves a roofline, a fitted device and a measured profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -20,11 +20,18 @@ from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
 from clustersim.parallel.config import AtLeastOne
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
-from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
 ParamDtype = Literal["fp32", "bf16", "fp16"]
+
+
+class Figures(Protocol):
+    """Figures that only one strategy has: a Struct that says itself to people, too."""
+
+    def lines(self) -> Iterator[str]:
+        """A line each."""
+        ...
 
 
 class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,7 +70,7 @@ class Strategy(msgspec.Struct, frozen=True):
     world_size : the only world size it runs on, None for any.
     place : ``(topology, mesh, config) -> Mesh`` gives it ranks beyond one per GPU, such as servers on CPUs.
     launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
-    report : ``(program, timeline, topology, mesh, config) -> dict``: figures that only this strategy has.
+    report : ``(program, timeline, topology, mesh, config) -> Figures``, which only this strategy has.
     holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; None where it keeps everything whole.
     together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
     """
@@ -74,7 +81,7 @@ class Strategy(msgspec.Struct, frozen=True):
     world_size: int | None = None
     place: Callable[[Topology, Mesh, Any], Mesh] | None = None
     launch: str | None = None
-    report: Callable[[Program, Timeline, Topology, Mesh, Any], Plain] | None = None
+    report: Callable[[Program, Timeline, Topology, Mesh, Any], Figures] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] | None = None
     together: Callable[[Any], bool] = lambda config: True
 

@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.mesh import Mesh
 from clustersim.program import Program, Role, Send, Serve
-from clustersim.texts import Plain
 from clustersim.timeline import LinkUse, Timeline, step_ends
 from clustersim.topology import Topology
+from clustersim.units import format_bytes
 
 
-def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Plain:
-    """Figures of a run.
+class Server(msgspec.Struct, frozen=True):
+    """A server: its rank and where it sits, the ``busy`` share of its own work, bytes in and out a step, and the share
+    of line rate of its busiest link in each direction."""
 
-    Returns a dict: ``staleness`` (steps -> how many reads were that stale), ``staleness_mean`` and ``_max``;
-    ``samples_per_s_by_worker``; per server ``servers``: ``busy`` share of its own work, ``bytes_in`` and ``bytes_out``
-    a step, and the use of its busiest link in each direction.
-    """
+    rank: int
+    vertex: str
+    busy: float
+    bytes_in: float
+    bytes_out: float
+    link_use_in: float
+    link_use_out: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Steps -> how many reads were that stale, their mean and largest; samples/s of each worker's GPU; the servers."""
+
+    staleness: dict[int, int]
+    staleness_mean: float
+    staleness_max: int
+    samples_per_s_by_worker: list[float]
+    servers: list[Server]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if any(self.staleness):  # some reads were behind
+            reads = ", ".join(f"{count} at {steps}" for steps, count in self.staleness.items())
+            yield f"staleness of reads [steps]: {reads}; {self.staleness_mean:.2f} on average"
+        if rates := self.samples_per_s_by_worker:
+            yield f"samples per second of one GPU, each at its own pace: {min(rates):,.1f} to {max(rates):,.1f}"
+        for one in self.servers:
+            moved = f"{format_bytes(one.bytes_in)} in and {format_bytes(one.bytes_out)} out a step"
+            busiest = max(one.link_use_in, one.link_use_out)
+            used = f"{one.busy:.0%} busy with them, its busiest link used at {busiest:.0%}"
+            yield f"server at {one.vertex}: {moved}, {used}"
+
+
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Served:
+    """Figures of a run."""
     seen = staleness(program, timeline)
     values, counts = np.unique(seen, return_counts=True)
-    return {
-        "staleness": {int(v): int(n) for v, n in zip(values, counts, strict=True)},
-        "staleness_mean": float(seen.mean()) if len(seen) else 0.0,
-        "staleness_max": int(seen.max(initial=0)),
-        "samples_per_s_by_worker": _throughput(timeline, mesh, config).tolist(),
-        "servers": [_server(role, s, program, timeline, topology, mesh) for s, role in enumerate(_serving(program))],
-    }
+    return Served(
+        {int(v): int(n) for v, n in zip(values, counts, strict=True)},
+        float(seen.mean()) if len(seen) else 0.0,
+        int(seen.max(initial=0)),
+        _throughput(timeline, mesh, config).tolist(),
+        [_server(role, program, timeline, topology, mesh) for role in _serving(program)],
+    )
 
 
 def _serving(program: Program) -> list[Role]:
@@ -92,7 +125,7 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     return rate
 
 
-def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> Plain:
+def _server(role: Role, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> Server:
     first, played, makespan = _first(program, role), timeline.per_op(), timeline.makespan
     busy = sum(
         float(played["seconds"][first + i])
@@ -105,19 +138,13 @@ def _server(role: Role, s: int, program: Program, timeline: Timeline, topology: 
         op.nbytes for op in role.ops if isinstance(op, Send) and op.name.startswith("pull ") and " worker " in op.name
     )
     vertex = int(mesh.gpus[role.ranks[0]])
-    use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else {}
-    return {
-        "rank": int(role.ranks[0]),
-        "vertex": topology.vertex_names[vertex],
-        "busy": busy / makespan,
-        "bytes_in": taken / steps,
-        "bytes_out": given / steps,
-        **use,
-    }
+    use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else (0.0, 0.0)
+    name = topology.vertex_names[vertex]
+    return Server(int(role.ranks[0]), name, busy / makespan, taken / steps, given / steps, *use)
 
 
-def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> dict[str, float]:
+def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> tuple[float, float]:
     """Share of line rate of the busiest link into and out of a vertex."""
     share = use.bytes_per_link() / (topology.link_bandwidth * seconds)
     into, out = share[topology.link_dst == vertex], share[topology.link_src == vertex]
-    return {"link_use_in": float(into.max(initial=0.0)), "link_use_out": float(out.max(initial=0.0))}
+    return float(into.max(initial=0.0)), float(out.max(initial=0.0))

@@ -16,8 +16,10 @@ device after the other), ``direct`` (everyone to everyone), ``ring_unsplit``, ``
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats
@@ -28,9 +30,9 @@ from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
 from clustersim.strategies import base
 from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import Rank, walked
-from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
+from clustersim.units import format_time
 
 PHASES = {
     "broadcast model": "copy the model",
@@ -134,10 +136,30 @@ def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
     return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), gathered)
 
 
-def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Plain:
-    """``phases``: in order, each with ``seconds`` (of the last step, from its first op's start to its last op's end,
-    over all ranks), ``bound`` (what limited most of it) and ``idle`` (the share of it in which a GPU computed nothing,
-    mean over GPUs)."""
+class Phase(msgspec.Struct, frozen=True):
+    """A phase of the last step: ``seconds`` from its first op's start to its last op's end, over all ranks; ``bound``,
+    what limited most of it; ``idle``, the share of it in which a GPU computed nothing, mean over GPUs."""
+
+    phase: str
+    seconds: float
+    bound: str
+    idle: float
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """The phases of a step, in order."""
+
+    phases: list[Phase]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        for one in self.phases:
+            took = format_time(one.seconds)
+            yield f"phase {one.phase}: {took}, {one.bound}-bound, GPUs idle for {one.idle:.0%} of it"
+
+
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Phases:
+    """The phases of a run's last step."""
     last = max(op.step for op in timeline.ops)
     begin: dict[str, float] = {}
     end: dict[str, float] = defaultdict(float)
@@ -157,10 +179,8 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
         if phase in begin:
             seconds, bound = end[phase] - begin[phase], bounds[phase]
             idle = 1.0 - busy[phase] / (mesh.world_size * seconds) if seconds else 0.0
-            found.append(
-                {"phase": phase, "seconds": seconds, "bound": max(bound, key=lambda b: bound[b]), "idle": idle}
-            )
-    return {"phases": found}
+            found.append(Phase(phase, seconds, max(bound, key=lambda b: bound[b]), idle))
+    return Phases(found)
 
 
 def _worked(timeline: Timeline) -> tuple[Floats, Floats, Floats]:
