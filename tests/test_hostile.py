@@ -8,6 +8,7 @@ import json
 import resource
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,10 +56,11 @@ def test_ranks_that_a_trace_declares_are_counted_before_anything_is_made_for_the
 
 
 def test_sizes_of_a_table_of_collectives_are_counted():
-    steps = {"stepbytes": "1", "stepfactor": None}
-    assert list(sizes(None, "1", "5", steps)) == [1, 2, 3, 4, 5]
+    asked = SimpleNamespace(size=None, minbytes="1", maxbytes="5", stepbytes="1", stepfactor=None)
+    assert list(sizes(asked)) == [1, 2, 3, 4, 5]
+    asked.maxbytes = "1T"
     with pytest.raises(ClusterSimError, match=r"sizes: 1\.1e\+12 are asked for; at most 100,000"):
-        list(sizes(None, "1", "1T", steps))
+        list(sizes(asked))
 
 
 def test_ranks_of_an_option_are_counted_whatever_their_digits():

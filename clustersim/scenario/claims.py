@@ -8,7 +8,7 @@ sends is what its links carried away from it, under the textbook's backend, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,9 +60,7 @@ def _volumes() -> Iterator[Claim]:
 def _server() -> Iterator[Claim]:
     """A parameter server's own links."""
     result = run(SERVER)
-    found = result.of_strategy
-    assert isinstance(found, Served)
-    (server,) = found.servers
+    (server,) = cast(Served, result.of_strategy).servers
     for way, moved in (("in", server.bytes_in), ("out", server.bytes_out)):
         what = f"parameter server, N = 8: {way} at the server, a step"
         yield Claim(what, "N Z", "Li et al. 2014", 8 * _gradients(result), moved)
