@@ -163,7 +163,7 @@ def test_a_long_run_says_where_its_losses_are_told(monkeypatch):
 
 
 def test_a_run_of_many_ranks_says_what_it_loses_most_by():
-    """Finding it costs by the spans of a rank, not by ranks: 512 GPUs take a tenth of a second."""
+    """512 GPUs take a tenth of a second."""
     assert "of the step goes to" in package.load("fsdp_llama3_8b_64x8_h100").run().in_words
 
 
