@@ -32,11 +32,12 @@ runs while a collective does either; while one is moving; and while the host wor
 Span: TypeAlias = tuple[Column, Column]
 """When the same ops begin and end on some ranks."""
 
-AT_ONCE = 2**22
+AT_ONCE = 2**24
 """Intervals that are looked at together."""
 
 SWEPT = 256
-"""Ranks from which spans are looked at one by one on all of them, sooner than in a table; a part has no fewer."""
+"""Ranks from which spans are looked at one by one on all of them, sooner than in a table; a part has no fewer, and a
+table no more."""
 
 UNIONS = (
     ("compute", "start"),
@@ -101,10 +102,19 @@ def _union(
         swept = _swept(n, rows, held, begin, end)
         if swept is not None:
             return swept
-    tables = [] if rows is None else [tuple(np.broadcast_to(c, (n, c.shape[1])) for c in rows)]
+    return np.concatenate([_tabled(slice(at, min(at + SWEPT, n)), rows, held, begin, end) for at in range(0, n, SWEPT)])
+
+
+def _tabled(
+    part: slice, rows: tuple[Floats, Floats] | None, held: list[tuple[Ints, list[Span]]], begin: float, end: float
+) -> Floats:
+    """The same for a part of the ranks, over a table of ranks x spans."""
+    n, tables = part.stop - part.start, []
+    if rows is not None:
+        tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
     for places, spans in held:
         if spans:
-            tables.append((stacked([a for a, _ in spans], places), stacked([b for _, b in spans], places)))
+            tables.append(tuple(stacked([span[i] for span in spans], places[part]) for i in (0, 1)))
     if not tables:
         return np.zeros(n)
     left, right = (np.concatenate(c, axis=1) if len(c) > 1 else c[0] for c in zip(*tables, strict=True))
