@@ -102,10 +102,11 @@ def _played(run: StepRun, cost: StepCost, passes: int) -> float:
     """Seconds of a step of so many passes, all of them played."""
     strategy, (topology, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
     model, config = run.model, _of_passes(run, passes)
+    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     steps = 1 if run.first else FEWER if run.kind in SHARDED else STEPS
     if strategy.place:  # every layer and worker is a send: fewer of both
         mesh, steps = strategy.place(topology, mesh, config), FEWER
-        model, cost = coarser(model, replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0])))
+        model, cost = coarser(model, cost)
     program = merged(strategy.build(model, cost, mesh, config, steps, 0))
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
     return metrics.steady_window(timeline).step_time

@@ -15,7 +15,7 @@ assert name in ("node0/pcie0 -> node0/cpu0", "node0/cpu0 -> node0/pcie0")
 assert steps == sorted(steps, reverse=True)
 assert steps[-1] < 1.05 * ring_step
 
-assert all(report["staleness_max"] <= s for s, report in zip(bounds, seen, strict=True))
+assert all(report.staleness_max <= s for s, report in zip(bounds, seen, strict=True))
 assert rates == sorted(rates)
 
 # What the answers rest on.
