@@ -241,10 +241,11 @@ def _verdict(said: Outcome, made: Campaign) -> str:
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
     productive = said.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
     lacking = made.job.lacking
+    failed = f"{said.failures.p50:,.0f} failure{'' if round(said.failures.p50) == 1 else 's'}"
     wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
     return (
         f"{wanted}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
-        f"{said.failures.p50:,.0f} failures, {productive:.1%} of the time is new steps at full pace"
+        f"{failed}, {productive:.1%} of the time is new steps at full pace"
         + (f"; most of the rest is {lost}." if lost else ".")
     )
 
