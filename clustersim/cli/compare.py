@@ -29,7 +29,7 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
     with working(f"comparing strategies on {scenario}") as progress:
         rows = compare(scenario, scenarios.parse_overrides(changes), progress)
     if as_json:
-        print_json({"scenario": scenario, "rows": [msgspec.to_builtins(row) for row in rows]})
+        print_json({"scenario": scenario, "rows": msgspec.to_builtins(rows)})
     else:
         _print(scenario, rows, split=len({row.strategy for row in rows}) == 1)
 

@@ -35,8 +35,7 @@ def plan_page(said: Answer) -> Page:
         *failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
                 [(row.option, row.why) for row in said.tempting]),
-        Section("scaling", "More GPUs", ["The fastest option of each "
-                f"{'machine' if _machines(said) > 1 else 'strategy'} on each number of GPUs."], _scaled(said)),
+        _scaling(said),
         Section("not", "Why not the others", [], [], [(row.option, row.why) for row in said.alternatives]),
         Section("launch", "Launch it", [], [], [("", said.launch)] if said.launch else []),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
@@ -132,26 +131,24 @@ def front_figure(said: Answer) -> Figure | None:
     return speed_and_cost([row for row in said.options if row.counts], best, tempting, said.unit)
 
 
-def _machines(said: Answer) -> int:
-    return len({row.machine for row in said.options})
-
-
-def _scaled(said: Answer) -> list[Any]:
+def _scaling(said: Answer) -> Section:
     """Curves by strategy; of several machines by machine, for what one GPU does is not the same on all of them."""
-    several = _machines(said) > 1
+    several = len({row.machine for row in said.options}) > 1
+    words = [f"The fastest option of each {'machine' if several else 'strategy'} on each number of GPUs."]
     best: dict[tuple[str, int], float] = {}
     for row in said.options:
         if row.counts:
             key = row.machine if several else row.family, row.gpus
             best[key] = max(best.get(key, 0.0), row.rate or 0.0)
     if len({gpus for _, gpus in best}) < 2:
-        return []
+        return Section("scaling", "More GPUs", words)
     names = sorted({name for name, _ in best}, key=lambda name: -max(v for k, v in best.items() if k[0] == name))
     curves = {
         name: ([gpus for other, gpus in best if other == name], [v for k, v in best.items() if k[0] == name])
         for name in names[: len(MARKERS)]
     }
-    return drawn(plots.scaling(curves, unit=f"{said.unit}/s", ideal=not several), "scaling")
+    figure = plots.scaling(curves, unit=f"{said.unit}/s", ideal=not several)
+    return Section("scaling", "More GPUs", words, drawn(figure, "scaling"))
 
 
 def _plan_options(said: Answer) -> Grid:
