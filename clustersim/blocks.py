@@ -27,6 +27,8 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
     values : (1,) where all ranks agree, (k,) one each, or (m,) one per meeting of theirs.
     of : (k,) int, each rank's meeting, an index into ``values``; None where there is one value for each rank or all.
     low, high, mean : over ranks.
+    since : what ``values`` are counted from, as the end of a kernel is from its start: many kernels take as long, so
+        theirs are the same values. None for 0.
     """
 
     values: Floats
@@ -34,17 +36,30 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
     low: float
     high: float
     mean: float
+    since: Column | None = None
+
+    @property
+    def wide(self) -> bool:
+        """Whether ranks differ."""
+        return self.low < self.high
 
     @property
     def all(self) -> Floats:
         """(k,), or where all agree (1,)."""
-        return self.values if self.of is None else self.values[self.of]
+        return self.values if self.of is None and self.since is None else self.at(slice(None))
 
     def at(self, places: Ints | slice) -> Floats:
         """(k,), or where all agree (1,): what is at some places."""
         if len(self.values) == 1:
-            return self.values
-        return self.values[places] if self.of is None else self.values[self.of[places]]
+            found = self.values
+        else:
+            found = self.values[places] if self.of is None else self.values[self.of[places]]
+        return found if self.since is None else self.since.at(places) + found
+
+    @property
+    def depth(self) -> int:
+        """How many columns it is counted from, one after another."""
+        return 0 if self.since is None else 1 + self.since.depth
 
 
 class Block(msgspec.Struct, frozen=True, eq=False, gc=False):

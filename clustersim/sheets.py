@@ -72,19 +72,19 @@ class Shelf:
             ranks = blocks[0].ranks
             courses[ranks] += draw.integers(2**63, dtype=np.uint64)
             # A column that several blocks share tells nothing new the second time.
-            distinct = {id(c): c for block in blocks for c in block.columns if len(c.values) > 1}
-            alike: dict[tuple[int, int], list[Column]] = {}
+            distinct = {id(c): c for block in blocks for c in block.columns if c.wide}
+            alike: dict[int, list[Column]] = {}
             for column in distinct.values():
-                alike.setdefault((id(column.of), len(column.values)), []).append(column)
-            for (_, length), columns in alike.items():
+                alike.setdefault(id(column.of), []).append(column)
+            for columns in alike.values():
+                meeting = columns[0].of
+                length = len(ranks) if meeting is None else len(columns[0].values)
                 step, total = max(1, AT_ONCE // length), np.zeros(length, dtype=np.uint64)
                 for at in range(0, len(columns), step):
-                    bits = (
-                        np.concatenate([c.values for c in columns[at : at + step]]).view(np.uint64).reshape(-1, length)
-                    )
+                    some = [c.all if meeting is None else c.values for c in columns[at : at + step]]
+                    bits = np.concatenate(some).view(np.uint64).reshape(-1, length)
                     odd = draw.integers(2**63, size=(len(bits), 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
                     total += ((bits ^ (bits >> np.uint64(31))) * odd).sum(axis=0, dtype=np.uint64)
-                meeting = columns[0].of
                 courses[ranks] += total if meeting is None else total[meeting]
         return courses
 
@@ -151,12 +151,12 @@ def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     n, own = len(places), stretch(places)
     kinds: dict[tuple[bool, int], list[int]] = {}
     for i, column in enumerate(columns):
-        kinds.setdefault((len(column.values) > 1, id(column.of)), []).append(i)
+        kinds.setdefault((column.wide, id(column.of)), []).append(i)
     table = np.empty((len(columns), n))
     for (wide, _), which in kinds.items():
         of = columns[which[0]].of
         if wide and of is None:
-            table[which] = np.concatenate([columns[i].values[own] for i in which]).reshape(-1, n)
+            table[which] = np.concatenate([columns[i].at(own) for i in which]).reshape(-1, n)
         else:  # a value for all ranks, or one for each meeting
             values = np.concatenate([columns[i].values for i in which]).reshape(len(which), -1)
             table[which] = values if of is None else values[:, of[own]]

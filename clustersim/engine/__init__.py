@@ -14,7 +14,7 @@ How a step is played, in the order to read it:
   passes, for transfers that do share. :mod:`~clustersim.engine.players` and
   :mod:`~clustersim.engine.chunk`: as one flow, or the exact and slow way, transfer by transfer.
 * :mod:`~clustersim.engine.run` ties them together, where :mod:`~clustersim.engine.need` says that there is memory for
-  it; :mod:`~clustersim.engine.rows` makes the Timeline.
+  it; :mod:`~clustersim.engine.finished` lets go of what is over, and :mod:`~clustersim.engine.rows` makes the Timeline.
 
 A step of hybrid sharding, for example: shards of 256 ranks, each at its own pace, gather a layer's parameters, compute,
 and scatter its gradients, while each rank's 64 replicas average what was scattered before. *Forward*, gathers of

@@ -17,31 +17,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.engine.loads import INSTANT
-from clustersim.engine.order import (
-    Column,
-    Piece,
-    Task,
-    at,
-    highest,
-    item,
-    lowest,
-    positions,
-    replaced,
-    size,
-    stacked,
-    watch,
-)
+from clustersim.engine.order import Column, Piece, Task, at, highest, item, lowest, positions, replaced, stacked, watch
 from clustersim.engine.planning import one_number
 from clustersim.engine.sites import Site, Standing
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class _Stream:
@@ -80,6 +63,7 @@ class Bills:
         """
         self.standing, self.on_its_way = standing, on_its_way
         self._streams = [{name: _Stream(tasks) for name, tasks in watched.items()} for watched in self._watched]
+        self._last = [0] * len(self._streams)  # place of the last kernel that all ranks of a role have run
         self._gaps: list[list[int]] = [[] for _ in self._streams]  # places of kernels before which somebody stood still
         # Kernels that wait for collectives: whole ones, and pieces with whether they were tried before.
         self.held: list[dict[Task, None]] = [{} for _ in self._streams]
@@ -125,15 +109,22 @@ class Bills:
 
     def over(self, kernel: Task) -> None:
         """All ranks have run a kernel: forget what no bill to come can ask for."""
-        r, first = kernel.key[0], kernel.place
-        gaps = self._gaps[r]
-        if len(gaps) < 2 or gaps[1] >= first:
-            return
-        for stream in self._streams[r].values():
-            if stream.least < len(stream.tasks):
-                first = min(first, stream.tasks[stream.least].above + 1)
+        r, gaps = kernel.key[0], self._gaps[kernel.key[0]]
+        self._last[r] = kernel.place
+        first = self._first(r) if len(gaps) > 1 and gaps[1] < kernel.place else 0
         while len(gaps) > 1 and gaps[1] < first:
             self._kernels[r][gaps.pop(0)].idle = None
+
+    def _first(self, r: int) -> int:
+        """The place from which on a bill to come may ask what a role's kernels did."""
+        due = (stream.tasks[stream.least] for stream in self._streams[r].values() if stream.least < len(stream.tasks))
+        return min([self._last[r], *(one.above + 1 for one in due)])
+
+    def asked(self, task: Task) -> bool:
+        """Whether a bill to come may ask when an op that is over began and ended."""
+        if task.place >= 0:
+            return task.place >= self._first(task.key[0]) - 1
+        return task.watched and task.ordinal >= self._streams[task.key[0]][task.op.stream].least
 
     def owed(self, kernel: Task, who: Piece, ready: Column) -> Column:
         """Seconds by which a kernel that these ranks begin at ``ready`` is longer."""
@@ -233,7 +224,7 @@ class Bills:
         r = kernel.key[0]
         if isinstance(who, int):
             who = slice(who, who + 1, 1)
-        safe = np.full(kernel.n if who is None else size(who), np.inf)
+        safe = np.full(kernel.n if who is None else len(positions(who, kernel.n)), np.inf)
         wanted = float(np.max(ready)) * (1 + INSTANT)
         for last in kernel.soft:
             if not last.left:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias, overload
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.blocks import Block, Columns, Meetings, RankSets, columns, joined
+from clustersim.blocks import Column as BlockColumn
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.engine.loads import Loads
@@ -26,6 +28,9 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 WIDE = 4
 """Ranks from which an op whose ranks differ is kept as a block: finding ranks that agree costs more than it saves."""
 
+DEEP = 4
+"""Columns that one is counted from, at most: more would take longer to add up than they save."""
+
 
 class Rows:
     """What happened, collected role by role: rows, and blocks where many ranks differ."""
@@ -34,16 +39,19 @@ class Rows:
         self._first = np.cumsum([0, *(len(role.ops) for role in program.roles)]).tolist()
         self._book = RankSets(program.world_size)
         self._parts: list[Columns] = []
-        self.blocks: list[Block] = []
+        self._blocks: list[Block] = []
+        self._kept: dict[int, tuple[ref[Floats], BlockColumn]] = {}
+        self._ranks: dict[bytes, Ints] = {}
+        self._spent: dict[bytes, Floats] = {}
 
     def row_of(self, key: OpKey) -> int:
         """Index in :attr:`Timeline.ops` of a role's op."""
         return int(self._first[key[0]]) + key[1]
 
-    def add(self, mine: list[Task]) -> None:
+    def add(self, mine: list[Task], *, brief: bool = False) -> None:
         """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
-        they were played with, which are not written to any more."""
-        drafts, agreed, apart = _Drafts(), [], []
+        they were played with, which are not written to any more. ``brief`` : in as few bytes as can be."""
+        drafts, agreed, apart = _Drafts(self._kept), [], []
         for task in mine:
             ready, start, end = task.ready, task.start, task.end
             who = _taking_part(task)
@@ -54,15 +62,40 @@ class Rows:
         if agreed:
             op, ready, start, end = (np.array(column) for column in zip(*agreed, strict=True))
             self._parts.append((op, np.full(len(op), self._book.id(mine[0].role.ranks)), ready, start, end))
-        made = columns(drafts.values, drafts.meetings)
+        made = drafts.made()
         for task, who, which in apart:
-            ranks = task.role.ranks if who is None else drafts.one(task.role.ranks[who])
-            block = Block(self.row_of(task.key), ranks, (made[which[0]], made[which[1]], made[which[2]]))
-            if len(ranks) < WIDE or all(len(column.values) == 1 for column in block.columns):
-                self._parts.append(self._book.rows(block))
-            else:
-                self.blocks.append(block)
+            if brief and who is None and isinstance(task.op, Compute):
+                made[which[2]] = self._since(task, made[which[1]], made[which[2]])
+            self._block(task, who, (made[which[0]], made[which[1]], made[which[2]]))
             task.ready = task.start = task.end = 0.0
+            task.spent = None
+        if brief:
+            self._kept = drafts.alive(made)
+
+    def _block(self, task: Task, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
+        """Keep an op: as rows where that is less."""
+        ranks = task.role.ranks
+        if who is not None:
+            ranks = self._ranks.setdefault(ranks[who].tobytes(), ranks[who])  # equal ones are one
+        block = Block(self.row_of(task.key), ranks, columns)
+        if len(ranks) < WIDE or not any(column.wide for column in columns):
+            self._parts.append(self._book.rows(block))
+        else:
+            self._blocks.append(block)
+
+    def _since(self, task: Task, start: BlockColumn, end: BlockColumn) -> BlockColumn:
+        """When a kernel ended, as its start and what it took, where that gives the same bits."""
+        if end.since is not None or len(end.values) < task.n or end.of is not None or start.depth >= DEEP:
+            return end
+        spent = np.atleast_1d(task.seconds)
+        if not np.array_equal(start.all + spent, end.values):
+            return end  # it paid a bill
+        return BlockColumn(self._spent.setdefault(spent.tobytes(), spent), None, end.low, end.high, end.mean, start)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """By op."""
+        return tuple(sorted(self._blocks, key=lambda block: block.op))
 
     def columns(self) -> tuple[tuple[Ints, ...], Columns]:
         """Rank sets, and rows sorted by op, then start, then set."""
@@ -70,13 +103,17 @@ class Rows:
 
 
 class _Drafts:
-    """The distinct columns of a role's ops. Ops share them: what is ready of one is the end of another."""
+    """The distinct columns of a role's ops. Ops share them: what is ready of one is the end of another.
 
-    def __init__(self) -> None:
-        self.values: list[Floats] = []
-        self.meetings: list[Meetings | None] = []
+    ``kept`` : columns already made of arrays that are still played with, by identity.
+    """
+
+    def __init__(self, kept: dict[int, tuple[ref[Floats], BlockColumn]]) -> None:
+        self._values: list[Floats] = []
+        self._meetings: list[Meetings | None] = []
         self._known: dict[object, int] = {}
-        self._ranks: dict[bytes, Ints] = {}
+        self._kept = kept
+        self._done: dict[int, BlockColumn] = {}
 
     def numbers(self, task: Task, who: Ints | None) -> tuple[int, int, int]:
         """Which columns the ready, start and end of an op are."""
@@ -86,16 +123,28 @@ class _Drafts:
             key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
             number = known.get(key)
             if number is None:
-                number = known[key] = len(self.values)
-                self.meetings.append(_meetings(task, column) if which and who is None else None)
+                number = known[key] = len(self._values)
+                before = self._kept.get(id(column)) if who is None else None
+                if before and before[0]() is column:
+                    self._done[number] = before[1]
+                self._meetings.append(_meetings(task, column) if which and who is None else None)
                 many = column if isinstance(column, np.ndarray) else np.array([column])
-                self.values.append(many if who is None or len(many) == 1 else many[who])
+                self._values.append(many if who is None or len(many) == 1 else many[who])
             found.append(number)
         return found[0], found[1], found[2]
 
-    def one(self, ranks: Ints) -> Ints:
-        """Equal arrays of ranks as one."""
-        return self._ranks.setdefault(ranks.tobytes(), ranks)
+    def made(self) -> list[BlockColumn]:
+        """The columns by number."""
+        made = columns(self._values, self._meetings)
+        for number, column in self._done.items():
+            made[number] = column
+        return made
+
+    def alive(self, made: list[BlockColumn]) -> dict[int, tuple[ref[Floats], BlockColumn]]:
+        """What the next ops may share."""
+        told = {id(one): (ref(one), column) for one, column in zip(self._values, made, strict=True)}
+        self._values, known = [], self._kept | told
+        return {key: entry for key, entry in known.items() if entry[0]() is not None}
 
 
 def _meetings(task: Task, column: Column) -> Meetings | None:

@@ -15,6 +15,7 @@ from clustersim.arrays import Floats, Ints
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Clock
+from clustersim.engine.finished import Finished
 from clustersim.engine.guess import Guess, firsts
 from clustersim.engine.loads import Loads, Slots, Varying
 from clustersim.engine.meetings import sites as meet
@@ -22,8 +23,8 @@ from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import Groups, PlanBook, Planner
 from clustersim.engine.play import Play
-from clustersim.engine.players import Flows, Player, Replay
-from clustersim.engine.rows import Rows, infos, link_use
+from clustersim.engine.players import Flows, Player, Replay, nobody
+from clustersim.engine.rows import infos, link_use
 from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError, nearest
 from clustersim.mesh import Mesh
@@ -124,7 +125,7 @@ class _Run:
             self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
         meetings = sum(len(site.ranks) for site in self.sites)
         self.start, self.end = np.empty(meetings), np.empty(meetings)  # apart: the Timeline keeps one of them
-        self._finished = _Finished(sum(map(len, self.lists)), how.get("progress"))
+        self._finished = Finished(program, self.lists, self.bills, how.get("progress"))
 
     def timeline(self) -> Timeline:
         """Play, check, and where the guess was wrong play again, with more on the clock."""
@@ -139,6 +140,10 @@ class _Run:
                 for task in mine:
                     task.reset()
         _note(self.sites, self.clocked, begin, self.end, player.network)
+        player.on_end = nobody  # the play is over, and its columns may go
+        if self.bills:
+            self.bills.reset({}, lambda site, meeting: 0.0)
+        del begin, self.start, self.end
         played = self._played(player, clock)
         return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
 
@@ -152,7 +157,7 @@ class _Run:
             self.bills.reset(standing, player.not_before)
         if self.clocked:
             look_ahead(lists, self.clocked)
-        self._finished.n = 0
+        self._finished.reset()
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
         play.run()
@@ -160,6 +165,7 @@ class _Run:
             stuck = deadlock(self.program, standing, lists)
             _let_go(lists)
             raise stuck
+        play.standing = {}  # it and its queues hold each other
         return clock, player
 
     def _standing(self, site: Site) -> Standing:
@@ -170,24 +176,20 @@ class _Run:
 
     def _played(self, player: Player, clock: Clock) -> Timeline:
         """The finished run, with its counts."""
-        program, sites, network, rows = self.program, self.sites, player.network, Rows(self.program)
-        for mine in self.lists:
-            rows.add(mine)
+        program, sites, network, rows = self.program, self.sites, player.network, self._finished.rows()
         _let_go(self.lists)
         meetings, loads = player.transfers()
         counts = clock.n_events, network.n_solves, network.n_flows, len(loads)
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
         if program.overlap_slowdown:
             stats["overlap_slowdown"] = program.overlap_slowdown
-        owners = (np.full(len(site.ranks), rows.row_of(site.sides[0].key)) for site in sites)
+        owner = np.repeat([rows.row_of(site.sides[0].key) for site in sites], [len(site.ranks) for site in sites])
         return Timeline.of_blocks(
             program.world_size,
             infos(program, rows, sites, self.topology, self.mesh),
             *rows.columns(),
-            tuple(rows.blocks),
-            links=link_use(
-                self.loads, network.segments.columns(), np.concatenate([meetings[:0], *owners])[meetings], loads
-            ),
+            rows.blocks,
+            links=link_use(self.loads, network.segments.columns(), owner[meetings], loads),
             rank_node=self.topology.vertex_node[self.mesh.gpus],
             stats=stats,
         )
@@ -211,19 +213,6 @@ def _let_go(lists: list[list[Task]]) -> None:
     for mine in lists:
         for task in mine:
             task.before, task.next, task.soft = [], [], ()
-
-
-class _Finished:
-    """Counts the ops that all ranks have ended, and tells: over all plays, no op twice."""
-
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self.n, self.total, self.told, self.progress = 0, total, 0, progress
-
-    def __call__(self, task: Task) -> None:
-        self.n += 1
-        if self.progress and self.n > self.told:
-            self.told = self.n
-            self.progress(self.n, self.total)
 
 
 def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: Network) -> None:

@@ -1,0 +1,68 @@
+"""Ops that all ranks have ended: somebody is told of them, and their columns are let go of.
+
+A long run has more columns than fit in memory, and nobody asks for most of them again: what waited for an op was told
+when it ended, and only bills look back (:meth:`clustersim.engine.bills.Bills.asked`). So while the rest is played, what
+is over becomes the rows and blocks of the Timeline, which take far less (:mod:`clustersim.engine.rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clustersim.engine.bills import Bills
+from clustersim.engine.order import Task
+from clustersim.engine.rows import Rows
+from clustersim.program import Program
+
+LONG, KEPT = 2**26, 2**23
+"""Ranks x ops from which a run is long, and those that are played, from there on, before their columns are let go
+of: where all fit, it only takes time."""
+
+
+class Finished:
+    """Counts the ops that all ranks have ended, and keeps what they did.
+
+    Parameters
+    ----------
+    program, lists : what is played, and its tasks by role. bills : None for none.
+    progress : called with (ops finished, ops in all): over all plays, of no op twice.
+    """
+
+    def __init__(
+        self, program: Program, lists: list[list[Task]], bills: Bills | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:  # fmt: skip
+        self._program, self._lists, self._bills, self._progress = program, lists, bills, progress
+        self._total, self._told = sum(map(len, lists)), 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has been played."""
+        self._n, self._cells = 0, KEPT - LONG
+        self._rows, self._kept = Rows(self._program), [0] * len(self._lists)
+
+    def __call__(self, task: Task) -> None:
+        """All ranks have ended this one."""
+        self._n += 1
+        self._cells += task.n
+        if self._cells >= KEPT:
+            self._cells = 0
+            self._keep()
+        if self._progress and self._n > self._told:
+            self._told = self._n
+            self._progress(self._n, self._total)
+
+    def _keep(self) -> None:
+        """Keep the first ops of each role, as far as they are over and no bill asks for them."""
+        for r, mine in enumerate(self._lists):
+            begin = k = self._kept[r]
+            while k < len(mine) and not mine[k].left and not (self._bills and self._bills.asked(mine[k])):
+                k += 1
+            self._rows.add(mine[begin:k], brief=True)
+            self._kept[r] = k
+
+    def rows(self) -> Rows:
+        """What all ranks did, once everything has been played."""
+        for mine, kept in zip(self._lists, self._kept, strict=True):
+            self._rows.add(mine[kept:], brief=kept > 0)
+        return self._rows
