@@ -203,3 +203,13 @@ def test_simgrids_platform_is_the_same_graph(tmp_path: Path):
     done = CliRunner().invoke(cli, ["export", "ddp_resnet50_1x8_v100", str(out)])
     assert done.exit_code == 0, done.output
     assert ET.parse(out).getroot().get("version") == "4.1"
+
+
+def test_a_changed_scenario_of_the_same_name_is_not_written_over_what_another_wrote(tmp_path):
+    told = (Path(__file__).parents[1] / "scenarios" / "ddp_resnet50_1x8_v100.toml").read_text()
+    file, out = tmp_path / "mine.toml", tmp_path / "out"
+    for steps, code in ((4, 0), (4, 0), (7, 2)):
+        file.write_text(told.replace("steps = 4", f"steps = {steps}"))
+        done = CliRunner().invoke(cli, ["export", str(file), "--chakra", str(out)], standalone_mode=False)
+        assert (done.exception is None) == (code == 0), (steps, done.output, done.exception)
+    assert "holds another export" in str(done.exception)

@@ -83,7 +83,7 @@ def _chakra(name: Path, folder: Path, ranks: list[int] | None) -> None:
         program, title = prepared.program, name.stem
         files = chakra.file_names(program, title, ranks)
         names = [*files, *machines.ASTRA]
-        out = Folder(folder, "export", title, names, [title, prepared.scenario.inputs, ranks])
+        out = Folder(folder, "export", title, names, [title, prepared.scenario.inputs(), ranks])
         with out.files() as path_of:
             groups = chakra.write(program, title, files, path_of)
             for file, data in machines.astra(prepared.topology, prepared.mesh, groups).items():
