@@ -71,3 +71,7 @@ def test_kernels_without_bills_are_kept_as_what_they_took_since_their_start(at_o
     for end in since:
         assert (end.low, end.high) == (end.all.min(), end.all.max())
         assert np.array_equal(end.at(np.array([3, 1])), end.all[[3, 1]])
+
+
+def test_a_program_that_meets_nobody_is_played():
+    assert scenario.load("single_gpt2_1x1_a100").run().summary["step_time_s"] > 0

@@ -183,7 +183,8 @@ class _Run:
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
         if program.overlap_slowdown:
             stats["overlap_slowdown"] = program.overlap_slowdown
-        owner = np.repeat([rows.row_of(site.sides[0].key) for site in sites], [len(site.ranks) for site in sites])
+        told = [(rows.row_of(site.sides[0].key), len(site.ranks)) for site in sites]
+        owner = np.repeat(*np.array(told, dtype=np.int64).reshape(-1, 2).T)
         return Timeline.of_blocks(
             program.world_size,
             infos(program, rows, sites, self.topology, self.mesh),
