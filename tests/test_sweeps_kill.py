@@ -84,10 +84,10 @@ def test_a_killed_worker_process_costs_no_row(file, undisturbed, tmp_path):
     killed = []
 
     def kill(progress):
-        if progress.done and len(killed) < 2:
-            victim = multiprocessing.active_children()[0].pid
-            killed.append(victim)
-            os.kill(victim, signal.SIGKILL)
+        workers = multiprocessing.active_children()  # nobody, while those who died are being replaced
+        if progress.done and workers and len(killed) < 2:
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
 
     done = sweeps.sweep(file, tmp_path, jobs=2, progress=kill)
     assert len(killed) == 2
