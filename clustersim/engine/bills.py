@@ -21,9 +21,9 @@ from collections.abc import Callable
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
+from clustersim.engine.columns import Column, Piece, at, highest, item, lowest, one_number, positions, replaced, stacked
 from clustersim.engine.loads import INSTANT
-from clustersim.engine.order import Column, Piece, Task, at, highest, item, lowest, positions, replaced, stacked, watch
-from clustersim.engine.planning import one_number
+from clustersim.engine.order import Task, watch
 from clustersim.engine.sites import Site, Standing
 
 

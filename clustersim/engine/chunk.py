@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from clustersim import routing
+from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
@@ -33,9 +34,6 @@ from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
 from clustersim.timeline import LinkUse, Timeline
 from clustersim.topology import route_latency
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Steps(msgspec.Struct, frozen=True, eq=False):

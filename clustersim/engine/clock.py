@@ -21,16 +21,15 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Ints
 from clustersim.engine.bills import Bills
-from clustersim.engine.order import Piece, Task, at, highest, lowest, positions
-from clustersim.engine.planning import one_number
+from clustersim.engine.columns import Piece, at, highest, lowest, one_number, positions
+from clustersim.engine.order import Task
 
 if TYPE_CHECKING:
     import simpy
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 NORMAL = 1
 """What happens at an instant, in SimPy's order of priorities."""
@@ -112,7 +111,7 @@ class Queues:
         self._free: dict[tuple[int, str, int], float] = {}
         self._calls: set[float] = set()
 
-    def arrive(self, task: Task, who: npt.NDArray[np.int64] | slice) -> None:
+    def arrive(self, task: Task, who: Ints | slice) -> None:
         """These ranks' ops are ready at their ready times, now or later."""
         positions = np.arange(task.n)[who].tolist()
         times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()

@@ -12,13 +12,10 @@ one round together, not one each.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+from clustersim.arrays import Floats, Ints
 
 TIE = 1e-12
 """Two levels this close, relatively, are one level."""

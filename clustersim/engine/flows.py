@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from array import array
 from heapq import heapify, heappop, heappush
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.engine.loads import INSTANT
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Way:

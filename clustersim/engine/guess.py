@@ -25,16 +25,14 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
+from clustersim.engine.columns import highest
 from clustersim.engine.loads import ROOM, Loads, Slots, crowded
-from clustersim.engine.order import highest
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site
 from clustersim.program import Collective, Program, Recv
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""
 

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from clustersim.arrays import Floats, Ints
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.errors import ProgramError, TopologyError
 from clustersim.topology import Topology
 
@@ -168,7 +167,7 @@ class Slots(msgspec.Struct, frozen=True, eq=False):
         which, at = _pairs(self.ptr[loads], self.ptr[loads + 1])
         return which, self.slot[at], self.weight[at]
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> Slots:
+    def only(self, kept: Bools) -> Slots:
         """Without the others, under the same numbers; ``kept`` : (n,) bool."""
         some = kept[self.slot]
         ptr = np.concatenate([[0], np.cumsum(some)])[self.ptr]
@@ -197,7 +196,7 @@ def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:
     return Slots(int(kept.sum()), ptr, slot[order], weight[order])
 
 
-def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> npt.NDArray[np.bool_]:
+def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> Bools:
     """Of links (columns) with the same users in the same proportions, the one that fills first."""
     first = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
     share = (weight / weight[first][column]).view(np.uint64) + np.uint64(2**11)
@@ -211,7 +210,7 @@ def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> npt.NDArray[n
     return kept
 
 
-def _undominated(column: Ints, load: Ints, weight: Floats, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _undominated(column: Ints, load: Ints, weight: Floats, kept: Bools) -> Bools:
     """Without links whose users all are another's, of which none takes a larger share of it."""
     some = kept[column]
     column, load, weight = column[some], load[some], weight[some]
@@ -256,7 +255,7 @@ def _pairs(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + begin[which]
 
 
-def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArray[np.bool_]:
+def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
     """Which of some uses of slots met others there that together asked for more than the slot has.
 
     Parameters
@@ -276,7 +275,7 @@ def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArra
     return found
 
 
-def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDArray[np.bool_]:
+def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
     """:func:`crowded`, of uses that meet."""
     n = len(slot)
     time, more = np.concatenate([begin, end * (1 - INSTANT)]), np.concatenate([asked, -asked])
@@ -291,5 +290,5 @@ def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> npt.NDAr
     place = np.empty(2 * n, dtype=np.int64)
     place[order] = np.arange(2 * n)
     count = np.cumsum(hot)
-    found: npt.NDArray[np.bool_] = (count[place[n:]] - count[place[:n]] > 0) | hot[place[:n]]
+    found: Bools = (count[place[n:]] - count[place[:n]] > 0) | hot[place[:n]]
     return found

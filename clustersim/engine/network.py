@@ -17,20 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableSequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.engine.clock import SOLVE, Clock
 from clustersim.engine.fairshare import level
 from clustersim.engine.flows import Equals, Spells, Way
 from clustersim.engine.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 from clustersim.errors import ProgramError
 from clustersim.units import format_time
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 MANY = 16
 """Slots of a load from which all of them are watched."""

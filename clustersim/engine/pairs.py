@@ -11,9 +11,8 @@ from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from clustersim.arrays import Ints
+from clustersim.arrays import Bools, Ints
 from clustersim.errors import ProgramError
 from clustersim.program import Program, Recv, Role, Send
 
@@ -49,7 +48,7 @@ class _Uses(msgspec.Struct, frozen=True, eq=False):
     tag: Ints
     src: Ints
     dst: Ints
-    sends: npt.NDArray[np.bool_]
+    sends: Bools
 
 
 def pairs(program: Program) -> list[Pairs]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Plan, Request
+from clustersim.engine.columns import one_number
 from clustersim.engine.images import Images
 from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
@@ -62,13 +63,6 @@ class Plans(msgspec.Struct, frozen=True, eq=False, dict=True):
     def columns(self) -> tuple[Floats | float, Floats | float]:
         """``latency`` and ``moving``, or of each the one number all groups have."""
         return one_number(self.latency), one_number(self.moving)
-
-
-def one_number(column: Floats | float) -> Floats | float:
-    """The one number of a column that has the same everywhere, or else the column."""
-    if not isinstance(column, np.ndarray) or not len(column):
-        return column
-    return column[0].item() if column[0] == column[-1] and (column == column[0]).all() else column
 
 
 class Groups:

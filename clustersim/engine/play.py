@@ -22,17 +22,15 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.engine.bills import Bills
 from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
-from clustersim.engine.order import Column, Piece, Task, at, item, later, positions, size
-from clustersim.engine.planning import one_number
+from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
+from clustersim.engine.order import Task
 from clustersim.engine.sites import Site, Standing, spread
 from clustersim.program import Compute, Serve
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 
 _EVERYONE = slice(None)

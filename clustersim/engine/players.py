@@ -14,8 +14,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.collectives.base import Plan, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
@@ -26,8 +26,6 @@ from clustersim.engine.network import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 OnEnd: TypeAlias = Callable[[Ints, float], None]
 
 
@@ -50,7 +48,7 @@ class Player(Protocol):
         """For every transfer id: the id of its meeting, and its load."""
 
 
-def at_each(times: Floats) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
+def at_each(times: Floats) -> Iterator[tuple[float, Bools]]:
     """The distinct times, ascending, each with the mask of the elements that have it."""
     if len(times) and times.min() == times.max():
         yield float(times[0]), np.ones(len(times), dtype=np.bool_)

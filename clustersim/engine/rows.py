@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 from weakref import ref
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
 from clustersim.blocks import Block, Columns, Meetings, RankSets, columns, joined
 from clustersim.blocks import Column as BlockColumn
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
+from clustersim.engine.columns import Column
 from clustersim.engine.loads import Loads
-from clustersim.engine.order import Column, Task
+from clustersim.engine.order import Task
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo
 from clustersim.topology import Topology
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 WIDE = 4
 """Ranks from which an op whose ranks differ is kept as a block: finding ranks that agree costs more than it saves."""

@@ -9,7 +9,6 @@ from itertools import count
 from typing import TypedDict, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.arrays import Floats, Ints
 from clustersim.engine import chunk, need
@@ -280,7 +279,7 @@ def _words(op: Op) -> str:
     return f" ({'send' if isinstance(op, Send) else 'recv'}, stream {op.stream!r})"
 
 
-def _ranks(ranks: npt.NDArray[np.int64]) -> str:
+def _ranks(ranks: Ints) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""

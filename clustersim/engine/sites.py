@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Floats, Ints
+from clustersim.engine.columns import Column
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import Plans
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Column: TypeAlias = Floats | float
 
 
 class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
