@@ -70,17 +70,28 @@ class Clock:
     def __init__(self) -> None:
         self._environment: simpy.Environment | None = None
         self._queue: list[Any] = []
+        self._last: Callable[[], None] | None = None
         self.now, self.n_events = 0.0, 0
 
     def peek(self) -> float:
         """When something happens next [s]; inf for never."""
+        if self._last:
+            return self.now
         return self._queue[0][0] if self._queue else np.inf
 
     def step(self) -> None:
         """Let it happen."""
-        if self._environment is not None:
-            self.now = self._queue[0][0]
+        queue = self._queue
+        if self._environment is not None and queue and not (self._last and queue[0][:2] > (self.now, SOLVE)):
+            self.now = queue[0][0]
             self._environment.step()
+        if self._last and not (queue and queue[0][:2] <= (self.now, SOLVE)):
+            last, self._last = self._last, None
+            last()
+
+    def last(self, function: Callable[[], None]) -> None:
+        """Call it once everything else that happens at this instant has happened."""
+        self._last = function
 
     def call(self, time: float, function: Callable[..., None], *args: Any, priority: int = NORMAL) -> None:
         """Call ``function(*args)`` exactly at ``time`` [s], not before now."""

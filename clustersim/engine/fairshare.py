@@ -75,6 +75,9 @@ def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> li
 
     ``some`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
     """
+    if len(some) == 1:
+        ceiling, slots, takes = some[0]
+        return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in zip(slots, takes, strict=True)]])]
     if sum(len(slots) for _, slots, _ in some) <= SMALL:
         return _level_few(some, taken)
     at = np.array([*chain.from_iterable([s for _, s, _ in some])])

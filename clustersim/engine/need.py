@@ -38,7 +38,8 @@ def replay(transfers: int) -> float:
 
 
 def _sends(role: Role) -> int:
-    return sum(int(np.count_nonzero(op.peer >= 0)) for op in role.ops if isinstance(op, Send | Recv)) // 2
+    peers = [op.peer for op in role.ops if isinstance(op, Send | Recv)]
+    return int(np.count_nonzero(np.concatenate(peers) >= 0)) // 2 if peers else 0
 
 
 def _differ(role: Role) -> bool:

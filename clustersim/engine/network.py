@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.engine.clock import SOLVE, Clock
+from clustersim.engine.clock import Clock
 from clustersim.engine.fairshare import level
 from clustersim.engine.flows import Equals, Spells, Way
 from clustersim.engine.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
@@ -63,7 +63,7 @@ class Network:
         self._shrunk: dict[Equals, None] = {}
         self._touched: set[int] = set()  # slots that were tight when somebody left
         self._ends: list[tuple[float, int, int, Equals]] = []
-        self._solve_at = self._due = self._edge = -1.0  # no instant
+        self._due = self._edge = -1.0  # no instant
 
     def _open(self) -> Slots:
         """Open the books, once all loads are known."""
@@ -102,13 +102,11 @@ class Network:
         self.segments.whole.append((transfers, start, end, rate))
 
     def _ask_solve(self) -> None:
-        if self._solve_at != self.clock.now:
-            self._solve_at = self.clock.now
-            self.clock.call(self.clock.now, self._solve, priority=SOLVE)
+        self.clock.last(self._solve)
 
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
-        self._solve_at, now = -1.0, self.clock.now
+        now = self.clock.now
         slots = self._slots if self._slots and self._opened else self._open()
         changed, self._shrunk = self._shrunk, {}
         touched, self._touched = self._touched, set()

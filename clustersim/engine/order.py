@@ -16,7 +16,7 @@ more ranks to come.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -27,13 +27,16 @@ from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Side, Site
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
 
+if TYPE_CHECKING:
+    from clustersim.engine.chains import Chain
+
 
 class Task(msgspec.Struct, eq=False, gc=False):
     """One op on the ranks of its role.
 
     Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
     for and who waits for it; ``meets``, where its ranks meet others, and its part there; ``lone``, whether all of them
-    meet in that one place.
+    meet in that one place; ``chain``, those that are played with it.
 
     Of bills: ``place`` of a kernel among those of its rank, -1 for other ops; ``above`` and ``below``, places of the
     last kernel before a collective and of the first after it; ``watched``, whether a kernel can run beside it, and its
@@ -58,6 +61,7 @@ class Task(msgspec.Struct, eq=False, gc=False):
     before: list[Task] = []
     meets: list[tuple[Site, Side]] = []
     lone: bool = False
+    chain: Chain | None = None
     place: int = -1
     above: int = -1
     below: int = 0

@@ -85,41 +85,32 @@ def pairs(program: Program) -> list[Pairs]:
 
 def _uses(program: Program, first: Ints) -> _Uses:
     tags: dict[str, int] = {}
-    parts: list[tuple[Ints, ...]] = []
+    parts: list[tuple[Ints, ...]] = [(np.zeros(0, dtype=np.int64),) * 6]
     for r, role in enumerate(program.roles):
-        ranks = role.ranks
-        for i, op in enumerate(role.ops):
-            if not isinstance(op, Send | Recv):
-                continue
-            peer = op.peer
-            at = np.flatnonzero(peer >= 0) if len(peer) > 1 or peer[0] < 0 else _FIRST
-            if len(at) != len(peer):
-                peer, mine = peer[at], ranks[at]
-            else:
-                mine = ranks
-            _must_be(program, role, i, mine, peer)
-            sends = isinstance(op, Send)
-            constant = (int(first[r]) + i, tags.setdefault(op.tag, len(tags)), sends)
-            parts.append((np.full(len(at), constant[0]), at, np.full(len(at), constant[1]),
-                          *((mine, peer) if sends else (peer, mine)), np.full(len(at), sends)))  # fmt: skip
-    if not parts:
-        none = np.zeros(0, dtype=np.int64)
-        return _Uses(none, none, none, none, none, none.astype(bool))
-    op_, at_, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _Uses(op_, at_, tag, src, dst, is_send.astype(np.bool_))
+        mine = [i for i, op in enumerate(role.ops) if isinstance(op, Send | Recv)]
+        if not mine:
+            continue
+        ops = [cast("Send | Recv", role.ops[i]) for i in mine]
+        peers = np.concatenate([op.peer for op in ops]).reshape(len(ops), -1)
+        which, position = np.nonzero(peers >= 0)
+        rank, peer = role.ranks[position], peers[which, position]
+        _must_be(program, role, np.array(mine)[which], rank, peer)
+        tag = np.array([tags.setdefault(op.tag, len(tags)) for op in ops])[which]
+        sends = np.array([isinstance(op, Send) for op in ops])[which]
+        ends = np.where(sends, rank, peer), np.where(sends, peer, rank)
+        parts.append((first[r] + np.array(mine)[which], position, tag, *ends, sends))
+    op_, at, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _Uses(op_, at, tag, src, dst, is_send.astype(np.bool_))
 
 
-_FIRST = np.zeros(1, dtype=np.int64)
-
-
-def _must_be(program: Program, role: Role, i: int, mine: Ints, peer: Ints) -> None:
-    """Raise where a peer is outside the world, or the rank itself."""
-    wrong = (peer >= program.world_size) | (peer == mine)
-    if wrong.any():
-        k = int(np.argmax(wrong))
-        where = f"role {role.name!r}, op {i} {role.ops[i].name!r}"
+def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> None:
+    """Raise where a peer is outside the world, or the rank itself; of each use: the op in the role's list, who, whom."""
+    wrong = np.flatnonzero((peer >= program.world_size) | (peer == rank))
+    if len(wrong):
+        k = wrong[0]
+        where = f"role {role.name!r}, op {op[k]} {role.ops[op[k]].name!r}"
         raise ProgramError(
-            f"{where}: rank {mine[k]} names rank {peer[k]} as its peer in a world of {program.world_size}"
+            f"{where}: rank {rank[k]} names rank {peer[k]} as its peer in a world of {program.world_size}"
         )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.engine.bills import Bills
+from clustersim.engine.chains import Chain
 from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
 from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
 from clustersim.engine.order import Task
@@ -108,7 +109,20 @@ class Play:
             owed = self.bills.owed(task, who, start)
             spent = spent + owed if isinstance(owed, np.ndarray) or owed else spent
             self.bills.ran(task, who, start)
-        self._end(task, who, None, start + spent)
+        if task.chain:
+            self._follow(task, task.chain, who, start + spent)
+        else:
+            self._end(task, who, None, start + spent)
+
+    def _follow(self, task: Task, chain: Chain, who: Piece, end: Column) -> None:
+        """Ranks have run the first kernel of a chain, and so all of them."""
+        if who is None:
+            task.start, task.end = task.ready, end
+        last, end = chain.tasks[-1], chain.whole(end) if who is None else chain.piece(task, who, end)
+        self._end(last, who, None, end)
+        for one in () if last.left else chain.over(task):
+            one.left, one.spent = 0, None
+            self.finished(one)
 
     def _arrive(self, task: Task, who: Piece) -> None:
         """Ranks reach a collective, send or recv."""

@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.arrays import Floats, Ints
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
+from clustersim.engine.chains import link
 from clustersim.engine.clock import Clock
 from clustersim.engine.finished import Finished
 from clustersim.engine.guess import Guess, firsts
@@ -118,6 +119,7 @@ class _Run:
         # Only collectives run on SMs; a program of sends owes nothing, and needs no ledger.
         billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
         self.bills = Bills(program.overlap_slowdown, self.lists) if billed else None
+        link(self.lists)
         self.guess = Guess(program, self.sites, self.loads) if self.fidelity == "flow" else None
         self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
         if varying:
@@ -212,7 +214,7 @@ def _let_go(lists: list[list[Task]]) -> None:
     """Tasks hold each other, and the collector does not look at them: it would take a tenth of the time."""
     for mine in lists:
         for task in mine:
-            task.before, task.next, task.soft = [], [], ()
+            task.before, task.next, task.soft, task.chain = [], [], (), None
 
 
 def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: Network) -> None:

@@ -1,0 +1,82 @@
+"""Chains: kernels that follow one another, played at once.
+
+A forward pass is a hundred kernels of which each waits for the one before it alone, and which nobody else waits for.
+When the first is ready, the times of all of them are known: they are its start and running sums of what each takes.
+Nor does any but the first pay for hidden communication: whatever had ended before it, the first has paid for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clustersim.arrays import Floats
+from clustersim.engine.columns import Column, Piece
+from clustersim.engine.order import Task
+from clustersim.program import Compute
+
+
+class Chain:
+    """Kernels after a first one, ``tasks``, in order.
+
+    Where ranks come to it piece by piece, ``_ends`` has a row for the first and each but the last: when each rank has
+    run it; and ``_spent`` a row for each of ``tasks``: what it takes [s].
+    """
+
+    __slots__ = ("_ends", "_spent", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self._ends: Floats | None = None
+        self._spent: Floats | None = None
+
+    def whole(self, end: Column) -> Column:
+        """All ranks have run the first one: when they have run all."""
+        for one in self.tasks:
+            one.ready = one.start = end
+            end = one.end = end + one.seconds
+        return end
+
+    def piece(self, first: Task, who: Piece, end: Column) -> Column:
+        """Some ranks have run the first one: when they have run all."""
+        if self._ends is None or self._spent is None:
+            self._ends = np.full((len(self.tasks), first.n), np.inf)
+            self._spent = np.stack([np.broadcast_to(one.seconds, first.n) for one in self.tasks])
+            first.start = first.ready
+            self._name(first, list(self._ends))
+        times = np.empty((len(self.tasks) + 1, *np.shape(end)))
+        times[0], times[1:] = end, self._spent[:, who]
+        np.add.accumulate(times, axis=0, out=times)
+        self._ends[:, who] = times[:-1]
+        last: Floats = times[-1]
+        return last if times.ndim > 1 else float(last)
+
+    def _name(self, first: Task, ends: list[Floats]) -> None:
+        """Rows as columns of the tasks: the end of one is the start of the next."""
+        for one, end in zip([first, *self.tasks[:-1]], ends, strict=True):
+            one.end = end
+        for one, before in zip(self.tasks, ends, strict=True):
+            one.ready = one.start = before
+
+    def over(self, first: Task) -> list[Task]:
+        """All ranks are through: the tasks before the last."""
+        if self._ends is not None:
+            self._name(first, [row.copy() for row in self._ends])  # a row that is kept would keep all
+        self._ends = self._spent = None
+        return [first, *self.tasks[:-1]]
+
+
+def link(lists: list[list[Task]]) -> None:
+    """Find the chains of each role's tasks."""
+    for mine in lists:
+        heads: dict[int, Task] = {}
+        for task in mine:
+            before = task.before[0] if task.needs == 1 else None
+            if before is None or len(before.next) > 1 or task.soft or not _both_kernels(before, task):
+                continue
+            head = heads[task.key[1]] = heads.get(before.key[1], before)
+            head.chain = head.chain or Chain()
+            head.chain.tasks.append(task)
+
+
+def _both_kernels(one: Task, other: Task) -> bool:
+    return type(one.op) is type(other.op) is Compute and one.op.stream == other.op.stream
