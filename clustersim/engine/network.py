@@ -191,26 +191,38 @@ class Network:
 
     def _share(self, touched: set[int], changed: dict[Equals, None], now: float) -> None:
         """New rates for who is at these slots, for whoever they are joined with, and for the changed."""
-        slots, seen = touched, set(touched)
+        found = self._joined(touched) if touched else {}
+        if found:
+            self.n_solves += 1
+            takes = [(one.ceiling, slots, one.takes(slots, self._all_asked)) for one, slots in found.items()]
+            for one, rate in zip(found, level(takes, self._taken), strict=True):
+                self._set(one, rate, now)
+        for one in changed:
+            if one.flows and one not in found:  # no slot of theirs is tight
+                self._set(one, one.ceiling, now)
+
+    def _set(self, one: Equals, rate: float, now: float) -> None:
+        if one.set(rate, now):
+            heappush(self._ends, (one.due, one.version, one.number, one))
+
+    def _joined(self, slots: set[int]) -> dict[Equals, list[int]]:
+        """Classes at these slots and whoever they are joined with, in order, each with its tight slots."""
         found: dict[Equals, list[int]] = {}
+        seen = set(slots)
         while slots:
-            fresh = {one: self._tight(one) for one in self._at(slots) if one not in found}
-            found |= fresh
-            slots = set().union(*fresh.values()) - seen
+            more: set[int] = set()
+            for one in self._at(slots):
+                if one not in found:
+                    found[one] = tight = self._tight(one)
+                    more.update(tight)
+            slots = more - seen
             seen |= slots
-        some = sorted(found, key=lambda one: one.number)
-        takes = [(one.ceiling, found[one], one.takes(found[one], self._all_asked)) for one in some]
-        rates = level(takes, self._taken) if some else []
-        self.n_solves += bool(some)
-        rest = [one for one in changed if one.flows and one not in found]  # no slot of theirs is tight
-        for one, rate in zip([*some, *rest], [*rates, *(one.ceiling for one in rest)], strict=True):
-            if one.set(rate, now):
-                heappush(self._ends, (one.due, one.version, one.number, one))
+        return found if len(found) < 2 else dict(sorted(found.items(), key=lambda entry: entry[0].number))
 
     def _at(self, slots: set[int]) -> Iterable[Equals]:
         """Classes at some of these slots."""
         if len(slots) < len(self._active):
-            return dict.fromkeys(one for slot in slots for one in self._on.get(slot, ()) if one.flows)
+            return [one for slot in slots for one in self._on.get(slot, ()) if one.flows]
         return [one for one in self._active if not slots.isdisjoint(one.slot_list)]
 
     def _sleep(self) -> None:

@@ -104,7 +104,7 @@ def _uses(program: Program, first: Ints) -> _Uses:
 
 
 def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> None:
-    """Raise where a peer is outside the world, or the rank itself; of each use: the op in the role's list, who, whom."""
+    """Raise where a peer is outside the world, or the rank itself; of each use: the op's place, who, whom."""
     wrong = np.flatnonzero((peer >= program.world_size) | (peer == rank))
     if len(wrong):
         k = wrong[0]
