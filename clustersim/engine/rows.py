@@ -38,7 +38,7 @@ class Rows:
         self._book = RankSets(program.world_size)
         self._parts: list[Columns] = []
         self._blocks: list[Block] = []
-        self._kept: dict[int, tuple[ref[Floats], BlockColumn]] = {}
+        self._kept: dict[int, dict[int, tuple[ref[Floats], BlockColumn]]] = {}
         self._ranks: dict[bytes, Ints] = {}
         self._spent: dict[bytes, Floats] = {}
 
@@ -49,7 +49,8 @@ class Rows:
     def add(self, mine: list[Task], *, brief: bool = False) -> None:
         """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
         they were played with, which are not written to any more. ``brief`` : in as few bytes as can be."""
-        drafts, agreed, apart = _Drafts(self._kept), [], []
+        role = mine[0].key[0] if mine else 0
+        drafts, agreed, apart = _Drafts(self._kept.get(role, {})), [], []
         for task in mine:
             ready, start, end = task.ready, task.start, task.end
             who = _taking_part(task)
@@ -68,7 +69,7 @@ class Rows:
             task.ready = task.start = task.end = 0.0
             task.spent = None
         if brief:
-            self._kept = drafts.alive(made)
+            self._kept[role] = drafts.alive(made)
 
     def _block(self, task: Task, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
         """Keep an op: as rows where that is less."""
@@ -140,9 +141,9 @@ class _Drafts:
 
     def alive(self, made: list[BlockColumn]) -> dict[int, tuple[ref[Floats], BlockColumn]]:
         """What the next ops may share."""
-        told = {id(one): (ref(one), column) for one, column in zip(self._values, made, strict=True)}
-        self._values, known = [], self._kept | told
-        return {key: entry for key, entry in known.items() if entry[0]() is not None}
+        told = [(ref(one), column) for one, column in zip(self._values, made, strict=True)]
+        self._values = []
+        return {id(one): entry for entry in told if (one := entry[0]()) is not None}
 
 
 def _meetings(task: Task, column: Column) -> Meetings | None:
