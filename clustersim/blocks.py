@@ -50,11 +50,14 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def at(self, places: Ints | slice) -> Floats:
         """(k,), or where all agree (1,): what is at some places."""
-        if len(self.values) == 1:
-            found = self.values
-        else:
-            found = self.values[places] if self.of is None else self.values[self.of[places]]
+        found = self.counted(places)
         return found if self.since is None else self.since.at(places) + found
+
+    def counted(self, places: Ints | slice) -> Floats:
+        """The same, counted from ``since``."""
+        if len(self.values) == 1:
+            return self.values
+        return self.values[places] if self.of is None else self.values[self.of[places]]
 
     @property
     def depth(self) -> int:

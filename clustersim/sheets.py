@@ -146,6 +146,25 @@ def stretch(places: Ints) -> Ints | slice:
     return slice(first, first + n) if straight else places
 
 
+class Glance:
+    """What is at some places of columns: each column, and what it is counted from, is looked up once."""
+
+    def __init__(self, places: Ints) -> None:
+        self.places = places
+        self._own = stretch(places)
+        self._known: dict[int, Floats] = {}
+
+    def __call__(self, column: Column) -> Floats:
+        """(k,), or where all agree (1,) [s]."""
+        found = self._known.get(id(column))
+        if found is None:
+            found = column.counted(self._own)
+            if column.since is not None:
+                found = self(column.since) + found
+            self._known[id(column)] = found
+        return found
+
+
 def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
     n, own = len(places), stretch(places)

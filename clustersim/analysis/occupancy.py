@@ -14,16 +14,12 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.blocks import Block, Column
 from clustersim.program import COMPUTE_STREAM
-from clustersim.sheets import Sheet, stacked, stretch
+from clustersim.sheets import Glance, Sheet, stacked
 from clustersim.timeline import OpInfo, Timeline
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
 """What is told of a rank: some kernel runs; some transfer does; none does, but a collective waits for a peer; no kernel
@@ -75,13 +71,13 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], list[Span]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
-        at = np.searchsorted(ranks, part.ranks)
+        at, glances = np.searchsorted(ranks, part.ranks), [Glance(places) for places, _ in part.held]
         for u, whose, since in unions:
             for _, blocks in part.held:
                 if (id(blocks), u) not in chains:
                     chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since], begin, end)
             rows = None if part.rows is None else _rows(part.rows, of[whose], talking, since)
-            spans = [(places, chains[id(blocks), u]) for places, blocks in part.held]
+            spans = [(glance, chains[id(blocks), u]) for glance, (_, blocks) in zip(glances, part.held, strict=True)]
             length[u, at] = _union(len(at), rows, spans, begin, end)
     compute, transfer, active, beside, around, everything = length
     return {
@@ -95,7 +91,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
 
 
 def _union(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Ints, list[Span]]], begin: float, end: float
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
 ) -> Floats:
     """(n,) length of what some ranks' spans cover between two times [s], those of ``rows`` and those ``held``."""
     if n >= SWEPT:
@@ -106,15 +102,15 @@ def _union(
 
 
 def _tabled(
-    part: slice, rows: tuple[Floats, Floats] | None, held: list[tuple[Ints, list[Span]]], begin: float, end: float
+    part: slice, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
 ) -> Floats:
     """The same for a part of the ranks, over a table of ranks x spans."""
     n, tables = part.stop - part.start, []
     if rows is not None:
         tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
-    for places, spans in held:
+    for glance, spans in held:
         if spans:
-            tables.append(tuple(stacked([span[i] for span in spans], places[part]) for i in (0, 1)))
+            tables.append(tuple(stacked([span[i] for span in spans], glance.places[part]) for i in (0, 1)))
     if not tables:
         return np.zeros(n)
     left, right = (np.concatenate(c, axis=1) if len(c) > 1 else c[0] for c in zip(*tables, strict=True))
@@ -122,7 +118,7 @@ def _tabled(
 
 
 def _swept(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Ints, list[Span]]], begin: float, end: float
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
 ) -> Floats | None:
     """The same, span by span over all ranks, without a table; None where ranks have too many of them in orders of
     their own. On thousands of ranks this takes a tenth of the time."""
@@ -130,9 +126,8 @@ def _swept(
     if rows is not None:
         columns = (_inside(c, begin, end).T for c in rows)
         found = [(float(a.mean()), a, b) for a, b in zip(*columns, strict=True)]
-    for places, spans in held:
-        own = stretch(places)
-        found += [(a.mean, _within(a, own, begin, end), _within(b, own, begin, end)) for a, b in spans]
+    for glance, spans in held:
+        found += [(a.mean, _within(a, glance, begin, end), _within(b, glance, begin, end)) for a, b in spans]
     found.sort(key=lambda span: span[0])
     inside = [(a, b) for _, a, b in found]
     if not inside or not _put_in_order(inside):
@@ -192,9 +187,9 @@ def _rows(rows: Sheet, chosen: Bools, talking: Bools, since: str) -> tuple[Float
     return begin[:, mine], rows.end[:, mine]
 
 
-def _within(column: Column, places: Ints | slice, begin: float, end: float) -> Floats:
+def _within(column: Column, glance: Glance, begin: float, end: float) -> Floats:
     """A column at some places, between two times [s]."""
-    values = column.at(places)
+    values = glance(column)
     return values if column.low >= begin and column.high <= end else np.clip(values, begin, end)
 
 
