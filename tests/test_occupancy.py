@@ -8,6 +8,7 @@ import pytest
 from clustersim.analysis import occupancy
 from clustersim.analysis.occupancy import SWEPT, _union, covered
 from clustersim.blocks import columns
+from clustersim.sheets import Glance
 
 
 def spans(rng, ranks, count, shuffled):
@@ -19,7 +20,7 @@ def spans(rng, ranks, count, shuffled):
 
 def lengths(begin, end, window):
     made = columns([*begin, *end], [None] * (2 * len(begin)))
-    held = [(np.arange(begin.shape[1]), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
+    held = [(Glance(np.arange(begin.shape[1])), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
     return _union(begin.shape[1], None, held, *window)
 
 
