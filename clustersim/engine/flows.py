@@ -9,12 +9,16 @@ constant rate are made of these when the run is over, for most are never looked 
 from __future__ import annotations
 
 from array import array
+from collections.abc import MutableSequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.engine.loads import INSTANT
+
+FULL = 1 + INSTANT
+"""A slot that is asked for more is tight."""
 
 
 class Way:
@@ -48,13 +52,13 @@ class Equals:
     course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("_weights", "ceiling", "course", "flows", "key", "many", "moved", "number", "planned", "rate", "since",
-                 "slot_list", "slots", "version")  # fmt: skip
+    __slots__ = ("_weight_of", "_weights", "ceiling", "course", "flows", "key", "many", "moved", "number", "planned",
+                 "rate", "since", "slot_list", "slots", "version")  # fmt: skip
 
     def __init__(self, number: int, key: object, way: Way, watched: tuple[tuple[int, float], ...]) -> None:
         self.number, self.key, self.many, self.slots, self.ceiling = number, key, way.many, way.slots, way.ceiling
         self.slot_list = way.slot_list if way.many else [slot for slot, _ in watched]
-        self._weights = way.weights if way.many else dict(watched)
+        self._weights, self._weight_of = way.weights, dict(watched)
         self.flows: list[tuple[float, int, float, Way]] = []
         self.version = 0
         self.empty(0.0)
@@ -64,13 +68,17 @@ class Equals:
         self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
         self.course: Course | None = None
 
-    def takes(self, slots: list[int], asked: Floats) -> list[float]:
-        """What all of them take of its tight slots, where so much is ``asked`` of each slot [s/byte]."""
+    def tight(self, asked: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
+        """Its slots that are asked for more than they have, and what all of its flows take of each [s/byte].
+
+        ``asked`` : of each slot; ``one_by_one``, the same: a few are looked at sooner so.
+        """
         n = len(self.flows)
-        if isinstance(self._weights, dict):
-            return [self._weights[slot] * n for slot in slots]
-        found: list[float] = (self._weights[asked[self.slots] > 1 + INSTANT] * n).tolist()
-        return found
+        if self.many:
+            over = asked[self.slots] > FULL
+            return self.slots[over].tolist(), (self._weights[over] * n).tolist()
+        slots = [slot for slot in self.slot_list if one_by_one[slot] > FULL]
+        return slots, [self._weight_of[slot] * n for slot in slots]
 
     def advance(self, now: float) -> None:
         """Let time pass at the present rate."""

@@ -24,7 +24,7 @@ import numpy as np
 from clustersim.arrays import Floats, Ints
 from clustersim.engine.clock import Clock
 from clustersim.engine.fairshare import level
-from clustersim.engine.flows import Equals, Spells, Way
+from clustersim.engine.flows import FULL, Equals, Spells, Way
 from clustersim.engine.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 from clustersim.errors import ProgramError
 from clustersim.units import format_time
@@ -130,13 +130,10 @@ class Network:
         self._share(touched, changed, now)
         self._sleep()
 
-    def _tight(self, one: Way | Equals) -> list[int]:
+    def _tight(self, way: Way) -> list[int]:
         """Slots of it that are asked for more than they have."""
-        if one.many:
-            found: list[int] = one.slots[self._all_asked[one.slots] > 1 + INSTANT].tolist()
-            return found
         asked = self._asked
-        return [slot for slot in one.slot_list if asked[slot] > 1 + INSTANT]
+        return [slot for slot in way.slot_list if asked[slot] > FULL]
 
     def _watch(self, fresh: set[int], changed: dict[Equals, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
@@ -194,7 +191,7 @@ class Network:
         found = self._joined(touched) if touched else {}
         if found:
             self.n_solves += 1
-            takes = [(one.ceiling, slots, one.takes(slots, self._all_asked)) for one, slots in found.items()]
+            takes = [(one.ceiling, *slots) for one, slots in found.items()]
             for one, rate in zip(found, level(takes, self._taken), strict=True):
                 self._set(one, rate, now)
         for one in changed:
@@ -205,16 +202,16 @@ class Network:
         if one.set(rate, now):
             heappush(self._ends, (one.due, one.version, one.number, one))
 
-    def _joined(self, slots: set[int]) -> dict[Equals, list[int]]:
-        """Classes at these slots and whoever they are joined with, in order, each with its tight slots."""
-        found: dict[Equals, list[int]] = {}
+    def _joined(self, slots: set[int]) -> dict[Equals, tuple[list[int], list[float]]]:
+        """Classes at these slots and whoever they are joined with, in order, each with what it takes of tight slots."""
+        found: dict[Equals, tuple[list[int], list[float]]] = {}
         seen = set(slots)
         while slots:
             more: set[int] = set()
             for one in self._at(slots):
                 if one not in found:
-                    found[one] = tight = self._tight(one)
-                    more.update(tight)
+                    found[one] = one.tight(self._all_asked, self._asked)
+                    more.update(found[one][0])
             slots = more - seen
             seen |= slots
         return found if len(found) < 2 else dict(sorted(found.items(), key=lambda entry: entry[0].number))
@@ -260,7 +257,7 @@ class Network:
         if way.many:
             asked = self._all_asked[way.slots] + way.asks
             self._all_asked[way.slots] = asked
-            found: list[int] = way.slots[asked > 1 + INSTANT].tolist()
+            found: list[int] = way.slots[asked > FULL].tolist()
             return found
         for slot, _, asks in way.entries:
             self._asked[slot] += asks
@@ -273,7 +270,7 @@ class Network:
             self._all_asked[way.slots] = left = asked - way.asks
             if self._watched:
                 self._watched.difference_update(way.slots[left < NOBODY].tolist())
-            found: list[int] = way.slots[asked > 1 + INSTANT].tolist()
+            found: list[int] = way.slots[asked > FULL].tolist()
             return found
         tight = self._tight(way)
         for slot, _, asks in way.entries:
