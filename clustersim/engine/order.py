@@ -178,36 +178,57 @@ def _soften(kernels: list[Task], watched: dict[str, list[Task]]) -> None:
 
 def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
     """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
-    ready. ``clocked`` : the first meetings of the sites on the clock. (Dijkstra's shortest ways, from there back.)"""
-    heap: list[tuple[float, OpKey, Task]] = []
-    known: dict[int, float] = {}
-
-    def reach(task: Task, look: float) -> None:
-        if look < task.look:
-            task.look = look
-            heappush(heap, (look, task.key, task))
-
+    ready. ``clocked`` : the first meetings of the sites on the clock."""
     for task in (task for mine in lists for task in mine):
         task.look = np.inf
+    ahead = _Ahead(lists)
     for task in (task for mine in lists for task in mine):
-        if task.watched or isinstance(task.op, Serve) or any(s.first in clocked for s, _ in task.meets):
-            reach(task, 0.0)
-        for site, _ in task.meets if task.watched else ():  # who comes late makes it end late for those who watch
-            for side in site.sides:
-                reach(lists[side.key[0]][side.key[1]], 0.0)
-    while heap:
-        look, _, task = heappop(heap)
-        for one in task.before if look == task.look else ():
-            least = one.least
-            reach(one, look + least)
-            for site, _ in one.meets:
-                if look + least < known.get(site.first, np.inf):
-                    known[site.first] = look + least
-                    for side in site.sides:
-                        reach(lists[side.key[0]][side.key[1]], look + least)
+        if task.watched or isinstance(task.op, Serve):
+            ahead.reach(task, 0.0)
+        for site, _ in task.meets:
+            if task.watched or site.first in clocked:  # who comes late makes it end late for those who watch
+                ahead.reach_all(site, 0.0)
+    ahead.settle()
     for mine in lists:
         for task in reversed(mine):
             task.gate = _gate(task)
+
+
+class _Ahead:
+    """Shortest ways from what is noticed back to all tasks (Dijkstra's)."""
+
+    def __init__(self, lists: list[list[Task]]) -> None:
+        self._lists = lists
+        self._at_once: list[Task] = []  # a server's ops are noticed at once, and they are a hundred thousand
+        self._heap: list[tuple[float, OpKey, Task]] = []
+        self._known: dict[int, float] = {}
+
+    def reach(self, task: Task, look: float) -> None:
+        """Something is noticed so long after a task is ready [s]."""
+        if look < task.look:
+            task.look = look
+            if look:
+                heappush(self._heap, (look, task.key, task))
+            else:
+                self._at_once.append(task)
+
+    def reach_all(self, site: Site, look: float) -> None:
+        """The same of all who meet."""
+        if look < self._known.get(site.first, np.inf):
+            self._known[site.first] = look
+            for side in site.sides:
+                self.reach(self._lists[side.key[0]][side.key[1]], look)
+
+    def settle(self) -> None:
+        """Go back from all that was reached."""
+        while self._at_once or self._heap:
+            look, task = (0.0, self._at_once.pop()) if self._at_once else heappop(self._heap)[::2]
+            for one in task.before if look == task.look else ():
+                if one.look > look or one.meets:
+                    sooner = look + one.least
+                    self.reach(one, sooner)
+                    for site, _ in one.meets:
+                        self.reach_all(site, sooner)
 
 
 def _gate(task: Task) -> Side | None:
