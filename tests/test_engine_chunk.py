@@ -203,7 +203,7 @@ class TestCongruence:
 
     def books(self, topology):
         from clustersim.collectives import plan
-        from clustersim.engine.loads import Loads
+        from clustersim.flows.loads import Loads
 
         asked = []
 

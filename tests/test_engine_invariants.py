@@ -13,9 +13,9 @@ from clustersim import scenario
 from clustersim.engine import run, simulate
 from clustersim.engine.bills import Bills
 from clustersim.engine.guess import Guess, firsts
-from clustersim.engine.network import Network
 from clustersim.engine.play import Play
 from clustersim.errors import ProgramError, TopologyError
+from clustersim.flows.network import Network
 from clustersim.program import Compute
 
 KINDS = [kind for kind in random_programs.KINDS if kind != "real machine"]

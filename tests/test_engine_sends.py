@@ -10,9 +10,9 @@ import pytest
 from clustersim import collectives, fabrics
 from clustersim.collectives.base import Request
 from clustersim.engine import images
-from clustersim.engine.loads import Loads
 from clustersim.engine.meetings import sites
 from clustersim.engine.planning import Groups, PlanBook
+from clustersim.flows.loads import Loads
 from clustersim.program import Collective, Program, Recv, Role, Send
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.engine.fairshare import max_min
+from clustersim.flows.fairshare import max_min
 
 
 def rates(flows, capacities, ceilings=None):

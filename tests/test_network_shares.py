@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import star
 
-from clustersim.engine import flows as engine_flows
-from clustersim.engine import network as engine_network
-from clustersim.engine.clock import Clock
-from clustersim.engine.fairshare import max_min
-from clustersim.engine.loads import Loads
-from clustersim.engine.network import Network
+from clustersim.flows import classes
+from clustersim.flows import network as flows_network
+from clustersim.flows.clock import Clock
+from clustersim.flows.fairshare import max_min
+from clustersim.flows.loads import Loads
+from clustersim.flows.network import Network
 
 
 def drawn(seed, n_flows, n_gpus, *, ties):
@@ -77,7 +77,7 @@ def test_every_flow_ends_when_a_full_solve_at_each_change_says(many, seed, n_flo
     flows = drawn(seed, n_flows, n_gpus, ties=ties)
     topology = capacities(seed, star(n_gpus), ties=ties)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_network, "MANY", many)
+        patch.setattr(flows_network, "MANY", many)
         ended, _ = run(topology, flows)
     assert ended == pytest.approx(plainly(topology, flows), rel=1e-9)
 
@@ -88,7 +88,7 @@ def test_at_every_moment_the_rates_are_max_min_fair(many, seed, n_flows, n_gpus,
     flows = drawn(seed, n_flows, n_gpus, ties=ties)
     topology = capacities(seed, star(n_gpus), ties=ties)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_network, "MANY", many)
+        patch.setattr(flows_network, "MANY", many)
         _, network = run(topology, flows)
     transfer, start, end, rate = network.segments.columns()
     for moment in np.unique(start).tolist():
@@ -106,7 +106,7 @@ def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(see
     topology = capacities(seed, star(4), ties=False)
     ended, network = run(topology, flows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_flows, "MOST", most)
+        patch.setattr(classes, "MOST", most)
         transfer, start, end, rate = network.segments.columns()
     moved = np.bincount(transfer, weights=rate * (end - start), minlength=n_flows)
     assert moved == pytest.approx([flow[3] for flow in flows], rel=1e-9)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import clustersim
 from clustersim import engine
-from clustersim.engine.loads import Varying
 from clustersim.errors import ClusterSimError, ProgramError
+from clustersim.flows.loads import Varying
 from clustersim.program import Compute, Recv, Send
 from clustersim.units import parse_time
 

@@ -5,14 +5,13 @@ How a step is played, in the order to read it:
 * :mod:`~clustersim.engine.meetings` (and :mod:`~clustersim.engine.pairs`): who meets whom, as the columns of
   :mod:`~clustersim.engine.sites`. :mod:`~clustersim.engine.planning`: what each transfer is, alone; and
   :mod:`~clustersim.engine.images`: which groups are so alike that one plan serves them all.
-* :mod:`~clustersim.engine.order`: what waits for what. :mod:`~clustersim.engine.play`: whole columns of times ahead of
-  the clock, and pieces of them where ranks go their own ways. :mod:`~clustersim.engine.bills`: what hidden
-  communication costs compute. :mod:`~clustersim.engine.clock`: what waits for its turn in time.
+* :mod:`~clustersim.engine.order`: what waits for what. :mod:`~clustersim.engine.play`: whole
+  :mod:`~clustersim.engine.columns` of times ahead of the clock, and pieces of them where ranks go their own ways;
+  :mod:`~clustersim.engine.chains` of kernels at once. :mod:`~clustersim.engine.bills`: what hidden communication costs
+  compute. :mod:`~clustersim.engine.agenda`: what waits for its turn in time.
 * :mod:`~clustersim.engine.guess`: which transfers share links is guessed, and checked after the play: why the result is
-  exact. :mod:`~clustersim.engine.loads`: links, some of them varying, reduced to those that can hold somebody back.
-* :mod:`~clustersim.engine.network`, :mod:`~clustersim.engine.flows`, :mod:`~clustersim.engine.fairshare`: where time
-  passes, for transfers that do share. :mod:`~clustersim.engine.players` and
-  :mod:`~clustersim.engine.chunk`: as one flow, or the exact and slow way, transfer by transfer.
+  exact. :mod:`~clustersim.engine.players`: those that do take time on the clock, as flows that share
+  (:mod:`clustersim.flows`), or transfer by transfer, the exact and slow way (:mod:`~clustersim.engine.chunk`).
 * :mod:`~clustersim.engine.run` ties them together, where :mod:`~clustersim.engine.need` says that there is memory for
   it; :mod:`~clustersim.engine.finished` lets go of what is over, and :mod:`~clustersim.engine.rows` makes the Timeline.
 

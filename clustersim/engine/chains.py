@@ -16,33 +16,37 @@ from clustersim.program import Compute
 
 
 class Chain:
-    """Kernels after a first one, ``tasks``, in order.
+    """Kernels after a ``first`` one: ``tasks``, in order.
 
     Where ranks come to it piece by piece, ``_ends`` has a row for the first and each but the last: when each rank has
     run it; and ``_spent`` a row for each of ``tasks``: what it takes [s].
     """
 
-    __slots__ = ("_ends", "_spent", "tasks")
+    __slots__ = ("_ends", "_spent", "first", "tasks")
 
-    def __init__(self) -> None:
+    def __init__(self, first: Task) -> None:
+        self.first = first
         self.tasks: list[Task] = []
         self._ends: Floats | None = None
         self._spent: Floats | None = None
 
-    def whole(self, end: Column) -> Column:
-        """All ranks have run the first one: when they have run all."""
+    def run(self, who: Piece, end: Column) -> Column:
+        """These ranks have run the first one: when they have run all."""
+        if who is not None:
+            return self._piece(who, end)
+        self.first.start, self.first.end = self.first.ready, end
         for one in self.tasks:
             one.ready = one.start = end
             end = one.end = end + one.seconds
         return end
 
-    def piece(self, first: Task, who: Piece, end: Column) -> Column:
-        """Some ranks have run the first one: when they have run all."""
+    def _piece(self, who: Piece, end: Column) -> Column:
         if self._ends is None or self._spent is None:
-            self._ends = np.full((len(self.tasks), first.n), np.inf)
-            self._spent = np.stack([np.broadcast_to(one.seconds, first.n) for one in self.tasks])
-            first.start = first.ready
-            self._name(first, list(self._ends))
+            n = self.first.n
+            self._ends = np.full((len(self.tasks), n), np.inf)
+            self._spent = np.stack([np.broadcast_to(one.seconds, n) for one in self.tasks])
+            self.first.start = self.first.ready
+            self._name(list(self._ends))
         times = np.empty((len(self.tasks) + 1, *np.shape(end)))
         times[0], times[1:] = end, self._spent[:, who]
         np.add.accumulate(times, axis=0, out=times)
@@ -50,19 +54,21 @@ class Chain:
         last: Floats = times[-1]
         return last if times.ndim > 1 else float(last)
 
-    def _name(self, first: Task, ends: list[Floats]) -> None:
+    def _name(self, ends: list[Floats]) -> None:
         """Rows as columns of the tasks: the end of one is the start of the next."""
-        for one, end in zip([first, *self.tasks[:-1]], ends, strict=True):
+        for one, end in zip([self.first, *self.tasks[:-1]], ends, strict=True):
             one.end = end
         for one, before in zip(self.tasks, ends, strict=True):
             one.ready = one.start = before
 
-    def over(self, first: Task) -> list[Task]:
-        """All ranks are through: the tasks before the last."""
+    def over(self) -> list[Task]:
+        """All ranks are through: the tasks before the last, which are over now, too."""
         if self._ends is not None:
-            self._name(first, [row.copy() for row in self._ends])  # a row that is kept would keep all
+            self._name([row.copy() for row in self._ends])  # a row that is kept would keep all
         self._ends = self._spent = None
-        return [first, *self.tasks[:-1]]
+        for one in (before := [self.first, *self.tasks[:-1]]):
+            one.left, one.spent = 0, None
+        return before
 
 
 def link(lists: list[list[Task]]) -> None:
@@ -74,7 +80,7 @@ def link(lists: list[list[Task]]) -> None:
             if before is None or len(before.next) > 1 or task.soft or not _both_kernels(before, task):
                 continue
             head = heads[task.key[1]] = heads.get(before.key[1], before)
-            head.chain = head.chain or Chain()
+            head.chain = head.chain or Chain(head)
             head.chain.tasks.append(task)
 
 

@@ -29,9 +29,9 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.engine import need
-from clustersim.engine.fairshare import TIE
-from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
+from clustersim.flows.fairshare import TIE
+from clustersim.flows.loads import Loads
 from clustersim.timeline import LinkUse, Timeline
 from clustersim.topology import route_latency
 

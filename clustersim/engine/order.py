@@ -88,6 +88,13 @@ class Task(msgspec.Struct, eq=False, gc=False):
         self.low = self.high = self.due = np.inf
         self.idle = self.spent = self.waiting = None
 
+    def split(self) -> Ints:
+        """From now on, what each rank still waits for is counted by itself."""
+        if isinstance(self.unmet, int):
+            self.unmet = np.full(self.n, self.unmet)
+            self.ready = np.full(self.n, self.ready) if isinstance(self.ready, float) else self.ready.copy()
+        return self.unmet
+
     @property
     def seconds(self) -> Column:
         """What the op takes, without what is owed [s]."""

@@ -20,8 +20,8 @@ from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.engine.columns import one_number
 from clustersim.engine.images import Images
-from clustersim.engine.loads import Loads
 from clustersim.errors import ProgramError
+from clustersim.flows.loads import Loads
 from clustersim.mesh import Mesh
 from clustersim.topology import Topology
 

@@ -24,12 +24,12 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
+from clustersim.engine.agenda import Agenda, Queues, Served, Turns
 from clustersim.engine.bills import Bills
-from clustersim.engine.chains import Chain
-from clustersim.engine.clock import Agenda, Clock, Queues, Served, Turns
 from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
 from clustersim.engine.order import Task
 from clustersim.engine.sites import Site, Standing, spread
+from clustersim.flows.clock import Clock
 from clustersim.program import Compute, Serve
 
 Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
@@ -109,19 +109,12 @@ class Play:
             owed = self.bills.owed(task, who, start)
             spent = spent + owed if isinstance(owed, np.ndarray) or owed else spent
             self.bills.ran(task, who, start)
-        if task.chain:
-            self._follow(task, task.chain, who, start + spent)
-        else:
+        if not task.chain:
             self._end(task, who, None, start + spent)
-
-    def _follow(self, task: Task, chain: Chain, who: Piece, end: Column) -> None:
-        """Ranks have run the first kernel of a chain, and so all of them."""
-        if who is None:
-            task.start, task.end = task.ready, end
-        last, end = chain.tasks[-1], chain.whole(end) if who is None else chain.piece(task, who, end)
-        self._end(last, who, None, end)
-        for one in () if last.left else chain.over(task):
-            one.left, one.spent = 0, None
+            return
+        last = task.chain.tasks[-1]
+        self._end(last, who, None, task.chain.run(who, start + spent))
+        for one in () if last.left else task.chain.over():
             self.finished(one)
 
     def _arrive(self, task: Task, who: Piece) -> None:
@@ -274,7 +267,7 @@ class Play:
 
     def _met(self, task: Task, who: Piece, end: Column) -> None:
         """Something that these ranks wait for has ended."""
-        unmet = self._split(task)
+        unmet = task.split()
         ready, some = cast(Floats, task.ready), _EVERYONE if who is None else who
         ready[some] = np.maximum(ready[some], end)
         left = unmet[some] - 1
@@ -287,19 +280,12 @@ class Play:
                 self._put(task, free if who is None else positions(who, task.n)[free])
 
     def _met_one(self, task: Task, p: int, end: float) -> None:
-        unmet = self._split(task)
+        unmet = task.split()
         if task.ready[p] < end:  # type: ignore[index]
             task.ready[p] = end  # type: ignore[index]
         unmet[p] -= 1
         if unmet[p] == 0:
             self._put(task, p)
-
-    def _split(self, task: Task) -> Ints:
-        """Count what each rank of a task waits for by itself."""
-        if isinstance(task.unmet, int):
-            task.unmet = np.full(task.n, task.unmet)
-            task.ready = np.full(task.n, task.ready) if isinstance(task.ready, float) else task.ready.copy()
-        return task.unmet
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from clustersim.collectives.base import Plan, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk
-from clustersim.engine.clock import Clock
-from clustersim.engine.loads import Loads, Slots
-from clustersim.engine.network import Network
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
+from clustersim.flows.clock import Clock
+from clustersim.flows.loads import Loads, Slots
+from clustersim.flows.network import Network
 
 OnEnd: TypeAlias = Callable[[Ints, float], None]
 

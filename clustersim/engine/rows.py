@@ -14,10 +14,10 @@ from clustersim.blocks import Column as BlockColumn
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
 from clustersim.engine.columns import Column
-from clustersim.engine.loads import Loads
 from clustersim.engine.order import Task
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
+from clustersim.flows.loads import Loads
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Compute, Op, Program, Role, Send
 from clustersim.timeline import LinkUse, OpInfo

@@ -14,12 +14,9 @@ from clustersim.arrays import Floats, Ints
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.chains import link
-from clustersim.engine.clock import Clock
 from clustersim.engine.finished import Finished
 from clustersim.engine.guess import Guess, firsts
-from clustersim.engine.loads import Loads, Slots, Varying
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.network import Network
 from clustersim.engine.order import Task, look_ahead, tasks
 from clustersim.engine.planning import Groups, PlanBook, Planner
 from clustersim.engine.play import Play
@@ -27,6 +24,9 @@ from clustersim.engine.players import Flows, Player, Replay, nobody
 from clustersim.engine.rows import infos, link_use
 from clustersim.engine.sites import Site, Standing
 from clustersim.errors import ProgramError, nearest
+from clustersim.flows.clock import Clock
+from clustersim.flows.loads import Loads, Slots, Varying
+from clustersim.flows.network import Network
 from clustersim.mesh import Mesh
 from clustersim.program import Collective, Op, Program, Send
 from clustersim.timeline import Timeline

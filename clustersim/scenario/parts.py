@@ -14,8 +14,8 @@ from clustersim.calibrated import Calibration
 from clustersim.compute import Execution, step_cost
 from clustersim.compute.host import host_bandwidth
 from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
-from clustersim.engine.loads import Varying
 from clustersim.errors import ScenarioError
+from clustersim.flows.loads import Varying
 from clustersim.memo import kept_with_first
 from clustersim.memory import REPLICATED, Training, memory
 from clustersim.memory_use import MemoryUse

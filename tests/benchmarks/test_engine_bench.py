@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from clustersim.engine import simulate
-from clustersim.engine.fairshare import max_min
+from clustersim.flows.fairshare import max_min
 from clustersim.program import Compute
 
 

@@ -1,7 +1,4 @@
-"""Simulated time, as SimPy's environment with moments given as absolute times; and servers, first come, first served.
-
-SimPy counts delays from now, and ``now + (t - now)`` need not be ``t`` in floating point. Things that happen at one
-instant must *be* at one instant here, or a network would be solved once per rounding error.
+"""What waits for its turn in time: ops of servers, first come, first served; and pieces of columns.
 
 A :class:`~clustersim.program.Serve` op that is ready is parked until the clock has reached its ready time: only then is
 it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
@@ -18,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,83 +23,7 @@ from clustersim.arrays import Ints
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Piece, at, highest, lowest, one_number, positions
 from clustersim.engine.order import Task
-
-if TYPE_CHECKING:
-    import simpy
-
-
-NORMAL = 1
-"""What happens at an instant, in SimPy's order of priorities."""
-
-SOLVE = 2
-"""Rates are solved once everything else that happens at an instant has happened."""
-
-RELEASE = 3
-"""Parked compute starts after every transfer that ends at the same instant has ended."""
-
-
-class _Call:
-    """An event as SimPy's environment asks for one: all it does is to call a function."""
-
-    __slots__ = ("args", "callbacks", "function")
-    _ok = True
-
-    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self.function, self.args, self.callbacks = function, args, _DO
-
-    def do(self) -> None:
-        """Call it."""
-        self.function(*self.args)
-
-
-_DO = (_Call.do,)
-
-
-class Clock:
-    """SimPy's environment, given absolute times. Ties: time, then priority, then order of asking.
-
-    SimPy is loaded with the first call: most runs share no link and ask for none, and to load it takes as long as a
-    small run.
-
-    now : [s]. n_events : calls so far.
-    """
-
-    def __init__(self) -> None:
-        self._environment: simpy.Environment | None = None
-        self._queue: list[Any] = []
-        self._last: Callable[[], None] | None = None
-        self.now, self.n_events = 0.0, 0
-
-    def peek(self) -> float:
-        """When something happens next [s]; inf for never."""
-        if self._last:
-            return self.now
-        return self._queue[0][0] if self._queue else np.inf
-
-    def step(self) -> None:
-        """Let it happen."""
-        queue = self._queue
-        if self._environment is not None and queue and not (self._last and queue[0][:2] > (self.now, SOLVE)):
-            self.now = queue[0][0]
-            self._environment.step()
-        if self._last and not (queue and queue[0][:2] <= (self.now, SOLVE)):
-            last, self._last = self._last, None
-            last()
-
-    def last(self, function: Callable[[], None]) -> None:
-        """Call it once everything else that happens at this instant has happened."""
-        self._last = function
-
-    def call(self, time: float, function: Callable[..., None], *args: Any, priority: int = NORMAL) -> None:
-        """Call ``function(*args)`` exactly at ``time`` [s], not before now."""
-        if self._environment is None:
-            import simpy
-
-            self._environment = simpy.Environment()
-            self._queue = self._environment._queue
-        self.n_events += 1
-        heappush(self._queue, (max(time, self.now), priority, self.n_events, _Call(function, args)))
-
+from clustersim.flows.clock import RELEASE, Clock
 
 Served: TypeAlias = tuple[Task, int, float, float]
 """A task, the position of the rank in its role, and when it starts and ends there [s]."""

@@ -1,6 +1,6 @@
 """Flows that always have one rate, as one object, and what came of them.
 
-Flows that cross the same watched slots (:mod:`clustersim.engine.network`) with the same weights under one ceiling are
+Flows that cross the same watched slots (:mod:`clustersim.flows.network`) with the same weights under one ceiling are
 equal to max-min fairness, so they have one rate: a class of :class:`Equals`. The rates a class had over time are its
 :class:`Course`, and a transfer is known by the courses it ran with, from when to when (:class:`Spells`): stretches of
 constant rate are made of these when the run is over, for most are never looked at.
@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.engine.loads import INSTANT
+from clustersim.flows.loads import INSTANT
 
 FULL = 1 + INSTANT
 """A slot that is asked for more is tight."""

@@ -4,7 +4,7 @@ It knows the slots on which flows may meet; elsewhere a flow is alone, and the r
 those slots, too, few matter at a time: only one that is asked for more than it has, were all who are there at their
 ceilings, can hold somebody back. It is *tight*. From when it first is, until nobody is there, it is *watched*: flows
 under one ceiling that cross the same watched slots have one rate, whatever else they cross, and are one class
-(:class:`~clustersim.engine.flows.Equals`). So the two hundred workers of a server are two classes, one for each way
+(:class:`~clustersim.flows.classes.Equals`). So the two hundred workers of a server are two classes, one for each way
 through its port, and a flow that comes or goes is an entry of a heap, however many there are. (Of what crosses many
 slots, as a collective does, all are watched at all times: it has no equals, and would only change its class.)
 
@@ -22,11 +22,11 @@ from typing import cast
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.engine.clock import Clock
-from clustersim.engine.fairshare import level
-from clustersim.engine.flows import FULL, Equals, Spells, Way
-from clustersim.engine.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 from clustersim.errors import ProgramError
+from clustersim.flows.classes import FULL, Equals, Spells, Way
+from clustersim.flows.clock import Clock
+from clustersim.flows.fairshare import level
+from clustersim.flows.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 from clustersim.units import format_time
 
 MANY = 16

@@ -92,7 +92,7 @@ def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> li
 
 
 def _level_few(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
-    """Water-filling (:mod:`clustersim.engine.fairshare`) in plain Python."""
+    """Water-filling (:mod:`clustersim.flows.fairshare`) in plain Python."""
     rates = [ceiling for ceiling, _, _ in some]
     left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in some for s in slots}
     rising = list(range(len(some)))
