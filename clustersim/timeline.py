@@ -97,8 +97,10 @@ class LinkUse:
     @cached_property
     def payload(self) -> Floats:
         """(T,) float [bytes] that each transfer moved."""
-        moved = self.segment_rate * (self.segment_end - self.segment_start)
-        return np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op)).astype(np.float64)
+        moved = self.segment_end - self.segment_start
+        moved *= self.segment_rate  # millions of them: no third column beside these
+        found = np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op))
+        return found.astype(np.float64, copy=False)
 
     @cached_property
     def per_byte(self) -> tuple[Ints, Floats, Ints]:

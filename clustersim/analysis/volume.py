@@ -14,6 +14,9 @@ from clustersim.collectives.volume import per_member
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import LINK_KINDS
 
+AT_ONCE = 2**20
+"""Transfers that are added up together."""
+
 
 def volume(
     timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None
@@ -103,10 +106,12 @@ def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
     number, (links, weights, load) = {kind: k for k, kind in enumerate(LINK_KINDS)}, use.per_byte
     kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)[links]
     per_byte = np.bincount(load * len(number) + kind_of, weights=weights, minlength=len(use.loads) * len(number))
-    row = row_of[use.transfer_op]
-    mine = np.flatnonzero(row >= 0)
-    of_load = row[mine] * len(use.loads) + use.transfer_load[mine]
-    moved = np.bincount(of_load, weights=use.payload[mine], minlength=n_rows * len(use.loads))
+    moved = np.zeros(n_rows * len(use.loads))
+    for at in range(0, len(use.transfer_op), AT_ONCE):
+        some = slice(at, at + AT_ONCE)
+        row = row_of[use.transfer_op[some]]
+        of_load, mine = row * len(use.loads) + use.transfer_load[some], row >= 0
+        moved += np.bincount(of_load[mine], weights=use.payload[some][mine], minlength=len(moved))
     total: Floats = np.zeros((n_rows, len(number)))
     total += moved.reshape(n_rows, len(use.loads)) @ per_byte.reshape(len(use.loads), len(number))
     return {kind: total[:, k] for kind, k in number.items() if total[:, k].any()}

@@ -44,8 +44,8 @@ class Player(Protocol):
     def not_before(self, site: Site, meeting: int) -> float:
         """A meeting under way does not end before [s]."""
 
-    def transfers(self) -> tuple[Ints, Ints]:
-        """For every transfer id: the id of its meeting, and its load."""
+    def transfers(self) -> tuple[Ints | slice, Ints]:
+        """For every transfer id: the id of its meeting (or all of them, where they are the same), and its load."""
 
 
 def at_each(times: Floats) -> Iterator[tuple[float, Bools]]:
@@ -91,10 +91,9 @@ class Flows:
         plans = site.plans
         return self.network.not_before(site.first + meeting, plans.load.item(meeting), plans.alone.item(meeting))
 
-    def transfers(self) -> tuple[Ints, Ints]:
+    def transfers(self) -> tuple[slice, Ints]:
         """Transfers are meetings."""
-        loads = np.concatenate([*(site.plans.load for site in self.sites), np.zeros(0, dtype=np.int64)])
-        return np.arange(len(loads), dtype=np.int64), loads
+        return slice(None), np.concatenate([*(site.plans.load for site in self.sites), np.zeros(0, dtype=np.int64)])
 
 
 def nobody(transfers: Ints, now: float) -> None:
