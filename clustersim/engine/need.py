@@ -44,4 +44,4 @@ def _sends(role: Role) -> int:
 
 def _differ(role: Role) -> bool:
     """Whether a role's ranks go at paces of their own."""
-    return role.pace is not None or any(isinstance(op, Compute) and np.ndim(op.duration) > 0 for op in role.ops)
+    return role.pace is not None or any(isinstance(op, Compute) and isinstance(op.duration, np.ndarray) for op in role.ops)

@@ -209,15 +209,18 @@ def infos(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topol
             known[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
         detail = _detail(site, known.get(id(site.ranks), 1))
         for side in site.sides:
+            if side.lone:  # a server's op meets one client's
+                others = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
+                details[side.key] = {**detail, "n_groups": 1, **others}
+                continue
             mine = details.setdefault(side.key, detail if len(site.sides) == 1 else detail.copy())
-            mine["n_groups"] += len(side.meetings) if side.lone else len(site.ranks)
+            mine["n_groups"] += len(site.ranks)
             mine["lower_bound"] = min(mine["lower_bound"], detail["lower_bound"])
-            groups.setdefault(side.key, []).append(site.ranks[side.meeting_of] if side.lone else site.ranks)
+            groups.setdefault(side.key, []).append(site.ranks)
             if len(site.sides) > 1:
-                met = site.sides[:1] if side.lone else site.sides
-                partners.setdefault(side.key, {rows.row_of(side.key)}).update(rows.row_of(other.key) for other in met)
-    for key, detail in details.items():
-        held = groups[key]
+                partners.setdefault(side.key, set()).update(rows.row_of(other.key) for other in site.sides)
+    for key, held in groups.items():
+        detail = details[key]
         detail["groups"] = held[0] if len(held) == 1 else np.concatenate(held)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))

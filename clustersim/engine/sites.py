@@ -58,11 +58,6 @@ class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Whether all ranks of a role come, as many to each meeting, and more than one."""
         return self.everyone and not self.lone and self.each > 1
 
-    @property
-    def meetings(self) -> Ints:
-        """The meetings of the site that this op comes to."""
-        return self.meeting_of if self.lone else np.unique(self.meeting_of[self.meeting_of >= 0])
-
 
 class Site(msgspec.Struct, eq=False, gc=False):
     """Meetings of the same ops.
