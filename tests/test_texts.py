@@ -127,6 +127,14 @@ def test_nothing_after_the_sign_takes_a_field_away():
         scenario.load(BASE, scenario.parse_overrides(["cluster.topology="]))
 
 
+def test_another_strategy_says_how_the_fields_of_the_files_own_are_taken_away():
+    told = "gradient_as_bucket_view' = True; .*; --set strategy.gradient_as_bucket_view= takes it away"
+    with pytest.raises(ScenarioError, match=told):
+        scenario.load("ddp_gpt2_xl_2x8_a100", {"strategy.kind": "fsdp"})
+    changes = scenario.parse_overrides(["strategy.kind=fsdp", "strategy.gradient_as_bucket_view="])
+    assert scenario.load("ddp_gpt2_xl_2x8_a100", changes).file.strategy["kind"] == "fsdp"
+
+
 def test_nothing_after_the_sign_takes_a_table_or_an_item_of_an_array_away_too():
     whole = {"cluster": {"changes": [{"match": "a"}, {"match": "b"}, {"match": "c"}]}, "campaign": {"duration": "2 d"}}
     for texts, left in (

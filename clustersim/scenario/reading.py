@@ -178,7 +178,10 @@ def _explain(message: str, table: Table, struct: type, file: str, at: str, chang
     value, kind = at_path(table, struct, path)
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         name = found.group(1)
+        table_at = f"{at}{path}".removeprefix("$.")
         wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, fields_of(kind) or ['nothing'])}"
+        if f"{table_at}.kind" in changed:  # the file's fields are those of another kind
+            wrong += f"; --set {table_at}.{name}= takes it away"
         path += f".{name}"
     elif found := re.fullmatch(r"Object missing required field `(.*)`", what):
         wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
