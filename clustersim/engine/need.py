@@ -44,4 +44,5 @@ def _sends(role: Role) -> int:
 
 def _differ(role: Role) -> bool:
     """Whether a role's ranks go at paces of their own."""
-    return role.pace is not None or any(isinstance(op, Compute) and isinstance(op.duration, np.ndarray) for op in role.ops)
+    computed = (op.duration for op in role.ops if isinstance(op, Compute))
+    return role.pace is not None or any(isinstance(duration, np.ndarray) for duration in computed)
