@@ -25,8 +25,8 @@ def run(program, n=None, **options):
     return engine.simulate(program, topology, toy.mesh(topology), planner=toy.up_links, **options)
 
 
-def shares(timeline, rank=0, **options):
-    table = breakdown(timeline, begin=0.0, **options)
+def shares(timeline, rank=0):
+    table = breakdown(timeline)
     return {s: v for s, v in zip(table.states, table.shares[rank].tolist(), strict=True) if v > 0}
 
 
@@ -52,7 +52,7 @@ def ops_of(draw_bytes, seconds, world):
 def test_shares_of_every_rank_add_up_to_one(drawn, world):
     ops = ops_of([k for k, _ in drawn], [v for _, v in drawn], world)
     timeline = run(toy.program(ops, ranks=world, slowdown=0.1))
-    table = breakdown(timeline, begin=0.0)
+    table = breakdown(timeline)
     if timeline.makespan > 0:
         assert table.shares.sum(axis=1) == pytest.approx(np.ones(world), abs=1e-12)
         assert table.seconds.sum(axis=1) * table.steps == pytest.approx(np.full(world, timeline.makespan))
@@ -89,7 +89,7 @@ def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
     # 2 s of transfer behind 1 s of compute, of which a second kernel hides half.
     ops = [Compute("a", 1.0), all_reduce("r", 20.0, [0, 1], after=(0,)), Compute("b", 1.0)]
     timeline = run(toy.program(ops))
-    table = breakdown(timeline, begin=0.0)
+    table = breakdown(timeline)
     assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed transfer": 1 / 3})
     assert table.hidden_communication_s == pytest.approx([1.0, 1.0])
     assert table.communication_s == pytest.approx([2.0, 2.0])
@@ -121,7 +121,7 @@ def pipeline(p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 4), (3, 8)])
 def test_a_pipelines_bubble_fraction_is_that_of_gpipe(p, m):
-    table = breakdown(run(pipeline(p, m)), begin=0.0)
+    table = breakdown(run(pipeline(p, m)))
     assert table.bubble_fraction == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
 
 

@@ -72,7 +72,7 @@ def test_a_replay_with_its_own_durations_is_the_run(drawn, slowdown):
 @given(programs, st.sampled_from([0.0, 0.2]))
 def test_the_critical_path_fills_the_run_without_gap_or_overlap(drawn, slowdown):
     timeline = run(drawn_program(drawn, slowdown))
-    path = critical_path(timeline, begin=0.0)
+    path = critical_path(timeline)
     assert path.length_s == pytest.approx(timeline.makespan)
     assert [one.begin for one in path.pieces[1:]] == pytest.approx([one.end for one in path.pieces[:-1]], abs=1e-12)
     assert {one.kind for one in path.pieces} <= set(PATH_KINDS)
@@ -100,7 +100,7 @@ def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
 
     ops = [Compute("a", np.array([1.0, 3.0])), all_reduce("r", 10.0, [0, 1], after=(0,)), Compute("b", 1.0, after=(1,))]
     timeline = run(toy.program(ops), planner)
-    path = critical_path(timeline, begin=0.0)
+    path = critical_path(timeline)
     assert [(timeline.ops[one.op].name, one.kind) for one in path.pieces] == [
         ("a", "compute-bound"), ("r", "latency"), ("r", "link"), ("b", "compute-bound"),
     ]  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_measured_gap_on_the_path_is_idle():
         1, (info, info), (np.array([0]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), np.array([0.0, 4.0]),
         np.array([0.0, 4.0]), np.array([1.0, 5.0]), source="measured",
     )  # fmt: skip
-    assert critical_path(timeline, begin=0.0).by_kind == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
+    assert critical_path(timeline).by_kind == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
 
 
 def knob(timeline, name, **options):

@@ -29,8 +29,8 @@ def run(program, planner=toy.up_links, topology=None, **options):
     return engine.simulate(program, topology, toy.mesh(topology), planner=planner, **options)
 
 
-def first(timeline, **options):
-    table = stalls(timeline, begin=0.0, **options)
+def first(timeline):
+    table = stalls(causes(timeline))
     return {name: column[0] for name, column in table.items()}
 
 
@@ -51,7 +51,7 @@ def test_a_wait_for_a_rank_that_waits_is_followed_to_the_end():
         all_reduce("pairs", 1.0, [[0, 1], [2, 3]], after=(0,)),
         all_reduce("all", 1.0, [[0, 1, 2, 3]], after=(1,)),
     ]
-    table = stalls(run(toy.program(ops, ranks=4)), begin=0.0)
+    table = stalls(causes(run(toy.program(ops, ranks=4))))
     assert table["subject"][0] == "rank 3"
     assert table["ranks"][0] == 3
 
@@ -103,7 +103,7 @@ def test_kernels_that_limit_a_transfer_are_not_taken_for_a_link():
 def test_communication_that_begins_late_is_charged_with_what_could_have_been_hidden():
     backward = [Compute(f"bwd {i}", 1.0, phase="backward") for i in range(4)]
     ops = [*backward, all_reduce("bucket", 50.0, [0, 1], after=(3,))]
-    table = stalls(run(toy.program(ops)), begin=0.0)
+    table = stalls(causes(run(toy.program(ops))))
     found = dict(zip(table["cause"].tolist(), table["cost_s"].tolist(), strict=True))
     assert found == pytest.approx({"late start": 3.0, "link": 2.0})
 
@@ -115,7 +115,7 @@ def test_a_server_is_named_for_its_queue():
     server.append(all_reduce("pull", 1.0, [0, 1, 2], after=(1,), communicator="q"))
     program = toy.program(worker, server, ranks=[[0, 1], [2]])
     named = tuple(replace(role, name=name) for role, name in zip(program.roles, ("worker", "server"), strict=True))
-    table = stalls(run(replace(program, roles=named)), begin=0.0)
+    table = stalls(causes(run(replace(program, roles=named))))
     assert table["cause"].tolist() == ["parameter server"]
     assert table["cost_s"][0] == pytest.approx(5.0 + 2 * 0.1)
     assert table["ranks"][0] == 2
@@ -133,8 +133,8 @@ def test_what_is_charged_is_what_is_not_useful(drawn):
             bound = ("compute", "launch", "host")[kind % 3]
             ops.append(Compute(f"c{i}", value / 10 * (1 + np.arange(4) % (1 + kind % 4)), after=after, bound=bound))
     timeline = run(toy.program(ops, ranks=4))
-    found = causes(timeline, begin=0.0)
-    table = breakdown(timeline, cut=found.cut)
+    found = causes(timeline)
+    table = breakdown(timeline, found.cut)
     useless = [i for i, s in enumerate(STATES) if s not in ("compute-bound", "memory-bound", "optimizer")]
     lost = table.seconds[:, useless].sum() * table.steps
     assert sum(c.seconds for c in found.charges) == pytest.approx(lost, abs=1e-9)
@@ -187,7 +187,7 @@ def test_a_measured_rank_that_comes_late_with_an_idle_gpu_was_launched_late():
         np.array([0.0, 0.0, 9.0, 9.0]), np.array([1.0, 1.0, 10.0, 10.0]), source="measured",
     )  # fmt: skip
     assert skews(timeline)[1] == 8.0
-    table = stalls(timeline, begin=0.0)
+    table = stalls(causes(timeline))
     assert sorted(table["cause"].tolist()[:2]) == ["idle device", "late launch"]
     late = table["text"][table["cause"].tolist().index("late launch")]
     assert "rank 0 waits 8 s" in late
@@ -195,7 +195,7 @@ def test_a_measured_rank_that_comes_late_with_an_idle_gpu_was_launched_late():
 
 
 def test_a_run_without_loss_has_no_stall():
-    table = stalls(run(toy.program([Compute("a", 1.0)], ranks=2)), begin=0.0)
+    table = stalls(causes(run(toy.program([Compute("a", 1.0)], ranks=2))))
     assert len(table["cause"]) == len(table["text"]) == 0
 
 
@@ -203,6 +203,6 @@ def test_micro_batches_that_only_add_up_do_not_make_communication_late():
     def idle(passes: int) -> float:
         changes = {"strategy.gradient_accumulation_steps": passes, "cluster.nodes": 1, "run.steps": 3}
         run = clustersim.load("ddp_gpt2_xl_2x8_a100", changes).run().timeline
-        return late_starts(run, steady_pieces(run, None, None, 2)[0])[2].idle
+        return late_starts(run, steady_pieces(run))[2].idle
 
     assert idle(4) < 1.5 * idle(1)

@@ -42,7 +42,7 @@ def with_links(segments):
 def test_heat_and_totals_are_the_bytes_that_crossed(drawn):
     segments = [(t, a, a + length, rate) for t, a, length, rate in drawn]
     timeline = with_links(segments)
-    table = hotspots(timeline, window=(0.0, timeline.makespan), bins=7)
+    table = hotspots(timeline)
     use = timeline.links
     assert table["bytes"] == pytest.approx(use.bytes_per_link()[table["link"]])
     width = np.diff(table["times"])
@@ -54,7 +54,7 @@ def test_heat_and_totals_are_the_bytes_that_crossed(drawn):
 
 def test_users_of_a_link_and_links_nobody_uses():
     timeline = with_links([(0, 0, 1, 8), (1, 0, 2, 2)])
-    table = hotspots(timeline, window=(0.0, timeline.makespan))
+    table = hotspots(timeline)
     assert table["name"].tolist() == ["a -> b", "b -> c"]
     assert table["users"][0].tolist() == ["all_reduce #", "", ""]
     assert table["all_utilisation"].tolist() == pytest.approx([0.4, 0.4, 0.0])
@@ -101,8 +101,8 @@ def test_flops_over_peak_bound_a_step():
 
 def test_a_result_that_beats_its_bound_is_a_bug_and_is_said_to_be_one():
     found = warnings(bounded(0.5, 1.0))
-    assert [w.kind for w in found] == ["beats a bound", "beats a bound"]
-    assert "took 500 ms, less than the 1 s its bytes need at the narrowest cut: a bug" in found[0].text
+    assert len(found) == 2
+    assert "took 500 ms, less than the 1 s its bytes need at the narrowest cut: a bug" in found[0]
     assert warnings(bounded(1.0, 1.0)) == []
 
 
@@ -110,7 +110,7 @@ def test_a_result_that_beats_its_bound_is_a_bug_and_is_said_to_be_one():
 def test_no_shipped_scenario_beats_a_bound(name):
     result = package.load(name).run()
     peak = result.summary["peak_flops"]
-    assert not [w for w in warnings(result.timeline, Facts(peak_flops=peak)) if w.kind == "beats a bound"]
+    assert not [text for text in warnings(result.timeline, Facts(peak_flops=peak)) if "a bug" in text]
     table = bounds(result.timeline, peak_flops=peak)
     assert (table["collectives"]["reached"] <= 1 + 1e-6).all()
     assert table["collectives"]["reached"].max() > 0
@@ -119,8 +119,7 @@ def test_no_shipped_scenario_beats_a_bound(name):
 def test_a_full_link_is_a_warning_with_its_users_and_its_likes():
     timeline = run(toy.program([all_reduce("grads 1", 40.0, [0, 1])]))
     (found,) = warnings(timeline)
-    assert found.kind == "busy link"
-    assert found.text == (
+    assert found == (
         "node0/gpu0 -> switch is more than 95% full for 100% of the time, by 'grads #'; so is 1 link like it"
     )
 

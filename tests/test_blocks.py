@@ -22,7 +22,7 @@ from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
 from clustersim.analysis.pieces import KERNEL, pieces
 from clustersim.analysis.replay import replayed
 from clustersim.analysis.sample import LEAST, Classes, classes
-from clustersim.analysis.stalls import stalls
+from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.whatif import whatif
 from clustersim.blocks import columns
 from clustersim.engine import rows, simulate
@@ -201,7 +201,7 @@ def tables(run):
     """Every table that is made of a run, flattened: name -> column."""
     found = {
         "breakdown": msgspec.structs.asdict(breakdown(run)),
-        "stalls": stalls(run, top=None),
+        "stalls": stalls(causes(run), top=None),
         "path": _path(critical_path(run)),
         "whatif": whatif(run),
         "collectives": bounds(run, peak_flops=1.0)["collectives"],
@@ -249,8 +249,8 @@ def test_ranks_that_stand_for_others_add_up_to_what_all_are():
     assert chosen.sampled
     assert len(chosen.ranks) <= LEAST
     assert sorted(np.unique(chosen.class_of).tolist()) == list(range(len(chosen.ranks)))
-    whole = breakdown(run, cut=pieces(run, chosen=exact))
-    some = breakdown(run, cut=pieces(run, chosen=chosen))
+    whole = breakdown(run, pieces(run, chosen=exact))
+    some = breakdown(run, pieces(run, chosen=chosen))
     np.testing.assert_allclose(some.mean, whole.mean, atol=2e-3)
     np.testing.assert_allclose(some.shares.sum(axis=1), 1.0)
 

@@ -11,7 +11,7 @@ from clustersim.analysis.bounds import warnings
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.explain import explain
 from clustersim.analysis.pace import skews
-from clustersim.analysis.stalls import CAUSES, stalls
+from clustersim.analysis.stalls import CAUSES, causes, stalls
 from clustersim.analysis.verdict import HEADLINES, came_to
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import ScenarioError
@@ -48,7 +48,7 @@ def result(name):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_planted_cause_is_named_first(name):
-    table = stalls(result(name).timeline)
+    table = stalls(causes(result(name).timeline))
     assert (table["cause"][0], table["subject"][0]) == PLANTED[name]
     assert table["share"][0] > 0.1
     if len(table["share"]) > 1:
@@ -57,10 +57,10 @@ def test_the_planted_cause_is_named_first(name):
 
 @pytest.mark.parametrize("name", HEALED)
 def test_what_the_scenario_says_heals_it(name):
-    table = stalls(package.load(name, HEALED[name]).run().timeline)
+    table = stalls(causes(package.load(name, HEALED[name]).run().timeline))
     found = list(zip(table["cause"].tolist(), table["subject"].tolist(), strict=True))
     cost = dict(zip(found, table["share"].tolist(), strict=True)).get(PLANTED[name], 0.0)
-    assert cost < 0.25 * stalls(result(name).timeline)["share"][0]
+    assert cost < 0.25 * stalls(causes(result(name).timeline))["share"][0]
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -220,11 +220,11 @@ def test_what_a_change_costs_is_measured_by_a_run_without_it():
 
 def test_memory_near_its_limit_is_a_warning():
     timeline = result("why_slow_gpu").timeline
-    kinds = [
-        [w.kind for w in warnings(timeline, Facts(peak_memory_bytes=used, memory=Memory(device_bytes=100.0)))]
+    told = [
+        warnings(timeline, Facts(peak_memory_bytes=used, memory=Memory(device_bytes=100.0)))
         for used in (90.0, 96.0, 101.0)
     ]
-    assert kinds == [["slow rank"], ["slow rank", "memory"], ["slow rank", "memory"]]
+    assert [["memory" in text for text in texts] for texts in told] == [[False], [False, True], [False, True]]
 
 
 def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_path):

@@ -7,6 +7,7 @@ import clustersim
 from clustersim.analysis.waterfall import waterfall
 from clustersim.device import device
 from clustersim.economics import rates
+from clustersim.facts import Facts
 from clustersim.program import Compute
 
 BASE = "ddp_gpt2_xl_2x8_a100"
@@ -60,7 +61,7 @@ def test_the_mfu_is_of_the_mean_peak_and_the_waterfall_ends_at_it(mixed):
     peaks = [device(name).peak["bf16"] for name in ("A100-SXM4-80GB", "H100-SXM5-80GB")]
     assert result.summary["peak_flops"] == pytest.approx(np.mean(peaks))
     s = result.summary
-    whole = waterfall(result.timeline, peak_flops=s["peak_flops"], mfu=s["mfu"], hfu=s["hfu"])[0]
+    whole = waterfall(result.timeline, Facts(peak_flops=s["peak_flops"], mfu=s["mfu"], hfu=s["hfu"]))[0]
     assert whole.mfu == pytest.approx(s["mfu"], rel=1e-6)
     assert sum(whole.lost.values()) + whole.useful == pytest.approx(whole.step)
 

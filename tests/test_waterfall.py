@@ -48,7 +48,7 @@ def ran(name):
 def falls(name):
     result = ran(name)
     facts = Facts.of(result.to_dict())
-    return waterfall(result.timeline, peak_flops=facts.peak_flops, mfu=facts.mfu, hfu=facts.hfu)
+    return waterfall(result.timeline, facts)
 
 
 def test_a_kernels_time_goes_where_its_mix_says():
@@ -74,7 +74,7 @@ def test_what_a_slow_gpu_takes_longer_is_uneven_and_what_others_wait_for_it_is_w
 
 def test_half_of_causal_attention_is_counted_and_not_executed():
     ops = [Compute("fwd", 4.0, flops=1e12, mix=Mix(peak=1.0, products=3.0))]
-    (row,) = waterfall(run(toy.program(ops, ranks=1)), peak_flops=1e12, mfu=0.3, hfu=0.25)
+    (row,) = waterfall(run(toy.program(ops, ranks=1)), Facts(peak_flops=1e12, mfu=0.3, hfu=0.25))
     assert row.lost["masked"] == pytest.approx(-0.2)
     assert row.mfu == pytest.approx(0.3)
 

@@ -7,8 +7,6 @@ streams does one after another. A result that beats a bound is a bug, and is sai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from clustersim.analysis.hotspots import hotspots
@@ -27,14 +25,6 @@ SLOW = 1.05
 """So is a rank whose kernels take this many times the median."""
 NEAR = 0.95
 """And memory this full."""
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A warning: ``kind`` is ``"beats a bound"``, ``"busy link"``, ``"slow rank"``, ``"memory"`` or ``"idle knob"``."""
-
-    kind: str
-    text: str
 
 
 def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, Columns]:
@@ -108,37 +98,37 @@ def _everyone(timeline: Timeline, op: int) -> bool:
     return groups is not None and np.asarray(groups).size >= timeline.world_size
 
 
-def warnings(timeline: Timeline, facts: Facts = UNKNOWN, *, warmup_steps: int = 2) -> list[Warned]:
-    """What deserves attention."""
+def warnings(timeline: Timeline, facts: Facts = UNKNOWN) -> list[str]:
+    """What deserves attention, in words."""
     return [
         *_beaten(timeline, facts.peak_flops),
-        *_busy_links(timeline, warmup_steps),
+        *_busy_links(timeline),
         *_slow_ranks(timeline),
         *_memory(facts.peak_memory_bytes, facts.memory.device_bytes),
     ]
 
 
-def _beaten(timeline: Timeline, peak: float | None) -> list[Warned]:
+def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
     table = bounds(timeline, peak_flops=peak)
     found = []
     each, steps = table["collectives"], table["steps"]
     for k in np.flatnonzero(each["seconds"] < each["bound"] * (1 - EXACT)).tolist():
         took, least = format_time(float(each["seconds"][k])), format_time(float(each["bound"][k]))
-        text = f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
-        found.append(Warned("beats a bound", text))
+        found.append(
+            f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
+        )
     total, least_total = float(steps["seconds"].sum()), float(steps["bound"].sum())
     if total < least_total * (1 - EXACT):
-        text = f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug"
-        found.append(Warned("beats a bound", text))
+        found.append(f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug")
     return found[:3]
 
 
-def _busy_links(timeline: Timeline, warmup_steps: int) -> list[Warned]:
-    table = hotspots(timeline, warmup_steps=warmup_steps, top=200, distinct=True)
+def _busy_links(timeline: Timeline) -> list[str]:
+    table = hotspots(timeline, top=200, distinct=True)
     if not len(table["link"]):
         return []
     full = (table["heat"] > BUSY).mean(axis=1)
-    found: dict[str, Warned] = {}
+    found: dict[str, str] = {}
     for k in np.argsort(-full, kind="stable").tolist():
         if full[k] < BUSY_TIME:
             break
@@ -147,11 +137,11 @@ def _busy_links(timeline: Timeline, warmup_steps: int) -> list[Warned]:
         text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
         if alike:
             text += f"; so are {alike:,} links like it" if alike > 1 else "; so is 1 link like it"
-        found.setdefault(f"{users}{full[k]:.2f}", Warned("busy link", text))
+        found.setdefault(f"{users}{full[k]:.2f}", text)
     return list(found.values())[:3]
 
 
-def _slow_ranks(timeline: Timeline) -> list[Warned]:
+def _slow_ranks(timeline: Timeline) -> list[str]:
     ratio, train = pace_ratios(timeline), workers(timeline)
     slow = train[ratio[train] > SLOW]
     worst = slow[np.argsort(-ratio[slow], kind="stable")]
@@ -160,14 +150,12 @@ def _slow_ranks(timeline: Timeline) -> list[Warned]:
     rank = int(worst[0])
     text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers"
     text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
-    return [Warned("slow rank", text)]
+    return [text]
 
 
-def _memory(used: float | None, device: float) -> list[Warned]:
+def _memory(used: float | None, device: float) -> list[str]:
     if not used or not device or used < NEAR * device:
         return []
     if used > device:
-        text = f"memory: {format_bytes(used)} are needed and a GPU has {format_bytes(device)}: it would not run"
-    else:
-        text = f"memory: {format_bytes(used)} of {format_bytes(device)} are used: within 5% of the limit"
-    return [Warned("memory", text)]
+        return [f"memory: {format_bytes(used)} are needed and a GPU has {format_bytes(device)}: it would not run"]
+    return [f"memory: {format_bytes(used)} of {format_bytes(device)} are used: within 5% of the limit"]

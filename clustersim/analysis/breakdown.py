@@ -60,26 +60,10 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
         return self.shares[:, EXPOSED]
 
 
-def breakdown(
-    timeline: Timeline,
-    *,
-    begin: float | None = None,
-    end: float | None = None,
-    warmup_steps: int = 2,
-    cut: Pieces | None = None,
-) -> Breakdown:
-    """Seconds and shares of each state, per rank, in the steady state or from ``begin`` to ``end`` [s].
-
-    Parameters
-    ----------
-    warmup_steps : as in :func:`clustersim.analysis.metrics.summary`; not used where ``begin`` or ``end`` is given.
-    cut : the partition, where the caller has it already.
-    """
-    if cut is None:
-        cut, n_steps = steady_pieces(timeline, begin, end, warmup_steps)
-    else:
-        n_steps = steps_between(timeline, cut.begin, cut.end)
-    n = len(cut.ranks)
+def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
+    """Seconds and shares of each state, per rank, in the steady state, or in the window of a partition (``cut``)."""
+    cut = cut or steady_pieces(timeline)
+    n, n_steps = len(cut.ranks), steps_between(timeline, cut.begin, cut.end)
     of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
@@ -116,15 +100,10 @@ def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     return found.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
 
 
-def steady_pieces(
-    timeline: Timeline, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
-) -> tuple[Pieces, int]:
-    """The partition of the steady state (or of the window given), and how many steps it holds."""
-    if begin is None and end is None:
-        window = steady_window(timeline, warmup_steps)
-        return pieces(timeline, window.begin, window.end), len(window.steps)
-    cut = pieces(timeline, begin, end)
-    return cut, steps_between(timeline, cut.begin, cut.end)
+def steady_pieces(timeline: Timeline) -> Pieces:
+    """The partition of the steady state."""
+    window = steady_window(timeline)
+    return pieces(timeline, window.begin, window.end)
 
 
 def steps_between(timeline: Timeline, begin: float, end: float) -> int:

@@ -59,22 +59,22 @@ _OPS = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b"
         "nbytes_b")  # fmt: skip
 
 
-def compare(a: Timeline, b: Timeline, *, warmup_steps: int = 2) -> Compared:
+def compare(a: Timeline, b: Timeline) -> Compared:
     """Where two runs differ."""
-    pairs = _matched(_works(a, warmup_steps), _works(b, warmup_steps))
+    pairs = _matched(_works(a), _works(b))
     nothing = _Work("", "", 0, 0.0, 0.0, 0.0)
     rows = [_row(one or nothing, other or nothing) for one, other in pairs]
     ops = {name: np.array([row[k] for row in rows]) for k, name in enumerate(_OPS)}
     order = np.argsort(-np.abs(ops["difference_s"]), kind="stable")
     ops = {name: column[order] for name, column in ops.items()}
-    states = _states(a, b, warmup_steps)
-    before, after = (steady_window(run, warmup_steps).step_time for run in (a, b))
+    states = _states(a, b)
+    before, after = (steady_window(run).step_time for run in (a, b))
     return Compared(ops, states, before, after, _text(states, before, after))
 
 
-def _works(run: Timeline, warmup_steps: int) -> list[_Work]:
+def _works(run: Timeline) -> list[_Work]:
     """What the ranks that train did in a step of the steady state, in the order it began."""
-    window, train = steady_window(run, warmup_steps), workers(run)
+    window, train = steady_window(run), workers(run)
     trains = np.zeros(run.world_size, dtype=bool)
     trains[train] = True
     per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
@@ -155,8 +155,8 @@ def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float,
     return a.name, b.name, a.kind or b.kind, *times, a.nbytes, b.nbytes
 
 
-def _states(a: Timeline, b: Timeline, warmup_steps: int) -> Columns:
-    tables = [breakdown(run, warmup_steps=warmup_steps) for run in (a, b)]
+def _states(a: Timeline, b: Timeline) -> Columns:
+    tables = [breakdown(run) for run in (a, b)]
     seconds = [t.seconds[workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
     return {
         "state": np.array(tables[0].states),

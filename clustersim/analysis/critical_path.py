@@ -54,17 +54,11 @@ class CriticalPath(msgspec.Struct, frozen=True):
         return float(sum(piece.end - piece.begin for piece in self.pieces))
 
 
-def critical_path(
-    timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
-) -> CriticalPath:
-    """The path through the steady state (or a window [s])."""
-    if begin is None and end is None:
-        window = steady_window(timeline, warmup_steps)
-        begin, end, steps = window.begin, window.end, len(window.steps)
-    else:
-        begin, end, steps = begin or 0.0, timeline.makespan if end is None else end, 1
-    facts = transfer_facts(timeline)
-    found = [piece for piece in _Walk(timeline, facts).back(begin, end) if piece.end > piece.begin][::-1]
+def critical_path(timeline: Timeline) -> CriticalPath:
+    """The path through the steady state."""
+    window = steady_window(timeline)
+    walk, steps = _Walk(timeline, transfer_facts(timeline)), len(window.steps)
+    found = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
     names = timeline.links.link_names if timeline.links is not None else ()
     by_kind: dict[str, float] = {}
     by_link: dict[str, float] = {}

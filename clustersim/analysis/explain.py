@@ -26,6 +26,8 @@ WORTH_A_WORD = 0.005
 """Shares below this are left out of sentences."""
 NOTHING = 5e-4
 """A cause that costs less than this share prints as 0.0 %, and is left to the table."""
+FACTOR = 2.0
+"""How much faster or wider a part is in the what-if bounds."""
 KNOWN = 0.98
 """A critical path shorter than this share of a step is a part of one: traces do not say what everything waits for."""
 
@@ -58,50 +60,37 @@ class Explanation:
         return {name: getattr(self, name) for name in names} | {"waterfall": [row.to_dict() for row in self.waterfall]}
 
 
-def explain(
-    timeline: Timeline, facts: Facts = UNKNOWN, *, top: int = 10, warmup_steps: int = 2, factor: float = 2.0,
-    bounded: bool = True,
-) -> Explanation:  # fmt: skip
-    """Explain the steady state of a run.
-
-    Parameters
-    ----------
-    top : causes to tell. factor : of the what-if bounds, which are left out, because they take as long as the rest
-        together, where it is not ``bounded``. warmup_steps : as in :func:`summary`.
-    """
-    found = causes(timeline, warmup_steps=warmup_steps)
-    shares = breakdown(timeline, cut=found.cut)
-    table = stalls(timeline, top=top, found=found)
-    path = critical_path(timeline, warmup_steps=warmup_steps)
-    bounds = _bounds(timeline, facts.peak_flops, factor, warmup_steps, bounded)
-    warned = warnings(timeline, facts, warmup_steps=warmup_steps)
-    trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / factor - 1e-9)
-    falls = waterfall(
-        timeline, peak_flops=facts.peak_flops, mfu=facts.mfu, hfu=facts.hfu, cut=found.cut, warmup_steps=warmup_steps
-    )
+def explain(timeline: Timeline, facts: Facts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
+    """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
+    left out: they take as long as the rest together."""
+    found = causes(timeline)
+    shares = breakdown(timeline, found.cut)
+    table = stalls(found, top)
+    path = critical_path(timeline)
+    bounds = _bounds(timeline, facts.peak_flops, bounded)
+    trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / FACTOR - 1e-9)
     return Explanation(
         verdict=verdict(facts, found),
         shares=_shares(timeline, shares, found.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, shares.step_time_s),
         bounds=bounds["text"][~trivial].tolist(),
-        warnings=[warning.text for warning in warned],
+        warnings=warnings(timeline, facts),
         ranks=_ranks(found.cut),
         breakdown=shares,
         stalls=table,
         whatif=bounds,
         critical_path=path,
-        waterfall=falls,
+        waterfall=waterfall(timeline, facts, found.cut),
     )
 
 
-def _bounds(timeline: Timeline, peak: float | None, factor: float, warmup_steps: int, bounded: bool) -> Columns:
+def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:
     """What knobs would save at most; empty where nobody asks, or the run was measured."""
     if not bounded or timeline.source != "simulated":
         return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
     idle = unused(timeline)
-    knobs = tuple(knob for knob in KNOBS if knob not in idle)
-    return whatif(timeline, factor=factor, knobs=knobs, peak_flops=peak, warmup_steps=warmup_steps)
+    return whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=peak)
 
 
 def _ranks(cut: Pieces) -> str:

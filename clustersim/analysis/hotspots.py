@@ -17,6 +17,8 @@ from clustersim.timeline import LinkUse, Timeline
 
 USERS = 3
 """How many users of a link are told."""
+BINS = 200
+"""Of the steady state, in each of which a link's mean utilisation is told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +56,8 @@ def parts(use: LinkUse) -> Parts:
     return Parts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
 
 
-def hotspots(
-    timeline: Timeline,
-    *,
-    window: tuple[float, float] | None = None,
-    warmup_steps: int = 2,
-    bins: int = 200,
-    top: int = 10,
-    distinct: bool = False,
-) -> Columns:
-    """The busiest links of the steady state (or of a ``window`` [s]), busiest first; ties by link id.
+def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Columns:
+    """The busiest links of the steady state, busiest first; ties by link id.
 
     Utilisation is capacity used over line rate, protocol overhead included. ``distinct`` : of links with the same
     history only the first is listed.
@@ -73,23 +67,22 @@ def hotspots(
     dict of columns for the ``top`` links: ``link`` id, ``name``, ``kind``, ``bandwidth`` [bytes/s], ``bytes``,
     ``utilisation`` (mean over the window), ``peak`` and ``peak_time`` [s] (the highest instant), ``users`` (n, 3) names
     of the sorts of op that used it most and ``user_share`` (n, 3), of its bytes; ``alike``, how many links have the
-    same history; ``heat`` (n, bins), mean utilisation in each bin; ``times`` (bins + 1,) [s]; and for all links of the
+    same history; ``heat`` (n, BINS), mean utilisation in each bin; ``times`` (BINS + 1,) [s]; and for all links of the
     machine ``all_utilisation`` (links,) float and ``all_peak`` (links,) float. Empty where a timeline has no links.
     """
     use = timeline.links
     if use is None or not len(use.segment_start):
         return _empty(0 if use is None else len(use.link_bandwidth))
-    if window is None:
-        steady = steady_window(timeline, warmup_steps)
-        window = steady.begin, steady.end
+    steady = steady_window(timeline)
+    window = steady.begin, steady.end
     found, bandwidth = parts(use), use.link_bandwidth
-    times = np.linspace(*window, bins + 1)
+    times = np.linspace(*window, BINS + 1)
     history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
     carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = _busiest(utilisation, found.of, distinct)[:top]
     mine, links = found.of[order].tolist(), order.tolist()
-    heat = np.array([history[part][3] for part in mine]).reshape(-1, bins)
+    heat = np.array([history[part][3] for part in mine]).reshape(-1, BINS)
     return {
         "link": order,
         "name": np.array([use.link_names[i] for i in links]),

@@ -124,12 +124,16 @@ class Window:
         return (self.end - self.begin) / len(self.steps)
 
 
-def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
-    """The window the figures of :func:`summary` are taken from; of a measured run all steps but those of
-    :func:`warm_up`. Raises :class:`ProgramError` for an empty timeline.
+WARMUP = 2
+"""Steps that are left out of the figures of a simulated run: DDP's first has a single bucket and no overlap, and its
+second follows the rebuild."""
 
-    warmup_steps : left out where the run is long enough: DDP's first has a single bucket and no overlap, and its second
-        follows the rebuild. A run of two steps leaves out the first, a run of one keeps it.
+
+def steady_window(timeline: Timeline) -> Window:
+    """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
+    without all but the last; of a measured run without those of :func:`warm_up`.
+
+    Raises :class:`ProgramError` for an empty timeline.
     """
     steps, ops = np.array([op.step for op in timeline.ops], dtype=np.int64), timeline.per_op()
     played = ops["ranks"] > 0
@@ -138,7 +142,7 @@ def steady_window(timeline: Timeline, warmup_steps: int = 2) -> Window:
     known = np.unique(steps[played])
     end = np.array([ops["end"][played & (steps == step)].max() for step in known])
     begin = float(ops["ready"][played & (steps == known[0])].min())
-    skip = min(warmup_steps, len(known) - 1)
+    skip = min(WARMUP, len(known) - 1)
     if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
         skip = min(warm_up(np.diff(end, prepend=begin)), len(known) - 1)
     return Window(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)

@@ -7,17 +7,11 @@ from clustersim.analysis.pieces import workers
 from clustersim.timeline import Timeline
 
 
-def per_step(timeline: Timeline, *, warmup_steps: int = 2) -> dict[str, float]:
+def per_step(timeline: Timeline) -> dict[str, float]:
     """Seconds of a steady step in each state, mean over the ranks that train.
 
-    Parameters
-    ----------
-    warmup_steps : as in :func:`clustersim.analysis.metrics.summary`.
-
-    Returns
-    -------
-    dict from each state of :func:`clustersim.analysis.breakdown.breakdown` to seconds; they add up to the step time.
+    The states are those of :func:`clustersim.analysis.breakdown.breakdown`; they add up to the step time.
     """
-    table = breakdown(timeline, warmup_steps=warmup_steps)
+    table = breakdown(timeline)
     mean = table.seconds[workers(timeline)].mean(axis=0)
     return dict(zip(table.states, mean.tolist(), strict=True))

@@ -26,6 +26,7 @@ import numpy as np
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.charges import Book, Charge
 from clustersim.analysis.late_start import LateStart, late_starts
+from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pace import pace_ratios
 from clustersim.analysis.pieces import Pieces, workers
 from clustersim.analysis.pipeline import has_pipeline
@@ -56,12 +57,11 @@ class Causes:
     facts: dict[int, Facts]
     pace: Floats
     late: dict[int, LateStart]
-    warmup_steps: int = 2
 
     @cached_property
     def where(self) -> list[Where]:
         """Where a step of a pipeline went; empty for a run without stages."""
-        return where(self.timeline, warmup_steps=self.warmup_steps) if has_pipeline(self.timeline) else []
+        return where(self.timeline) if has_pipeline(self.timeline) else []
 
     @cached_property
     def workers(self) -> int:
@@ -84,18 +84,16 @@ class Causes:
         return self.cost(charge) * self.steps / self.length if self.length > 0 else 0.0
 
 
-def causes(
-    timeline: Timeline, *, begin: float | None = None, end: float | None = None, warmup_steps: int = 2
-) -> Causes:
-    """Charge every instant of the steady state (or the window given) that is no useful compute to its cause."""
-    cut, steps = steady_pieces(timeline, begin, end, warmup_steps)
+def causes(timeline: Timeline) -> Causes:
+    """Charge every instant of the steady state that is no useful compute to its cause."""
+    cut, steps = steady_pieces(timeline), len(steady_window(timeline).steps)
     facts, pace = transfer_facts(timeline), pace_ratios(timeline)
     book = Book(timeline, cut, facts, pace)
     book.charge_all()
     late = late_starts(timeline, cut)
     book.move_late_starts(late)
     charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
-    return Causes(timeline, cut, steps, charges, facts, pace, late, warmup_steps)
+    return Causes(timeline, cut, steps, charges, facts, pace, late)
 
 
 def costliest(found: Causes, top: int | None = None) -> list[Charge]:
@@ -103,15 +101,7 @@ def costliest(found: Causes, top: int | None = None) -> list[Charge]:
     return [c for c in found.charges if c.seconds > 0][:top]
 
 
-def stalls(
-    timeline: Timeline,
-    *,
-    begin: float | None = None,
-    end: float | None = None,
-    warmup_steps: int = 2,
-    top: int | None = 10,
-    found: Causes | None = None,
-) -> Columns:
+def stalls(found: Causes, top: int | None = 10) -> Columns:
     """The causes that cost most, worst first, as columns.
 
     Returns
@@ -123,8 +113,7 @@ def stalls(
     """
     from clustersim.analysis.sentences import sentence
 
-    found = found or causes(timeline, begin=begin, end=end, warmup_steps=warmup_steps)
-    chosen = costliest(found, top)
+    timeline, chosen = found.timeline, costliest(found, top)
     names = timeline.links.link_names if timeline.links is not None else ()
     columns: Columns = {
         name: np.array([getattr(c, source) for c in chosen])

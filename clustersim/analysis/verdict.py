@@ -72,7 +72,7 @@ def _lost(found: Causes, told: Sequence[Loss]) -> str:
 
 def _mostly(found: Causes) -> str:
     """What most of the step goes to where GPUs seldom wait: far from the peak they may be even so."""
-    table = breakdown(found.timeline, cut=found.cut)
+    table = breakdown(found.timeline, found.cut)
     mean = table.shares[workers(found.timeline)].mean(axis=0)
     longest = int(mean[: len(KERNELS)].argmax())
     return f"{mean[longest]:.1%} of the step goes to {DOING[KERNELS[longest]]}"

@@ -40,6 +40,7 @@ from clustersim.analysis.pieces import (
     Pieces,
     workers,
 )
+from clustersim.facts import UNKNOWN, Facts
 from clustersim.mix import Mix
 from clustersim.program import COMPUTE_STREAM
 from clustersim.texts import Plain
@@ -94,33 +95,23 @@ class Waterfall:
         return {"stage": self.stage, "step_s": self.step, "useful_s": self.useful, "lost_s": dict(self.lost)}
 
 
-def waterfall(
-    timeline: Timeline,
-    *,
-    peak_flops: float | None = None,
-    mfu: float | None = None,
-    hfu: float | None = None,
-    cut: Pieces | None = None,
-    warmup_steps: int = 2,
-) -> list[Waterfall]:
+def waterfall(timeline: Timeline, facts: Facts = UNKNOWN, cut: Pieces | None = None) -> list[Waterfall]:
     """All GPUs that train, then, of a pipeline, a row per stage.
 
     Parameters
     ----------
-    peak_flops : float [FLOP/s] of one GPU. mfu, hfu : of the run, whose ratio says what an MFU counts beside what is
-        executed (of a stage the same as of all). Without these nothing is ``masked``, and ``useful`` is what is
-        executed for the first time. cut : the partition of the steady state, where the caller has it already.
+    facts : with MFU and HFU, whose ratio says what an MFU counts beside what is executed (of a stage the same as of
+        all). Without them nothing is ``masked``, and ``useful`` is what is executed for the first time.
+    cut : the partition of the steady state, where the caller has it already.
     """
-    if cut is None:
-        cut, _ = steady_pieces(timeline, warmup_steps=warmup_steps)
-    steady = steady_window(timeline, warmup_steps).steps
+    cut, steady = cut or steady_pieces(timeline), steady_window(timeline).steps
     of_rank, train = _sums(timeline, cut) / len(steady), workers(timeline)
     groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
     rows = [(stage, _mean(cut, ranks) @ of_rank) for stage, ranks in groups]
     counted = 1.0
     executed = float(rows[0][1][KEYS.index("useful")])
-    if peak_flops and mfu and hfu and executed > 0:
-        counted = mfu / hfu * _flops(timeline, steady, len(train)) / peak_flops / executed
+    if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
+        counted = facts.mfu / facts.hfu * _flops(timeline, steady, len(train)) / facts.peak_flops / executed
     return [_row(stage, seconds, counted) for stage, seconds in rows]
 
 

@@ -51,15 +51,12 @@ def whatif(
     factor: float = 2.0,
     knobs: tuple[str, ...] = KNOBS,
     peak_flops: float | None = None,
-    warmup_steps: int = 2,
-    run: Graph | None = None,
 ) -> Columns:
     """The most each knob could save of a step, largest first.
 
     Parameters
     ----------
     factor : how much faster, wider or larger. peak_flops : float [FLOP/s] of one GPU, for ``batch``.
-    run : the graph, where the caller has it already.
 
     Returns
     -------
@@ -68,8 +65,8 @@ def whatif(
 
     Raises :class:`TraceError` for a measured timeline.
     """
-    run = run or graph(timeline)
-    window = steady_window(timeline, warmup_steps)
+    run = graph(timeline)
+    window = steady_window(timeline)
     now = window.step_time
     rates, rows = _Rates(timeline), []
     for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):

@@ -95,19 +95,17 @@ class Where:
 
 
 @kept_with_first(maxsize=None)
-def where(timeline: Timeline, *, warmup_steps: int = 2) -> list[Where]:
-    """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state.
-
-    ``warmup_steps`` : as in :func:`clustersim.analysis.metrics.summary`.
-    """
+def where(timeline: Timeline) -> list[Where]:
+    """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state."""
+    window = steady_window(timeline)
     if pipeline.has_pipeline(timeline):
-        rows = _of_stages(timeline, steady_window(timeline, warmup_steps))
+        rows = _of_stages(timeline, window)
         return [_row(-1, np.mean(rows, axis=0)), *(_row(s, row) for s, row in enumerate(rows))]
-    cut, steps = steady_pieces(timeline, warmup_steps=warmup_steps)
+    cut = steady_pieces(timeline)
     train = np.zeros(timeline.world_size)
     train[workers(timeline)] = 1.0
     weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))
-    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * steps))]
+    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * len(window.steps)))]
 
 
 def told_apart(figures: dict[str, Any], whole: Where) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clustersim.analysis.breakdown import breakdown as where_time_went
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import workers
+from clustersim.analysis.pieces import pieces, workers
 from clustersim.analysis.pipeline import has_pipeline, windows
 from clustersim.analysis.volume import by_dimension
 from clustersim.analysis.waterfall import waterfall as falls
@@ -82,14 +82,12 @@ def _gantt(run: SavedRun, view: View) -> Figure:
 
 
 def _breakdown(run: SavedRun, view: View) -> Figure:
-    begin, end = view.window or (None, None)
-    return breakdown(where_time_went(run.timeline, begin=begin, end=end), view.title, ax=view.ax)
+    cut = pieces(run.timeline, *view.window) if view.window else None
+    return breakdown(where_time_went(run.timeline, cut), view.title, ax=view.ax)
 
 
 def _waterfall(run: SavedRun, view: View) -> Figure:
-    facts = run.facts
-    rows = falls(run.timeline, peak_flops=facts.peak_flops, mfu=facts.mfu, hfu=facts.hfu)
-    return waterfall(rows, view.title, ax=view.ax)
+    return waterfall(falls(run.timeline, run.facts), view.title, ax=view.ax)
 
 
 def _window(run: SavedRun, view: View) -> tuple[float, float]:
