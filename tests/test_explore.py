@@ -184,14 +184,13 @@ def test_what_a_page_shows_closes_its_elements_and_asks_nobody(client):
 
 
 def test_a_form_holds_what_the_file_says_as_it_is_and_runs_none_of_it(made):
-    from clustersim import report
-    from clustersim.explore.server import Opened
+    from clustersim.report.pages import rendered
 
     texts = (HOSTILE, "node0/gpu0 -> node0/nvswitch*", "+- 1")
     loaded = scenario.load(SMALL, {"cluster.changes": [{"match": text, "remove": True} for text in texts]})
     hostile = scenario.from_table(override(loaded.table, loaded.changes), f"{HOSTILE.replace('/', '')}.toml")
     form = form_of(hostile, made)
-    page = Page(report.rendered("explore.html.j2", Opened(hostile.name, form.sections, "n", palette)))
+    page = Page(rendered("explore.html.j2", name=hostile.name, sections=form.sections, nonce="n", palette=palette))
     assert "img" not in page.tags
     assert page.tags.count("script") == 1
     held = [value for name, value in page.attributes if name == "value" and value and "node0" in value]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from clustersim import plots, report, scenario
+from clustersim import plots, scenario
 from clustersim.analysis.stalls import causes
 from clustersim.analysis.verdict import verdict
 from clustersim.errors import ClusterSimError
@@ -18,15 +17,13 @@ from clustersim.explore import fence
 from clustersim.facts import Facts
 from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
+from clustersim.report.pages import rendered
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, value_text
 from clustersim.scenario.running import Prepared
 from clustersim.timeline import Timeline
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_change, format_time
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 MANY = 30_000
 """Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
@@ -86,7 +83,7 @@ class Player:
             now = self._played(ask.now)
             before = None if ask.before is None else self._played(ask.before)
             figures = {key: float(now.values[key]) for _, key, _ in FIGURES if now.values.get(key) is not None}
-            return Reply(report.rendered("explore_answer.html.j2", _shown(now, before)), figures)
+            return Reply(_answer(now, before), figures)
         except ClusterSimError as error:
             return told(str(error))
         except MemoryError:
@@ -158,29 +155,14 @@ def _folded(prepared: Prepared) -> Played:
     return Played(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What the template prints: what is played now, its ``figures`` (figure, before, now, difference, which is better)
-    and pictures, beside what was played ``before``."""
-
-    now: Played
-    before: Played | None
-    figures: list[tuple[str, str, str, str, str]]
-    states: Markup | None
-    falls: list[Chart]
-    gantts: list[Chart]
-    legend: list[tuple[str, str, str]]
-    memory: Markup
-    message: str
-    ran: list[tuple[str, str]]
-    trust: str
-
-
-def _shown(now: Played, before: Played | None) -> Shown:
+def _answer(now: Played, before: Played | None) -> str:
+    """The fragment of the page: what is played now, its figures and pictures, beside what was played ``before``."""
     both = {"before": before, "now": now} if before is not None else {"now": now}
     timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
     rooms = {one.prepared.device.memory_bytes for one in both.values()}
     memory = {name: one.values["memory"]["by"] for name, one in both.items()}
-    return Shown(
+    return rendered(
+        "explore_answer.html.j2",
         now=now,
         before=before,
         figures=list(_figures(now, before)),

@@ -15,15 +15,13 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from clustersim import report
 from clustersim.errors import ClusterSimError, needs
-from clustersim.explore.fields import Form, Section, form_of
+from clustersim.explore.fields import Form, form_of
 from clustersim.explore.files import command, saved
 from clustersim.explore.runs import Ask, Player, told
 from clustersim.explore.worker import Worker
 from clustersim.plots.style import palette
+from clustersim.report.pages import rendered
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -110,15 +108,6 @@ class _Guard:
         await answer(scope, receive, send)
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """What the template of the page prints; ``nonce`` : of its script."""
-
-    name: str
-    sections: tuple[Section, ...]
-    nonce: str
-    palette: dict[str, str]
-
-
 @dataclass(frozen=True)
 class _Desk:
     """The three things that can be asked."""
@@ -133,11 +122,12 @@ class _Desk:
         from starlette.responses import HTMLResponse
 
         nonce = secrets.token_urlsafe(16)
-        page = Opened(self.player.opened.name, self.form.sections, nonce, palette)
+        name, sections = self.player.opened.name, self.form.sections
+        page = rendered("explore.html.j2", name=name, sections=sections, nonce=nonce, palette=palette)
         policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; "
         policy += "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
-        return HTMLResponse(report.rendered("explore.html.j2", page), headers=headers)
+        return HTMLResponse(page, headers=headers)
 
     async def play(self, request: Request) -> Response:
         """A change and what is set beside it, ``{"now": {key: text}, "before": {key: text} or null}``, played."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""
 
-__all__ = ["holds_study", "html", "rendered", "study_html", "write_report", "write_study"]
+__all__ = ["holds_study", "html", "study_html", "write_report", "write_study"]
 
 
 def html(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
@@ -27,9 +27,9 @@ def html(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
 
     ``prepared`` : the scenario of it; where it is short it is run again with one thing changed after the other.
     """
-    from clustersim.report.content import content
+    from clustersim.report.content import page
 
-    return rendered("report.html.j2", content(run, title, prepared))
+    return page(run, title, prepared)
 
 
 def study_html(folder: str | Path, title: str | None = None) -> str:
@@ -37,10 +37,11 @@ def study_html(folder: str | Path, title: str | None = None) -> str:
 
     Raises :class:`ClusterSimError` where the folder holds none, or nothing in it has a result.
     """
+    from clustersim.report.pages import rendered
     from clustersim.report.study import page_of
 
-    page = page_of(Path(folder))
-    return rendered("study.html.j2", page if title is None else msgspec.structs.replace(page, title=title))
+    page = msgspec.structs.asdict(page_of(Path(folder)))
+    return rendered("study.html.j2", **page | ({} if title is None else {"title": title}))
 
 
 def holds_study(folder: str | Path) -> bool:
@@ -48,28 +49,6 @@ def holds_study(folder: str | Path) -> bool:
     from clustersim.report.study import holds_study
 
     return holds_study(Path(folder))
-
-
-def rendered(template: str, values: msgspec.Struct) -> str:
-    """A template of ``data/`` with the fields of ``values``, every text of them escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from clustersim.paths import data_path
-
-    environment = Environment(
-        loader=FileSystemLoader(data_path("data")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_arrows,
-    )
-    return environment.get_template(template).render(msgspec.structs.asdict(values))
-
-
-def _arrows(value: object) -> object:
-    """Names of links with an arrow that no line ends inside of, and a sign for both ways."""
-    return value.replace("->", "→").replace("+-", "±") if type(value) is str else value
 
 
 def write_report(run: SavedRun, path: str | Path, title: str | None = None, prepared: Prepared | None = None) -> None:

@@ -21,7 +21,7 @@ from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
 from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
-from clustersim.report.pages import Content, Falls, Held, Path, Spots, Stall, States
+from clustersim.report.pages import Part, rendered
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
 from clustersim.texts import Table, headline
@@ -36,14 +36,15 @@ PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""
 
 
-def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) -> Content:
-    """What the page of a run says; ``prepared`` : what was run, where it can be run again with one thing changed."""
+def page(run: SavedRun, title: str | None, prepared: Prepared | None = None) -> str:
+    """The page of a run; ``prepared`` : what was run, where it can be run again with one thing changed."""
     timeline, facts = run.timeline, run.facts
     rerun = prepared is not None and short(timeline)
     found = explain(timeline, facts, bounded=rerun)
     table = found.breakdown
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
-    return Content(
+    return rendered(
+        "report.html.j2",
         title=title,
         headline=headline(title),
         verdict=found.verdict,
@@ -57,7 +58,8 @@ def content(run: SavedRun, title: str | None, prepared: Prepared | None = None) 
         legend=legend(),
         stalls=_stalls(found.stalls),
         hotspots=_hotspots(run, (table.begin, table.end)),
-        path=_path(timeline, found.critical_path),
+        **_path(timeline, found.critical_path),
+        n_pieces=len(found.critical_path.pieces),
         otherwise=otherwise(prepared, timeline, found).ran,
         warnings=found.warnings,
         memory=_memory(run),
@@ -88,7 +90,7 @@ def _figures(facts: Facts, table: Breakdown) -> Iterator[tuple[str, str]]:
             yield name, format_bytes(value)
 
 
-def _breakdown(table: Breakdown) -> States:
+def _breakdown(table: Breakdown) -> Part:
     rows = []
     for state, seconds, mean in zip(table.states, table.seconds.T, table.mean.tolist(), strict=True):
         if seconds.max(initial=0.0) > 0:
@@ -97,16 +99,16 @@ def _breakdown(table: Breakdown) -> States:
             rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
     hidden = float(np.mean(table.hidden_communication_s))
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
-    return States(markup(plots.breakdown(table), "shares"), rows, format_time(hidden), share)
+    return Part(rows, [markup(plots.breakdown(table), "shares")], [format_time(hidden), share])
 
 
-def _waterfall(rows: Sequence[Waterfall]) -> Falls | None:
+def _waterfall(rows: Sequence[Waterfall]) -> Part | None:
     """The picture, and of a pipeline the table of its stages."""
     heads, lines = percent(rows)
     if not heads:
         return None
     named = [f"stage {head}" if head.isdigit() else head for head in heads]
-    return Falls(markup(plots.waterfall(rows), "waterfall"), named, lines if len(heads) > 1 else [])
+    return Part(lines if len(heads) > 1 else [], [markup(plots.waterfall(rows), "waterfall")], named)
 
 
 SPLIT = {
@@ -144,14 +146,12 @@ def _gantts(run: SavedRun) -> list[Chart]:
     return [Chart(name, trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))) for name, a, b in windows]
 
 
-def _stalls(lost: Columns) -> list[Stall]:
+def _stalls(lost: Columns) -> list[tuple[str, ...]]:
     rows = zip(*(lost[name].tolist() for name in ("cause", "cost_s", "share", "text")), strict=True)
-    return [
-        Stall(cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0]) for cause, cost, share, text in rows
-    ]
+    return [(cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0]) for cause, cost, share, text in rows]
 
 
-def _hotspots(run: SavedRun, window: tuple[float, float]) -> Spots | None:
+def _hotspots(run: SavedRun, window: tuple[float, float]) -> Part | None:
     use = run.timeline.links
     if use is None or not len(use.segment_start):
         return None
@@ -160,41 +160,35 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> Spots | None:
     for i in range(len(spots["name"])):
         users = zip(spots["users"][i], spots["user_share"][i], strict=True)
         used = ", ".join(f"{name} {share:.0%}" for name, share in users if name)
-        rows.append(
-            (
-                str(spots["name"][i]),
-                format_bandwidth(float(spots["bandwidth"][i])),
-                f"{float(spots['utilisation'][i]):.1%}",
-                f"{float(spots['peak'][i]):.0%}",
-                f"{int(spots['alike'][i]):,}",
-                used,
-            )
-        )
+        rate, mean, peak = (float(spots[name][i]) for name in ("bandwidth", "utilisation", "peak"))
+        alike = f"{int(spots['alike'][i]):,}"
+        rows.append((str(spots["name"][i]), format_bandwidth(rate), f"{mean:.1%}", f"{peak:.0%}", alike, used))
     svgs = []
     if run.topology is not None:
         loads = np.asarray(spots["all_utilisation"], dtype=np.float64)
         svgs.append(markup(plots.loaded_topology(run.topology, loads), "machine"))
     if rows:
         svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
-    return Spots(rows, svgs)
+    return Part(rows, svgs)
 
 
-def _path(timeline: Timeline, found: CriticalPath) -> Path:
+def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
+    """By kind and by link (name, seconds, share), and its longest pieces (name, kind, rank, seconds)."""
     whole = found.length_s / max(found.steps, 1) or 1.0
 
-    def shares(parts: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
         return [(k, format_time(v), f"{v / whole:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
 
     names = {-1: "idle"} | {i: op.name for i, op in enumerate(timeline.ops)}
     longest = sorted(found.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
-    pieces = [
+    pieces: list[tuple[str, ...]] = [
         (names[one.op], one.kind, f"{one.rank}", format_time(one.end - one.begin))
         for one in sorted(longest, key=lambda piece: piece.begin)
     ]
-    return Path(shares(found.by_kind), shares(found.by_link), pieces, len(found.pieces))
+    return {"kinds": shares(found.by_kind), "links": shares(found.by_link), "pieces": pieces}
 
 
-def _memory(run: SavedRun) -> Held | None:
+def _memory(run: SavedRun) -> Part | None:
     memory = run.facts.memory
     if not memory.by:
         return None
@@ -202,7 +196,7 @@ def _memory(run: SavedRun) -> Held | None:
     figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
-    return Held(markup(figure, "memory"), rows, memory.message)
+    return Part(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from clustersim import plots
-from clustersim.report.figures import Chart, markup
+from clustersim.paths import data_path
+from clustersim.report.figures import markup
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from clustersim.planner.of_sweep import Scored
     from clustersim.planner.rows import Row
 
-Said = Mapping[str, Any]
 MOST_ROWS = 2000
 """Rows of a table in a page; a browser is slow with more."""
 
@@ -53,81 +53,32 @@ class Page(msgspec.Struct, frozen=True):
     warnings: Sequence[str] = ()
 
 
-class States(msgspec.Struct, frozen=True):
-    """Where the time went: a row (colour, state, share, mean, spread over ranks) each; and what was hidden."""
+class Part(msgspec.Struct, frozen=True):
+    """A part of a run's page: the cells of its table, its pictures, and words (of the table, its heads)."""
 
-    svg: Markup
-    rows: list[tuple[str, str, str, str, str]]
-    hidden: str
-    hidden_share: str
-
-
-class Falls(msgspec.Struct, frozen=True):
-    """From peak to MFU; of a pipeline, its stages and a row (word, cells) for each loss."""
-
-    svg: Markup
-    heads: list[str]
-    rows: list[tuple[str, list[str]]]
+    rows: Sequence[Sequence[Any]]
+    svgs: Sequence[Markup] = ()
+    words: Sequence[str] = ()
 
 
-class Stall(msgspec.Struct, frozen=True):
-    """What something cost."""
+def rendered(template: str, **values: object) -> str:
+    """A template of ``data/`` with these values, every text of them escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    cause: str
-    cost: str
-    share: str
-    text: str
-
-
-class Spots(msgspec.Struct, frozen=True):
-    """The busiest links, a row (name, rate, use, peak, alike, users) each."""
-
-    rows: list[tuple[str, str, str, str, str, str]]
-    svgs: list[Markup]
-
-
-class Path(msgspec.Struct, frozen=True):
-    """The critical path by kind and by link (name, seconds, share), and its longest of ``n`` pieces (name, kind, rank,
-    seconds)."""
-
-    kinds: list[tuple[str, str, str]]
-    links: list[tuple[str, str, str]]
-    pieces: list[tuple[str, str, str, str]]
-    n: int
+    environment = Environment(
+        loader=FileSystemLoader(data_path("data")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_arrows,
+    )
+    return environment.get_template(template).render(values)
 
 
-class Held(msgspec.Struct, frozen=True):
-    """What fills memory, a row (part, bytes) each."""
-
-    svg: Markup
-    rows: list[tuple[str, str]]
-    message: str
-
-
-class Content(msgspec.Struct, frozen=True):
-    """Everything the template prints, all of it plain text but for markup."""
-
-    title: str
-    headline: tuple[str, str]
-    verdict: str
-    figures: list[tuple[str, str]]
-    breakdown: States
-    waterfall: Falls | None
-    ranks: str
-    drawn: str
-    split: list[Chart]
-    gantts: list[Chart]
-    legend: list[tuple[str, str, str]]
-    stalls: list[Stall]
-    hotspots: Spots | None
-    path: Path
-    otherwise: list[str]
-    warnings: list[str]
-    memory: Held | None
-    inputs: list[tuple[str, str]]
-    notes: list[str]
-    run: list[tuple[str, str]]
-    palette: dict[str, str]
+def _arrows(value: object) -> object:
+    """Names of links with an arrow that no line ends inside of, and a sign for both ways."""
+    return value.replace("->", "→").replace("+-", "±") if type(value) is str else value
 
 
 def number(value: float | None, form: str) -> str:
