@@ -15,33 +15,44 @@ from clustersim.units import format_bandwidth, format_bytes, format_time
 if TYPE_CHECKING:
     from clustersim.analysis.charges import Charge
     from clustersim.analysis.stalls import Causes
-
+    from clustersim.analysis.transfers import Facts
 
 UNLIKE = 0.1
 """Paces further apart than this are no accident of single steps."""
 
+_PLAIN = {
+    "slow rank": "Rank {holder} is slow: its kernels take {pace:.2f} times the median of its peers, and {ranks} ranks "
+    "wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
+    "host copies": "Copies between host and GPU hold the GPU: rank {rank} waits {worst} for {moved}.",
+    "host": "The GPU waits for the host: {op}, {worst} on rank {rank}.",
+    "idle device": "Launch-bound: GPUs have nothing queued, since the host launches kernels more slowly than they run; "
+    "on rank {rank} for {worst} in all.",
+    "launch": "Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to "
+    "launch them, such as {op}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
+}
+"""Causes whose sentence is the same whatever else is known, with the names of :func:`_plain`."""
+
 
 def sentence(found: Causes, charge: Charge) -> str:
     """One cause as a sentence: what, where, by how much, and what it costs."""
-    said = _WORDS.get(charge.cause, _unknown)(found, charge)
-    return f"{said} Cost: {_cost(found, charge)}."
+    said = _plain(found, charge) if charge.cause in _PLAIN else _WORDS.get(charge.cause, _unknown)(found, charge)
+    step, share = format_time(found.length / found.steps), found.share(charge)
+    over = "1 GPU" if found.workers == 1 else f"{found.workers:,} GPUs"
+    return f"{said} Cost: {format_time(found.cost(charge))} of every {step} step ({share:.1%}), mean over {over}."
 
 
-def _cost(found: Causes, charge: Charge) -> str:
-    per_step, length = charge.seconds / (found.workers * found.steps), found.length / found.steps
-    share = _share(found, charge)
-    return (
-        f"{format_time(per_step)} of every {format_time(length)} step ({share:.1%}), mean over {_ranks(found.workers)}"
+def _plain(found: Causes, charge: Charge) -> str:
+    return _PLAIN[charge.cause].format(
+        rank=charge.rank,
+        ranks=len(charge.ranks),
+        holder=charge.holder_rank,
+        pace=found.pace[charge.holder_rank],
+        worst=format_time(charge.worst),
+        op=_op(found, charge.op),
+        held=_op(found, charge.holder_op),
+        moved=_op(found, charge.holder_op if charge.holder_op >= 0 else charge.op),
+        share=found.share(charge),
     )
-
-
-def _share(found: Causes, charge: Charge) -> float:
-    length = found.length
-    return charge.seconds / (found.workers * length) if length > 0 else 0.0
-
-
-def _ranks(n: int) -> str:
-    return "1 GPU" if n == 1 else f"{n:,} GPUs"
 
 
 def _op(found: Causes, op: int) -> str:
@@ -57,11 +68,17 @@ def _exposed(found: Causes, charge: Charge) -> str:
     return f"rank {charge.rank} waits {format_time(charge.worst)} for {_op(found, charge.op)} alone"
 
 
+def _moving(found: Causes, charge: Charge) -> tuple[int, Facts]:
+    """The op whose transfer is charged, and what holds it: of the holder, where that is one."""
+    op = charge.holder_op if charge.holder_op in found.facts else charge.op
+    return op, found.facts[op]
+
+
 def _narrow(found: Causes, charge: Charge) -> str:
-    use, op = found.timeline.links, charge.holder_op if charge.holder_op in found.facts else charge.op
-    fact = found.facts.get(op)
-    if use is None or fact is None or charge.link < 0:
+    use = found.timeline.links
+    if use is None or charge.link < 0 or found.facts.keys().isdisjoint({charge.op, charge.holder_op}):
         return _unknown(found, charge)
+    _, fact = _moving(found, charge)
     bandwidth = float(use.link_bandwidth[charge.link])
     text = f"The link {_link(found, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
     text += f"it lets {format_bandwidth(fact.alone)} of payload through"
@@ -72,8 +89,7 @@ def _narrow(found: Causes, charge: Charge) -> str:
 
 
 def _shared(found: Causes, charge: Charge) -> str:
-    op = charge.holder_op if charge.holder_op in found.facts else charge.op
-    fact = found.facts[op]
+    op, fact = _moving(found, charge)
     others = sharers(found, op, charge.link)
     said, free = "is shared with " + ", ".join(f"'{name}'" for name in others[:3]), "alone"
     if not others and len(found.timeline.ops[op].detail.get("groups", ())) > 1:
@@ -106,7 +122,7 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
 
 
 def _kernels(found: Causes, charge: Charge) -> str:
-    fact = found.facts[charge.holder_op if charge.holder_op in found.facts else charge.op]
+    _, fact = _moving(found, charge)
     ceiling, alone = format_bandwidth(fact.ceiling), format_bandwidth(fact.alone)
     if not np.isfinite(fact.alone):  # processes of one host
         return (
@@ -120,21 +136,17 @@ def _kernels(found: Causes, charge: Charge) -> str:
 
 
 def _latency(found: Causes, charge: Charge) -> str:
-    timeline = found.timeline
+    ops = found.timeline.ops
     op = charge.op if charge.op in found.facts else charge.holder_op
-    fact, info = found.facts[op], timeline.ops[op]
+    fact, info = found.facts[op], ops[op]
     what = "Messages" if info.kind in {"send", "recv"} else "Collectives"
     text = f"{what} like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
     if np.isfinite(fact.alone) and fact.latency > 0:
         text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
-    alike = sum(
-        1
-        for i, other in enumerate(timeline.ops)
-        if other.step == info.step and i in found.facts and found.facts[i].limit == "latency"
-    )
-    queued = queue_seconds(found, op)
+    alike = sum(ops[i].step == info.step and other.limit == "latency" for i, other in found.facts.items())
     text += f". A step has {alike} of them" + (", one behind the other on the communicator" if alike > 1 else "")
+    queued = queue_seconds(found, op)
     if queued > 0:
         text += f" (this one queued for {format_time(queued)})"
     return text + f"; {_exposed(found, charge)}."
@@ -163,36 +175,26 @@ def _late_start(found: Causes, charge: Charge) -> str:
     )
 
 
-def _slow(found: Causes, charge: Charge) -> str:
-    ratio = float(found.pace[charge.holder_rank])
-    return (
-        f"Rank {charge.holder_rank} is slow: its kernels take {ratio:.2f} times the median of its peers, and "
-        f"{len(charge.ranks)} ranks wait for it, longest rank {charge.rank} at {_op(found, charge.op)}, "
-        f"{format_time(charge.worst)} while rank {charge.holder_rank} was still in {_op(found, charge.holder_op)}."
-    )
-
-
 def _jitter(found: Causes, charge: Charge) -> str:
     spread = float(np.ptp(found.pace))
+    longest = f"longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"
     if spread > UNLIKE:
         return (
             f"Ranks have paces of their own (means within {spread:.1%}), as GPUs of several kinds: the faster ones "
-            f"wait for the slower, longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}."
+            f"wait for the slower, {longest}."
         )
+    whom = f" for rank {charge.holder_rank}" if charge.holder_rank >= 0 else ""
     return (
         f"Ranks differ from step to step, none is always slow (means within {spread:.1%}): everybody waits for the "
-        f"last, longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"
-        + (f" for rank {charge.holder_rank}." if charge.holder_rank >= 0 else ".")
+        f"last, {longest}{whom}."
     )
 
 
 def _server(found: Causes, charge: Charge) -> str:
-    timeline = found.timeline
     fact = found.facts.get(charge.op)
-    meets = timeline.ops[charge.op].detail.get("meets", ())
-    clients = len(charge.ranks)
-    text = f"The parameter server holds {clients} ranks: rank {charge.rank} spends {format_time(charge.worst)} in "
-    text += f"{_op(found, charge.op)}"
+    meets = found.timeline.ops[charge.op].detail.get("meets", ())
+    text = f"The parameter server holds {len(charge.ranks)} ranks: rank {charge.rank} spends "
+    text += f"{format_time(charge.worst)} in {_op(found, charge.op)}"
     if charge.holder_op >= 0:
         text += f" while the server is busy with {_op(found, charge.holder_op)}"
     elif meets:
@@ -207,10 +209,10 @@ def _server(found: Causes, charge: Charge) -> str:
 def _schedule(found: Causes, charge: Charge) -> str:
     if said := bubble_sentence(found.timeline, found.where) if found.where else "":
         return said
+    where = f"before {_op(found, charge.op)}" if charge.op >= 0 else "at the end of its list"
     return (
         f"Bubble: by the schedule itself {len(charge.ranks)} ranks have nothing to do for a while, longest rank "
-        f"{charge.rank}, {format_time(charge.worst)}"
-        + (f" before {_op(found, charge.op)}." if charge.op >= 0 else " at the end of its list.")
+        f"{charge.rank}, {format_time(charge.worst)} {where}."
     )
 
 
@@ -227,32 +229,6 @@ def _late_launch(found: Causes, charge: Charge) -> str:
     return f"{text}; from first to last arrival it is {low} to {high}."
 
 
-def _host_copies(found: Causes, charge: Charge) -> str:
-    return (
-        f"Copies between host and GPU hold the GPU: rank {charge.rank} waits {format_time(charge.worst)} for "
-        f"{_op(found, charge.holder_op if charge.holder_op >= 0 else charge.op)}."
-    )
-
-
-def _host(found: Causes, charge: Charge) -> str:
-    return f"The GPU waits for the host: {_op(found, charge.op)}, {format_time(charge.worst)} on rank {charge.rank}."
-
-
-def _idle(found: Causes, charge: Charge) -> str:
-    return (
-        f"Launch-bound: GPUs have nothing queued, since the host launches kernels more slowly than they run; on rank "
-        f"{charge.rank} for {format_time(charge.worst)} in all."
-    )
-
-
-def _launch(found: Causes, charge: Charge) -> str:
-    return (
-        f"Launch-bound: {_share(found, charge):.1%} of the time goes to ops whose kernels are shorter than the host "
-        f"takes to launch them, such as {_op(found, charge.op)}; a larger batch, fused kernels or CUDA graphs would "
-        "help, a faster GPU would not."
-    )
-
-
 def _unknown(found: Causes, charge: Charge) -> str:
     return f"Communication is exposed: {_exposed(found, charge)}; what limits it is not known."
 
@@ -263,13 +239,8 @@ _WORDS: dict[str, Callable[[Causes, Charge], str]] = {
     "kernels": _kernels,
     "latency": _latency,
     "late start": _late_start,
-    "slow rank": _slow,
     "jitter": _jitter,
     "parameter server": _server,
     "schedule": _schedule,
     "late launch": _late_launch,
-    "host copies": _host_copies,
-    "host": _host,
-    "idle device": _idle,
-    "launch": _launch,
 }
