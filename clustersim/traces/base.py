@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -151,26 +153,23 @@ def step_slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[str,
 
 
 def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
-    """Arrows among the ranks written: those that leave a span, and those that reach it. A span is ``(rank, op)``.
+    """Arrows among the ranks written, by number: those that leave a span, and those that reach it.
 
     From each send to its receive, which find each other by their ranks and by what their ops say they meet; and to each
     member of a collective from the one it had to wait for, the last to arrive.
     """
-    leaving, reaching = _sent(timeline, ranks)
-    number = sum(map(len, leaving.values()))
-    for rank, peer, op in _met(timeline, ranks):
-        number += 1
-        leaving.setdefault((rank, op), []).append(number)
-        reaching.setdefault((peer, op), []).append(number)
+    leaving, reaching = defaultdict[Place, list[int]](list), defaultdict[Place, list[int]](list)
+    for number, (source, target) in enumerate(chain(_sent(timeline, ranks), _met(timeline, ranks)), start=1):
+        leaving[source].append(number)
+        reaching[target].append(number)
     return leaving, reaching
 
 
-def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(last to arrive, another member, op) of each meeting of a collective."""
+def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
+    """From the last to arrive at each meeting of a collective to every other member."""
     spans = timeline.spans(list(ranks))
-    arrived = dict(
-        zip(zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True), spans["ready"].tolist(), strict=True)
-    )
+    places = zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True)
+    arrived = dict(zip(places, spans["ready"].tolist(), strict=True))
     for i, op in enumerate(timeline.ops):
         groups = op.detail.get("groups")
         if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
@@ -178,26 +177,17 @@ def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, i
         for members in np.atleast_2d(np.asarray(groups)).tolist():
             here = [rank for rank in members if (rank, i) in arrived]
             last = max(here, key=lambda rank: arrived[rank, i], default=-1)
-            yield from ((last, rank, i) for rank in here if rank != last)
+            yield from (((last, i), (rank, i)) for rank in here if rank != last)
 
 
-def _sent(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
+def _sent(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
     written = set(ranks)
-    receives: dict[tuple[int, int, int], int] = {}
-    for i, op in enumerate(timeline.ops):
-        if op.kind == "recv":
-            receives |= {(i, source, target): target for source, target in _pairs(op)}
-    leaving: dict[Place, list[int]] = {}
-    reaching: dict[Place, list[int]] = {}
-    number = 0
+    received = {(i, *pair) for i, op in enumerate(timeline.ops) if op.kind == "recv" for pair in _pairs(op)}
     for i, op in enumerate(timeline.ops):
         for source, target in _pairs(op) if op.kind == "send" else ():
-            met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in receives), -1)
+            met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in received), -1)
             if met >= 0 and source in written and target in written:
-                number += 1
-                leaving.setdefault((source, i), []).append(number)
-                reaching.setdefault((target, met), []).append(number)
-    return leaving, reaching
+                yield (source, i), (target, met)
 
 
 def _pairs(op: OpInfo) -> list[tuple[int, int]]:

@@ -165,19 +165,10 @@ class _Build:
 
     def timeline(self, source: str, stats: dict[str, float], node: Ints) -> Timeline:
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 5)
-        return Timeline(
-            world_size=self.world,
-            ops=tuple(self.ops),
-            rank_sets=tuple(np.array([rank], dtype=np.int64) for rank in self.ranks),
-            row_op=columns[:, 0].astype(np.int64),
-            row_set=columns[:, 1].astype(np.int64),
-            row_ready=columns[:, 2],
-            row_start=columns[:, 3],
-            row_end=columns[:, 4],
-            source=source,
-            rank_node=node,
-            stats=stats,
-        )
+        op, of, ready, start, end = columns.T
+        sets = tuple(np.array([rank], dtype=np.int64) for rank in self.ranks)
+        rows = op.astype(np.int64), of.astype(np.int64), ready, start, end
+        return Timeline(self.world, tuple(self.ops), sets, *rows, source=source, rank_node=node, stats=stats)
 
 
 def _usual_stream(trace: RankTrace) -> str:

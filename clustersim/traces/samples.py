@@ -17,57 +17,38 @@ import numpy.typing as npt
 
 from clustersim.collectives.base import bus_factor
 
-KINDS = {
-    "all_reduce": "all_reduce",
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "all_gather_base": "all_gather",
-    "allgather_base": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_object": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter",
-    "reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "broadcast": "broadcast",
-    "broadcast_oop": "broadcast",
-    "bcast": "broadcast",
-    "reduce": "reduce",
-    "reduce_oop": "reduce",
+_NAMES = {
+    "all_reduce": "all_reduce allreduce allreduce_coalesced",
+    "all_gather": "all_gather allgather all_gather_base allgather_base all_gather_into_tensor all_gather_object "
+    "all_gather_into_tensor_coalesced allgather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter reducescatter reduce_scatter_base reduce_scatter_tensor "
+    "reduce_scatter_tensor_coalesced",
+    "broadcast": "broadcast broadcast_oop bcast",
+    "reduce": "reduce reduce_oop",
     "scatter": "scatter",
     "gather": "gather",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "alltoallv": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
+    "all_to_all": "alltoall all_to_all alltoallv all_to_allv alltoall_base all_to_all_single",
     "sendrecv": "sendrecv",
-    "send": "send",
-    "isend": "send",
-    "recv": "recv",
-    "irecv": "recv",
-    "recvanysource": "recv",
+    "send": "send isend",
+    "recv": "recv irecv recvanysource",
     "barrier": "barrier",
 }
-"""What programs call a collective (lower case, without leading underscores) -> torch.distributed's word."""
+"""torch.distributed's word for a collective -> what programs call it (lower case, without leading underscores)."""
+KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
-DTYPES = {
-    "float": "fp32", "float32": "fp32", "f32": "fp32", "fp32": "fp32", "half": "fp16", "float16": "fp16",
-    "f16": "fp16", "fp16": "fp16", "c10::half": "fp16", "bfloat16": "bf16", "bf16": "bf16", "c10::bfloat16": "bf16",
-    "double": "fp64", "float64": "fp64", "f64": "fp64", "fp64": "fp64", "int": "int32", "int32": "int32",
-    "i32": "int32", "u32": "int32", "uint32": "int32", "long": "int64", "long int": "int64", "int64": "int64",
-    "i64": "int64", "u64": "int64", "uint64": "int64", "byte": "uint8", "char": "uint8", "uint8": "uint8",
-    "int8": "uint8", "unsigned char": "uint8", "signed char": "uint8", "bool": "uint8", "u8": "uint8", "i8": "uint8",
-    "f8e4m3": "fp8", "f8e5m2": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-}  # fmt: skip
-"""What programs call an element type (lower case) -> ours; signed and unsigned of one width are one."""
+_TYPES = {
+    "fp32": "float float32 f32 fp32",
+    "fp16": "half float16 f16 fp16 c10::half",
+    "bf16": "bfloat16 bf16 c10::bfloat16",
+    "fp64": "double float64 f64 fp64",
+    "int32": "int int32 i32 u32 uint32",
+    "int64": "long int64 i64 u64 uint64",
+    "uint8": "byte char uint8 int8 bool u8 i8",
+    "fp8": "f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2 float8_e4m3fn float8_e5m2",
+}
+"""Our element types -> what programs call them (lower case); signed and unsigned of one width are one."""
+DTYPES = {name: ours for ours, names in _TYPES.items() for name in names.split()}
+DTYPES |= {"long int": "int64", "unsigned char": "uint8", "signed char": "uint8"}
 
 FASTEST_BUS = 2e12
 """busbw [bytes/s] no fabric of today reaches (NVLink5: 0.9e12 a direction, NVLS under twice that): beyond it, a row's
@@ -96,11 +77,8 @@ def launch_mode(notes: str) -> str:
     """
     if re.search(r"\bthreads\b", notes):
         return "threads"
-    return (
-        "single_process"
-        if re.search(r"(single|one|1) process(?! (per|a) gpu)|-g (1\d|[2-9])", notes, re.IGNORECASE)
-        else "process_per_gpu"
-    )
+    alone = re.search(r"(single|one|1) process(?! (per|a) gpu)|-g (1\d|[2-9])", notes, re.IGNORECASE)
+    return "single_process" if alone else "process_per_gpu"
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,10 @@ class _Machine(msgspec.Struct):
     calibration: Calibration | None
 
 
+_SAME = tuple(name for name in _Machine.__struct_fields__ if not name.startswith("node_type"))
+"""What a :class:`_Machine` has as a topology has it."""
+
+
 class _Layout(msgspec.Struct):
     version: int
 
@@ -109,19 +113,11 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
     arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
-    words = _Words(
-        VERSION,
-        timeline.world_size,
-        timeline.source,
-        timeline.stats,
-        facts,
-        tuple(
-            msgspec.structs.replace(op, detail={key: _kept(value, arrays) for key, value in op.detail.items()})
-            for op in timeline.ops
-        ),
-        None if timeline.links is None else _link_words(timeline.links, topology, arrays),
-        None if topology is None else _topology_words(topology, arrays),
-    )
+    details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in timeline.ops]
+    ops = tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(timeline.ops, details, strict=True))
+    links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
+    machine = None if topology is None else _topology_words(topology, arrays)
+    words = _Words(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
     arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
     replace_file(Path(path), zipped(arrays))
 
@@ -214,34 +210,15 @@ def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _Machine:
     by_id = {id(t): t for t in topology.node_types}
     types = list(by_id)
     return _Machine(
-        topology.name,
-        topology.vertex_names,
-        topology.fabric,
-        topology.routing,
-        topology.vertex_kinds,
-        topology.link_kinds,
-        [replace(one, sources=dict(one.sources)) for one in by_id.values()],
-        [types.index(id(t)) for t in topology.node_types],
-        topology.calibration,
+        node_types=[replace(one, sources=dict(one.sources)) for one in by_id.values()],
+        node_type_of=[types.index(id(t)) for t in topology.node_types],
+        **{name: getattr(topology, name) for name in _SAME},
     )
 
 
 def _topology(words: _Machine, arrays: dict[str, Array]) -> Topology:
-    return Topology(
-        name=words.name,
-        vertex_names=words.vertex_names,
-        vertex_kinds=words.vertex_kinds,
-        link_kinds=words.link_kinds,
-        node_types=tuple(words.node_types[i] for i in words.node_type_of),
-        fabric=words.fabric,
-        routing=words.routing,
-        calibration=words.calibration,
-        vertex_node=arrays["topology_vertex_node"],
-        link_src=arrays["topology_link_src"],
-        link_dst=arrays["topology_link_dst"],
-        link_bandwidth=arrays["topology_link_bandwidth"],
-        link_latency=arrays["topology_link_latency"],
-    )
+    same: Any = {name: getattr(words, name) for name in _SAME} | {name: arrays[f"topology_{name}"] for name in _LINKS}
+    return Topology(node_types=tuple(words.node_types[i] for i in words.node_type_of), **same)
 
 
 def _timeline(words: _Words, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
@@ -272,11 +249,6 @@ def _links(words: _Links, arrays: dict[str, Array], topology: Topology | None) -
         if topology is None:
             raise ValueError("links without names")
         names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
-    loads = zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True)
-    return LinkUse(
-        **{name: arrays[name] for name in _USE},
-        loads=tuple(loads),
-        link_names=names,
-        link_bandwidth=arrays["use_bandwidth"],
-        link_kinds=kinds,
-    )
+    loads = tuple(zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True))
+    columns = {name: arrays[name] for name in _USE}
+    return LinkUse(**columns, loads=loads, link_names=names, link_bandwidth=arrays["use_bandwidth"], link_kinds=kinds)
