@@ -16,8 +16,8 @@ from clustersim.cli.keys import keys, schema
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.explore import fence
 from clustersim.explore.fields import IDLE, TABLES, form_of
-from clustersim.explore.files import command, saved
 from clustersim.explore.runs import Ask, Player, told
+from clustersim.explore.server import command, saved
 from clustersim.explore.worker import Worker
 from clustersim.plots.style import palette
 from clustersim.scenario.reading import override

@@ -12,7 +12,7 @@ from pipeline_runs import gpipe, one_f_one_b, simulated
 
 from clustersim import traces
 from clustersim.analysis import pipeline
-from clustersim.analysis.pipeline_words import sentences, slowest
+from clustersim.analysis.pipeline import sentences, slowest
 from clustersim.errors import ProgramError
 from clustersim.timeline import Timeline
 

@@ -10,7 +10,7 @@ import pytest
 
 from clustersim import traces
 from clustersim.calibration.replay_scale import rate_of
-from clustersim.traces.nvtx import Doing, Ranges
+from clustersim.traces.nsys import Doing, Ranges
 
 MAIN, AUTOGRAD = 1 << 24 | 5, 1 << 24 | 6
 """globalTids of one process."""

@@ -117,7 +117,7 @@ def _steps(run: Timeline) -> Steps:
 
 def _pipeline(run: Timeline) -> Pipeline | UnsetType:
     from clustersim.analysis import pipeline
-    from clustersim.analysis.pipeline_words import sentences, slowest
+    from clustersim.analysis.pipeline import sentences, slowest
 
     if not pipeline.has_pipeline(run):
         return UNSET

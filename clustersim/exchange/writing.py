@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,10 +13,9 @@ import msgspec
 
 from clustersim import texts
 from clustersim.dims import ORDERS
-from clustersim.errors import ClusterSimError, ScenarioError
+from clustersim.errors import ClusterSimError, ScenarioError, needs
 from clustersim.exchange import batches, shapes
 from clustersim.exchange.files import document
-from clustersim.exchange.forms import text_of_form
 from clustersim.exchange.reading import interpreted
 from clustersim.exchange.table import NAMES, Row, Table, holds, load
 from clustersim.mesh import Mesh
@@ -22,7 +23,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.parts import located, model_of, placed, transformer_of
 from clustersim.scenario.splitting import PLAYED, splits, with_micro_batches
 from clustersim.schedules import schedule
-from clustersim.tomls import flat
+from clustersim.tomls import flat, nested, toml_text
 
 OURS = ("cluster.", "campaign", "run.steps", "run.seed", "run.jitter", "run.variation", "run.fidelity", "run.backend",
         "run.nccl_version", "run.launch", "model.name", "model.hf_config", "model.options")  # fmt: skip
@@ -202,3 +203,42 @@ def _back(made: Scenario, table: Table, texts: Mapping[str, str]) -> tuple[Scena
 
 def _shown(value: Any) -> str:
     return "not said" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def text_of_form(form: str, options: texts.Table, about: str, command: str = "") -> str:
+    """Options, by dotted name, as a text of this form; ``about`` : what a comment says of it, where there are comments.
+
+    ``command`` : of a shell script, what stands before the options.
+    """
+    tables = nested(options)
+    if form == "json":
+        return json.dumps(tables, indent=2) + "\n"
+    comment = f"# Names as in {about}.\n"
+    if form == "toml":
+        return comment + toml_text(tables)
+    if form == "yaml":
+        return comment + _yaml(tables)
+    lines = [command, *(_argument(name, value) for name, value in options.items())]
+    return f"#!/bin/bash\n{comment}" + " \\\n  ".join(line for line in lines if line) + "\n"
+
+
+def _argument(name: str, value: Any) -> str:
+    option = f"--{name}"
+    if value is True:
+        return option
+    if value is False:
+        return f"{option} false"
+    values = value if isinstance(value, list | tuple) else [value]
+    return " ".join([option, *(shlex.quote(_plain(one)) for one in values)])
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _yaml(table: texts.Table) -> str:
+    try:
+        import yaml
+    except ImportError:
+        raise ScenarioError(needs("YAML", "exchange")) from None
+    return str(yaml.safe_dump(json.loads(json.dumps(table)), sort_keys=False))

@@ -15,9 +15,8 @@ from clustersim.analysis.verdict import verdict
 from clustersim.errors import ClusterSimError
 from clustersim.explore import fence
 from clustersim.facts import Facts
-from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
-from clustersim.report.pages import rendered
+from clustersim.report.pages import Chart, markup, rendered, trusted
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, value_text
 from clustersim.scenario.running import Prepared

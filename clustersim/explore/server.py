@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from clustersim.errors import ClusterSimError, needs
+from clustersim.explore.fence import files_of
 from clustersim.explore.fields import Form, form_of
-from clustersim.explore.files import command, saved
 from clustersim.explore.runs import Ask, Player, told
 from clustersim.explore.worker import Worker
 from clustersim.plots.style import palette
 from clustersim.report.pages import rendered
+from clustersim.scenario import Scenario
+from clustersim.scenario.reading import override
+from clustersim.tomls import toml_text, toml_value
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -167,3 +171,17 @@ async def _body(request: Request) -> bytes:
         if len(body) > LARGEST:
             raise ValueError("too large")
     return body
+
+
+def command(name: str, changes: Sequence[str]) -> str:
+    """The command line that plays a scenario with these ``--set`` texts."""
+    return shlex.join(["clustersim", "run", name, *(word for text in changes for word in ("--set", text))])
+
+
+def saved(scenario: Scenario) -> str:
+    """The scenario with its changes as TOML."""
+    told = (f"# {key}{' is gone' if one is None else f' = {toml_value(one)}'}" for key, one in scenario.changes.items())
+    head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *told]
+    if any(str(name).endswith((".toml", ".json", ".csv")) for name in files_of(scenario).values()):
+        head.append(f"# Its paths start in the folder of {scenario.path.name}.")
+    return "\n".join(head) + "\n" + toml_text(override(scenario.table, scenario.changes))

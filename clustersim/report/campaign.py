@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.campaign import GOODPUTS, Answer, Job, Percentiles
 from clustersim.campaign.answer import Cost
 from clustersim.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
-from clustersim.report.pages import Grid, Page, Section, drawn
+from clustersim.report.pages import Grid, Page, Section, drawn, kept
 from clustersim.units import format_bytes, format_long
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def campaign_words(said: Answer, drawings: Mapping[str, Sequence[Any]] = Mapping
         Section("inputs", "From the [campaign] table", items=_inputs(said)),
         *_sources(said),
     ]
-    kept = [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
-    return Page(f"{said.title}: the whole training", said.verdict, kept, figures(said))
+    return Page(f"{said.title}: the whole training", said.verdict, kept(sections), figures(said))
 
 
 def figures(said: Answer) -> list[tuple[str, str]]:

@@ -19,9 +19,8 @@ from clustersim.arrays import Columns
 from clustersim.facts import Facts
 from clustersim.plots.shares import STATE_STYLE
 from clustersim.plots.style import palette
-from clustersim.report.figures import Chart, markup, trusted
 from clustersim.report.hover import gantt_svg, legend
-from clustersim.report.pages import Part, rendered
+from clustersim.report.pages import Chart, Part, markup, rendered, trusted
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
 from clustersim.texts import Table, headline

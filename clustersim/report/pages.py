@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Collection, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from clustersim import plots
 from clustersim.paths import data_path
-from clustersim.report.figures import markup
+from clustersim.plots.style import alt_text
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -41,6 +44,11 @@ class Section(msgspec.Struct, frozen=True):
     svgs: Sequence[Markup] = ()
     items: Sequence[tuple[str, str]] = ()
     grid: Grid | None = None
+
+
+def kept(sections: Sequence[Section]) -> list[Section]:
+    """Those that say more than their heading."""
+    return [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -111,3 +119,37 @@ def speed_and_cost(
 def drawn(figure: Figure | None, name: str) -> list[Markup]:
     """A figure as markup; nothing for nothing."""
     return [markup(figure, name)] if figure else []
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """A picture under a heading."""
+
+    name: str
+    svg: Markup
+
+
+def trusted(svg: str) -> Markup:
+    """Text that a template prints as it is: made by the SVG writers, which escape what they print."""
+    from markupsafe import Markup
+
+    return Markup(svg)
+
+
+def markup(figure: Figure, name: str) -> Markup:
+    """A figure as an ``<svg>`` element; ids begin with ``name``, so that figures of one page do not mix theirs up."""
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    # Text stays text: it can be searched and read aloud, and is smaller than outlines.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
+    head = f'<svg role="img" aria-label="{escape(alt_text(figure))}" viewBox="0 0 {width} {height}" '
+    head += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return trusted(head + text[text.index(">") + 1 :].strip())

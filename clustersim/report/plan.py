@@ -9,7 +9,7 @@ from msgspec import UNSET
 from clustersim import plots
 from clustersim.planner.rows import Answer, Row
 from clustersim.plots.style import MARKERS
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, kept, number, speed_and_cost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +41,7 @@ def plan_page(said: Answer) -> Page:
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All options", [_counted(said)], grid=_plan_options(said)),
     ]  # fmt: skip
-    kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
-    return Page(said.title or "A plan", said.verdict, kept, _tiles(said), said.warnings)
+    return Page(said.title or "A plan", said.verdict, kept(sections), _tiles(said), said.warnings)
 
 
 def _tiles(said: Answer) -> list[tuple[str, str]]:

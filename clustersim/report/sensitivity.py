@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from clustersim import plots
-from clustersim.report.pages import Grid, Page, Section, drawn
+from clustersim.report.pages import Grid, Page, Section, drawn, kept
 from clustersim.sensitivity import Point, Study
 from clustersim.units import format_change, format_time
 
@@ -51,12 +51,11 @@ def sensitivity_page(said: Study) -> Page:
                 "that of the fewest nodes."
             ],
             svgs.get("scaling", []),
-            [(kind, _stop(said, kind)) for kind in KINDS],
+            [(kind, _stop(said, kind)) for kind in KINDS if "scaling" in svgs],
         ),
         *(Section(kind, f"{kind.capitalize()} scaling", grid=_points(said.curves[kind])) for kind in KINDS),
     ]
-    kept = [part for part in sections if part.svgs or (part.grid and part.grid.rows)]
-    return Page(f"What {said.title} depends on", said.verdict, kept, figures)
+    return Page(f"What {said.title} depends on", said.verdict, kept(sections), figures)
 
 
 def _swings(said: Study) -> Grid:

@@ -11,7 +11,7 @@ from clustersim import plots, sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.planner.of_sweep import Decision, answer
 from clustersim.planner.swept import Swept, load, worded
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, kept, number, speed_and_cost
 
 
 def sweep_page(folder: Path) -> Page:
@@ -34,8 +34,7 @@ def sweep_page(folder: Path) -> Page:
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All scenarios", grid=_all_rows(folder)),
     ]
-    kept = [part for part in sections if part.svgs or part.items or (part.grid and part.grid.rows)]
-    return Page(swept.title, said.verdict, kept, figures, said.warnings)
+    return Page(swept.title, said.verdict, kept(sections), figures, said.warnings)
 
 
 def _cases_words(swept: Swept) -> list[str]:

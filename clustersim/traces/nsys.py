@@ -14,16 +14,15 @@ import json
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
 from clustersim.traces.joining import join
-from clustersim.traces.nvtx import Ranges
 from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
 
@@ -192,3 +191,58 @@ def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> Seen:
         kind_of(kind) or kind, row[1] * 1e-9, row[2] * 1e-9, whole, str(said.get(_COMM, "")),
         2 if kind in {"send", "recv"} else world, (), None, dtype or "", 0, name,
     )  # fmt: skip
+
+
+_STEP = re.compile(r"(?:step|iteration|iter|batch)[\s_:#=-]*(\d{1,9})\b", re.I)
+_PHASES = {"forward": re.compile(r"forward|\bfwd|_fwd", re.I), "backward": re.compile(r"backward|\bbwd|_bwd", re.I),
+           "optimizer": re.compile(r"optimi[sz]er|optim_?step", re.I)}  # fmt: skip
+_NOT_OURS = re.compile(r"nccl|aten::|autograd::|cub::|thrust::|c10d::", re.I)
+"""Ranges of libraries, not of a person's model."""
+
+
+class Doing(NamedTuple):
+    """``phase`` empty and ``step`` -1 for nothing that is known; ``unit`` the innermost range, within its phase or its
+    step, that names neither."""
+
+    step: int = -1
+    phase: str = ""
+    unit: str = ""
+
+
+class Ranges:
+    """Ranges of one process. ``rows`` : (start, end, name, thread), times in one unit."""
+
+    def __init__(self, rows: Iterable[tuple[int, int, str, int]]) -> None:
+        self._of: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
+        ours = (row for row in rows if not _NOT_OURS.match(row[2]))
+        for start, end, name, thread in sorted(ours, key=lambda row: (row[0], -row[1], row[2])):
+            mine = self._of[thread]
+            above = len(mine) - 1
+            while above >= 0 and mine[above][1] < end:
+                above = mine[above][3]
+            mine.append((start, end, name, above))
+
+    def at(self, time: float, thread: int) -> Doing:
+        """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
+        found = self._told(time, thread)
+        for other in self._of:
+            if found.step >= 0 and found.phase:
+                break
+            told = self._told(time, other)
+            found = Doing(max(found.step, told.step), found.phase or told.phase, found.unit)
+        return found if found.phase or found.step >= 0 else Doing()
+
+    def _told(self, time: float, thread: int) -> Doing:
+        mine, step, phase, unit = self._of.get(thread, []), -1, "", ""
+        at = bisect.bisect_right(mine, time, key=lambda row: row[0]) - 1
+        while at >= 0:
+            _, end, name, above = mine[at]
+            if end >= time:
+                numbered = _STEP.search(name)
+                named = next((word for word, pattern in _PHASES.items() if pattern.search(name)), "")
+                if not (unit or numbered or named or phase or step >= 0):
+                    unit = name
+                step = int(numbered[1]) if numbered and step < 0 else step
+                phase = phase or named
+            at = above
+        return Doing(step, phase, unit)
