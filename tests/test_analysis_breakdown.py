@@ -15,7 +15,7 @@ import clustersim
 from clustersim import engine
 from clustersim.analysis.breakdown import breakdown, steps_between
 from clustersim.analysis.per_step import per_step
-from clustersim.analysis.pieces import pieces, workers
+from clustersim.analysis.pieces import STATES, pieces, workers
 from clustersim.program import Compute, Recv, Send
 from clustersim.timeline import OpInfo, Timeline
 
@@ -122,7 +122,7 @@ def pipeline(p, m):
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 4), (3, 8)])
 def test_a_pipelines_bubble_fraction_is_that_of_gpipe(p, m):
     table = breakdown(run(pipeline(p, m)))
-    assert table.bubble_fraction == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
+    assert table.shares[:, STATES.index("bubble")] == pytest.approx(np.full(p, (p - 1) / (m + p - 1)))
 
 
 def test_a_copy_to_the_host_that_nothing_hides_is_host_time():

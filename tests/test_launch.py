@@ -17,7 +17,6 @@ from clustersim import exchange, scenario
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.exchange import batches, shapes, shell
 from clustersim.exchange.files import document, documents, framework_of
-from clustersim.exchange.reading import interpreted
 from clustersim.exchange.table import Row, load
 from clustersim.parallel import FIELDS
 from clustersim.strategies import STRATEGIES
@@ -245,18 +244,18 @@ def megatron(**changed):
 )  # fmt: skip
 def test_what_contradicts_is_one_line_with_file_and_option(changed, words):
     with pytest.raises(ScenarioError, match=words) as wrong:
-        interpreted([megatron(**changed)], MACHINE)
+        exchange.read([megatron(**changed)], MACHINE)
     assert "\n" not in str(wrong.value)
 
 
 def test_options_that_nobody_knows_are_counted_and_named_and_those_not_played_have_a_reason():
-    found = interpreted([megatron(frobnicate=3, zap="", cuda_graph_impl="local", lr="1e-4")], MACHINE)
+    found = exchange.read([megatron(frobnicate=3, zap="", cuda_graph_impl="local", lr="1e-4")], MACHINE)
     assert found.unknown == ("--frobnicate", "--zap")
     assert (list(found.unplayed), found.ignored) == (["--cuda-graph-impl"], ("--lr",))
 
 
 def test_sizes_that_no_shipped_model_has_are_changes_to_the_nearest_of_its_kind():
-    found = interpreted([megatron(num_layers=30, ffn_hidden_size=11008, vocab_size=32000)], MACHINE)
+    found = exchange.read([megatron(num_layers=30, ffn_hidden_size=11008, vocab_size=32000)], MACHINE)
     assert exchange.canonical(found.scenario)["shape.layers"] == 30
     assert any("layers = 30" in note for note in found.notes)
 
@@ -308,7 +307,7 @@ def test_whatever_is_done_to_a_launch_file_it_is_a_scenario_or_one_line(data):
     )
     texts[which] = (text[:at] + middle + text[end:], texts[which][1])
     try:
-        found = interpreted([document(*one) for one in texts], MACHINE)
+        found = exchange.read([document(*one) for one in texts], MACHINE)
     except ClusterSimError:
         return
     assert found.mapped
@@ -378,7 +377,7 @@ def back(made, found):
     read = [document(text, name) for name, text in found.texts.items()]
     cluster = {key: value for key, value in made.inputs()["cluster"].items() if value}
     run = {key: made.inputs()["run"][key] for key in ("steps", "seed", "jitter", "fidelity")}
-    return interpreted(read, cluster, framework=found.framework.name, path=made.path, run=run).scenario
+    return exchange.read(read, cluster, framework=found.framework.name, path=made.path, run=run).scenario
 
 
 @pytest.mark.parametrize("to", WRITE)

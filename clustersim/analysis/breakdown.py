@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import BUBBLE, EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
+from clustersim.analysis.pieces import EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
 from clustersim.arrays import Floats, Ints
 from clustersim.timeline import Timeline
 
@@ -48,11 +48,6 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     def step_time_s(self) -> float:
         """Seconds of a step."""
         return max(self.end - self.begin, 0.0) / self.steps
-
-    @property
-    def bubble_fraction(self) -> Floats:
-        """(w,) float, share of the time."""
-        return self.shares[:, BUBBLE]
 
     @property
     def exposed_fraction(self) -> Floats:

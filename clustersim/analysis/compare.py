@@ -9,14 +9,15 @@ differ.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.metrics import steady_window
+from clustersim.analysis.per_step import per_step
 from clustersim.analysis.pieces import workers
 from clustersim.analysis.transfers import sort_of
 from clustersim.arrays import Bools, Columns, Floats, Ints
@@ -116,11 +117,19 @@ def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
     return seconds, wait, first
 
 
+_KEYS: tuple[Callable[[_Work], object], ...] = (
+    lambda work: (work.name, work.place),
+    lambda work: None if work.kind == "compute" else work.kind,
+    lambda work: (work.kind, sort_of(work.name)),
+)
+"""What partners have in common, tried one after another; None has no partner."""
+
+
 def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None, _Work | None]]:
-    """Pairs by name and place, then transfers by kind and order, then compute by sort of name; the rest alone."""
+    """Pairs by each of :data:`_KEYS`, in order of time; the rest alone."""
     pairs: list[tuple[_Work | None, _Work | None]] = []
     left, right = mine, others
-    for key in (_by_name, _by_kind, _by_sort):
+    for key in _KEYS:
         waiting: defaultdict[object, list[_Work]] = defaultdict(list)
         for work in right:
             waiting[key(work)].append(work)
@@ -136,18 +145,6 @@ def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None,
     return pairs + [(work, None) for work in left] + [(None, work) for work in right]
 
 
-def _by_name(work: _Work) -> object:
-    return work.name, work.place
-
-
-def _by_kind(work: _Work) -> object:
-    return None if work.kind == "compute" else work.kind
-
-
-def _by_sort(work: _Work) -> object:
-    return work.kind, sort_of(work.name)
-
-
 def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float, float, float, float]:
     """In the order of :data:`_OPS`."""
     difference = b.seconds + b.wait - a.seconds - a.wait
@@ -156,14 +153,10 @@ def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float,
 
 
 def _states(a: Timeline, b: Timeline) -> Columns:
-    tables = [breakdown(run) for run in (a, b)]
-    seconds = [t.seconds[workers(run)].mean(axis=0) for t, run in zip(tables, (a, b), strict=True)]
-    return {
-        "state": np.array(tables[0].states),
-        "seconds_a": seconds[0],
-        "seconds_b": seconds[1],
-        "difference_s": seconds[1] - seconds[0],
-    }
+    before, after = per_step(a), per_step(b)
+    seconds = [np.array(list(states.values())) for states in (before, after)]
+    columns = np.array(list(before)), *seconds, seconds[1] - seconds[0]
+    return dict(zip(("state", "seconds_a", "seconds_b", "difference_s"), columns, strict=True))
 
 
 def _text(states: Columns, before: float, after: float) -> list[str]:

@@ -12,13 +12,11 @@ import numpy.typing as npt
 from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
 from clustersim.analysis.pieces import staged
 from clustersim.analysis.volume import bytes_of_rank
+from clustersim.arrays import Columns, Floats, Ints
 from clustersim.errors import ProgramError
 from clustersim.model import Model
 from clustersim.program import PHASES
 from clustersim.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def summary(
@@ -95,7 +93,7 @@ def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak
     }
 
 
-def _means(per_rank: dict[str, npt.NDArray[Any]], phases: dict[str, float], step: float) -> dict[str, Any]:
+def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str, Any]:
     """Means over ranks, and what they leave of a step."""
     mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
     exposed = mean["exposed_communication_s"]
@@ -175,7 +173,7 @@ def _per_gpu(timeline: Timeline, window: Window, world: int, of_op: Callable[[Op
     return float((each * timeline.ranks_per_op(world)).sum() / world)
 
 
-def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
+def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[Columns, dict[str, float]]:
     """Seconds per step of each rank, by what its streams do, and of the compute stream by phase, mean over ranks.
 
     Worked out for one rank of each class of equals. A receive is posted, and a rank ahead begins, a step early: spans

@@ -120,14 +120,13 @@ class Expected:
     Parameters
     ----------
     fill, drain, gaps : with equal stages, each action as long as the median stage's. uneven : how much longer it
-        idles in all where each stage takes its own medians. work : those medians, summed over its actions.
+        idles in all where each stage takes its own medians.
     """
 
     fill: float
     drain: float
     gaps: float
     uneven: float
-    work: float
 
 
 def expected(replica: Sequence[Action]) -> dict[int, Expected]:
@@ -137,11 +136,8 @@ def expected(replica: Sequence[Action]) -> dict[int, Expected]:
     equal = {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
     ideal = idle_times(played(replica, lambda a: equal[a.action]))
     apart = idle_times(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
-    work: defaultdict[int, float] = defaultdict(float)
-    for a in replica:
-        work[a.stage] += own[a.stage, a.chunk, a.action]
     return {
-        stage: Expected(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps, work[stage])
+        stage: Expected(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps)
         for stage, (_, fill, drain, gaps) in ideal.items()
     }
 

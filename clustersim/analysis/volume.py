@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustersim.analysis.dimensions import dimension
-from clustersim.arrays import Floats, Ints
+from clustersim.arrays import Columns, Floats, Ints
 from clustersim.collectives.volume import per_member
 from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import LINK_KINDS
@@ -18,9 +16,7 @@ AT_ONCE = 2**20
 """Transfers that are added up together."""
 
 
-def volume(
-    timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None
-) -> dict[str, npt.NDArray[Any]]:
+def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None) -> Columns:
     """What a step moves, a row per sort of op, most bytes sent first.
 
     Parameters
@@ -55,7 +51,7 @@ def volume(
         sent[row] += did * out
         received[row] += did * into
         ranks[row] = max(ranks[row], did * (op.kind != "recv"))
-    table: dict[str, npt.NDArray[Any]] = {
+    table: Columns = {
         "op": np.array(names, dtype=np.str_),
         "count": count / len(steps),
         "ranks": ranks.astype(np.int64),
@@ -69,7 +65,7 @@ def volume(
     return {name: column[order] for name, column in table.items()}
 
 
-def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> dict[str, npt.NDArray[Any]]:
+def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> Columns:
     """What a step moves over each dimension of the mesh (:mod:`clustersim.analysis.dimensions`), most first.
 
     Columns ``dimension``, ``sent_per_gpu`` [bytes], mean over ``workers`` ranks, and ``sent``, ``received`` and those

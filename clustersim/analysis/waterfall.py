@@ -24,7 +24,7 @@ import numpy as np
 
 from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
-from clustersim.analysis.metrics import Floats, Ints, steady_window
+from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.pieces import (
     AGAIN,
     BUBBLE,
@@ -40,6 +40,7 @@ from clustersim.analysis.pieces import (
     Pieces,
     workers,
 )
+from clustersim.arrays import Floats, Ints
 from clustersim.facts import UNKNOWN, Facts
 from clustersim.mix import Mix
 from clustersim.program import COMPUTE_STREAM

@@ -96,18 +96,16 @@ def unused(timeline: Timeline) -> set[str]:
 
 
 def _text(knob: str, factor: float, saving: float) -> str:
-    nothing = saving < NOTHING
-    if knob == "bucket size":
-        saved = "nothing" if nothing else f"at most {saving:.1%} of the step"
-        return f"another bucket size would save {saved}"
-    if knob == "batch":
-        saved = "nothing" if nothing else f"at most {saving:.1%} of the time per sample"
-        return f"batch x{factor:g} would save {saved}"
-    what = {"NVLink": "NVLink bandwidth", "NIC": "NIC bandwidth", "fabric": "bandwidth between switches"}.get(
-        knob, knob
-    )
-    saved = "nothing" if nothing else f"at most {saving:.1%} of the step"
-    return f"{what} {'/' if knob == 'latency' else 'x'}{factor:g} would save {saved}"
+    of = "the time per sample" if knob == "batch" else "the step"
+    saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {of}"
+    turned = f"{knob} {'/' if knob == 'latency' else 'x'}{factor:g}"
+    what = {
+        "bucket size": "another bucket size",
+        "NVLink": f"NVLink bandwidth x{factor:g}",
+        "NIC": f"NIC bandwidth x{factor:g}",
+        "fabric": f"bandwidth between switches x{factor:g}",
+    }.get(knob, turned)
+    return f"{what} would save {saved}"
 
 
 def _steps(run: Graph, turned: _Turned, steps: Ints) -> list[float]:
@@ -216,8 +214,6 @@ def _at_node(name: str) -> bool:
     return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
 
 
-KINDS = {"NVLink": _INSIDE, "NIC": frozenset({"net"}), "fabric": frozenset({"net"})}
-"""And of which kinds those are at most."""
 WIDER: dict[str, Callable[[str, str], bool]] = {
     "NVLink": lambda kind, name: kind in _INSIDE,
     "NIC": lambda kind, name: kind == "net" and _at_node(name),
@@ -262,8 +258,8 @@ class _Rates:
         if knob not in self._widened:
             mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
             crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
-            kinds = np.array([use.link_kinds[i] in KINDS[knob] for i in crossed.tolist()], dtype=np.bool_)
-            links = crossed[kinds].tolist()
+            kinds = _INSIDE if knob == "NVLink" else {"net"}  # names are made when asked for: of few links
+            links = [i for i in crossed.tolist() if use.link_kinds[i] in kinds]
             mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
             self._widened[knob] = mask
         return self._widened[knob]

@@ -24,7 +24,7 @@ import numpy as np
 from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
-from clustersim.analysis.metrics import Floats, Ints, Window, steady_window
+from clustersim.analysis.metrics import Window, steady_window
 from clustersim.analysis.pieces import (
     BUBBLE,
     EXPOSED,
@@ -37,6 +37,7 @@ from clustersim.analysis.pieces import (
 )
 from clustersim.analysis.plays import Action, edges, expected
 from clustersim.analysis.sample import MOST_SPANS, Classes
+from clustersim.arrays import Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline, alike
 

@@ -52,9 +52,11 @@ class Document:
     notes: list[str] = field(default_factory=list)
 
 
-def documents(files: Sequence[str | Path]) -> list[Document]:
-    """Every file, read. Raises :class:`ScenarioError`."""
-    return [document(text_of(Path(file), ScenarioError), str(file)) for file in files]
+def documents(files: Sequence[str | Path | Document]) -> list[Document]:
+    """Every file, read where it is not yet. Raises :class:`ScenarioError`."""
+    return [
+        one if isinstance(one, Document) else document(text_of(Path(one), ScenarioError), str(one)) for one in files
+    ]
 
 
 def document(text: str, name: str) -> Document:

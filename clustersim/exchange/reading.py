@@ -48,12 +48,13 @@ class Imported:
 
 
 def read(
-    files: Sequence[str | Path],
+    files: Sequence[str | Path | Document],
     cluster: Tables,
     *,
     framework: str | None = None,
     model: str | None = None,
     path: str | Path = "scenario.toml",
+    run: Tables | None = None,
 ) -> Imported:
     """A scenario from launch files.
 
@@ -62,22 +63,11 @@ def read(
     files : a script, or a configuration and the script that names it. cluster : fields of ``[cluster]`` that they do
         not say: ``topology``, and ``nodes`` where no launcher does. framework : whose files they are; found by content
         when absent. model : a shipped model or a config.json, where the files name none. path : of the scenario.
+        run : fields of ``[run]`` that no launch file has.
 
     Raises :class:`ScenarioError` naming file and option.
     """
-    return interpreted(documents(files), cluster, framework=framework, model=model, path=path)
-
-
-def interpreted(
-    read: Sequence[Document],
-    cluster: Tables,
-    *,
-    framework: str | None = None,
-    model: str | None = None,
-    path: str | Path = "scenario.toml",
-    run: Tables | None = None,
-) -> Imported:
-    """As :func:`read`, of files that have been read; ``run`` : fields of ``[run]`` that no launch file has."""
+    read = documents(files)
     table = load(framework_of(read, framework))
     said, notes = together(read), [note for one in read for note in one.notes]
     fields = Fields()

@@ -16,7 +16,7 @@ from clustersim.dims import ORDERS
 from clustersim.errors import ClusterSimError, ScenarioError, needs
 from clustersim.exchange import batches, shapes
 from clustersim.exchange.files import document
-from clustersim.exchange.reading import interpreted
+from clustersim.exchange.reading import read
 from clustersim.exchange.table import NAMES, Row, Table, holds, load
 from clustersim.mesh import Mesh
 from clustersim.scenario import Scenario
@@ -189,14 +189,14 @@ def _back(made: Scenario, table: Table, texts: Mapping[str, str]) -> tuple[Scena
     file = made.file.model
     name = file.name or located(made, "model.hf_config", str(file.hf_config))
 
-    def read(model: str | None) -> Scenario:
+    def again(model: str | None) -> Scenario:
         path = made.path.with_suffix(".launch")
-        return interpreted(documents, cluster, framework=table.name, model=model, path=path, run=run).scenario
+        return read(documents, cluster, framework=table.name, model=model, path=path, run=run).scenario
 
     with suppress(ClusterSimError):
-        return read(None), None
+        return again(None), None
     try:
-        return read(name), name
+        return again(name), name
     except ClusterSimError as wrong:
         raise ScenarioError(f"{made.path}: {table.title} cannot be told to do the same: {wrong}") from None
 
