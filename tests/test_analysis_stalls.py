@@ -18,8 +18,9 @@ from clustersim.analysis.chase import Meetings
 from clustersim.analysis.late_start import late_starts
 from clustersim.analysis.pace import pace_ratios, skews, slow_ranks
 from clustersim.analysis.pieces import STATES
-from clustersim.analysis.stalls import CAUSES, causes, stalls
+from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.transfers import sort_of, transfer_facts
+from clustersim.analysis.verdict import HEADLINES
 from clustersim.program import Compute, Serve
 from clustersim.timeline import OpInfo, Timeline
 
@@ -138,7 +139,7 @@ def test_what_is_charged_is_what_is_not_useful(drawn):
     useless = [i for i, s in enumerate(STATES) if s not in ("compute-bound", "memory-bound", "optimizer")]
     lost = table.seconds[:, useless].sum() * table.steps
     assert sum(c.seconds for c in found.charges) == pytest.approx(lost, abs=1e-9)
-    assert {c.cause for c in found.charges} <= set(CAUSES)
+    assert {c.cause for c in found.charges} <= set(HEADLINES)
     assert all(c.seconds >= -1e-9 for c in found.charges)
 
 

@@ -36,24 +36,17 @@ def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, 
 
     Returns
     -------
-    dict of two tables. ``collectives``, a row per op that transfers and has a bound: ``op``, ``name``, ``kind``,
-    ``nbytes``, ``seconds`` (its fastest transfer), ``bound`` [s], ``reached`` (bound over seconds). ``steps``:
-    ``step``, ``seconds`` (from the end of the step before), ``compute_bound``, ``communication_bound``, ``bound`` [s],
-    ``reached``.
+    dict of two tables. ``collectives``, a row per op that transfers and has a bound: ``name``, ``seconds`` (its fastest
+    transfer), ``bound`` [s], ``reached`` (bound over seconds). ``steps``: ``step``, ``seconds`` (from the end of the
+    step before), ``compute_bound``, ``communication_bound``, ``bound`` [s], ``reached``.
     """
     fastest = _fastest(timeline)
     has = [i for i, op in enumerate(timeline.ops) if "lower_bound" in op.detail and np.isfinite(fastest[i])]
     bound = np.array([float(timeline.ops[i].detail["lower_bound"]) for i in has])
     seconds = fastest[has]
-    collectives = {
-        "op": np.array(has, dtype=np.int64),
-        "name": np.array([timeline.ops[i].name for i in has]),
-        "kind": np.array([timeline.ops[i].kind for i in has]),
-        "nbytes": np.array([timeline.ops[i].nbytes for i in has]),
-        "seconds": seconds,
-        "bound": bound,
-        "reached": np.divide(bound, seconds, out=np.zeros(len(has)), where=seconds > 0),
-    }
+    reached = np.divide(bound, seconds, out=np.zeros(len(has)), where=seconds > 0)
+    names = np.array([timeline.ops[i].name for i in has])
+    collectives = {"name": names, "seconds": seconds, "bound": bound, "reached": reached}
     return {"collectives": collectives, "steps": _steps(timeline, peak_flops)}
 
 
@@ -125,7 +118,7 @@ def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
 
 def _busy_links(timeline: Timeline) -> list[str]:
     table = hotspots(timeline, top=200, distinct=True)
-    if not len(table["link"]):
+    if not table:
         return []
     full = (table["heat"] > BUSY).mean(axis=1)
     found: dict[str, str] = {}

@@ -64,15 +64,14 @@ def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Co
 
     Returns
     -------
-    dict of columns for the ``top`` links: ``link`` id, ``name``, ``kind``, ``bandwidth`` [bytes/s], ``bytes``,
-    ``utilisation`` (mean over the window), ``peak`` and ``peak_time`` [s] (the highest instant), ``users`` (n, 3) names
-    of the sorts of op that used it most and ``user_share`` (n, 3), of its bytes; ``alike``, how many links have the
-    same history; ``heat`` (n, BINS), mean utilisation in each bin; ``times`` (BINS + 1,) [s]; and for all links of the
-    machine ``all_utilisation`` (links,) float and ``all_peak`` (links,) float. Empty where a timeline has no links.
+    dict of columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
+    ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
+    (n, 3), of its bytes; ``alike``, how many links have the same history; ``heat`` (n, BINS), mean utilisation in each
+    bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline has no links.
     """
     use = timeline.links
     if use is None or not len(use.segment_start):
-        return _empty(0 if use is None else len(use.link_bandwidth))
+        return {}
     steady = steady_window(timeline)
     window = steady.begin, steady.end
     found, bandwidth = parts(use), use.link_bandwidth
@@ -81,28 +80,22 @@ def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Co
     carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = _busiest(utilisation, found.of, distinct)[:top]
-    mine, links = found.of[order].tolist(), order.tolist()
-    heat = np.array([history[part][3] for part in mine]).reshape(-1, BINS)
+    mine = found.of[order].tolist()
+    heat = np.array([history[part][2] for part in mine]).reshape(-1, BINS)
     return {
-        "link": order,
-        "name": np.array([use.link_names[i] for i in links]),
-        "kind": np.array([use.link_kinds[i] if len(use.link_kinds) else "" for i in links]),
+        "name": np.array([use.link_names[i] for i in order.tolist()]),
         "bandwidth": bandwidth[order],
-        "bytes": carried[order],
         "utilisation": utilisation[order],
         "peak": peak[order] / bandwidth[order],
-        "peak_time": np.array([history[part][2] for part in mine]),
         **_users(timeline, use, found, mine, window),
         "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
         "heat": heat / bandwidth[order][:, None],
-        "times": times,
         "all_utilisation": utilisation,
-        "all_peak": peak / bandwidth,
     }
 
 
-def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, float, Floats]:
-    """Of one part in a window: bytes, highest rate [bytes/s], when, and mean rate in each bin [bytes/s]."""
+def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, Floats]:
+    """Of one part in a window: bytes, highest rate [bytes/s], and mean rate in each bin [bytes/s]."""
     weight = np.zeros(len(use.loads))
     weight[loads] = weights
     share = weight[use.transfer_load][use.segment_transfer]
@@ -110,7 +103,7 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     used = (share > 0) & (end > start)
     rate, start, end = use.segment_rate[used] * share[used], start[used], end[used]
     if not len(rate):
-        return 0.0, 0.0, float(times[0]), np.zeros(len(times) - 1)
+        return 0.0, 0.0, np.zeros(len(times) - 1)
     moments = np.unique(np.concatenate([times, start, end]))
     change = np.zeros(len(moments))
     np.add.at(change, np.searchsorted(moments, start), rate)
@@ -118,8 +111,7 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     level = np.maximum(np.cumsum(change)[:-1], 0.0)
     moved = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
     per_bin = np.diff(moved[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
-    top = int(np.argmax(level))
-    return float(moved[-1]), float(level[top]), float(moments[top]), per_bin
+    return float(moved[-1]), float(level.max()), per_bin
 
 
 def _busiest(utilisation: Floats, of: Ints, distinct: bool) -> Ints:
@@ -154,12 +146,3 @@ def _users_of(
     best = sorted(per_sort.items(), key=lambda item: (-item[1], item[0]))[:USERS]
     best += [("", 0.0)] * (USERS - len(best))
     return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]
-
-
-def _empty(n_links: int) -> Columns:
-    text, numbers = np.zeros(0, dtype=str), np.zeros(0)
-    columns: Columns = dict.fromkeys(("bandwidth", "bytes", "utilisation", "peak", "peak_time"), numbers)
-    columns |= {"link": np.zeros(0, dtype=np.int64), "name": text, "kind": text, "alike": np.zeros(0, dtype=np.int64)}
-    columns |= {"users": text.reshape(0, USERS), "user_share": np.zeros((0, USERS))}
-    columns |= {"heat": np.zeros((0, 0)), "times": numbers}
-    return columns | {"all_utilisation": np.zeros(n_links), "all_peak": np.zeros(n_links)}

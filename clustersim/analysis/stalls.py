@@ -35,12 +35,6 @@ from clustersim.analysis.where import Where, where
 from clustersim.arrays import Columns, Floats
 from clustersim.timeline import Timeline
 
-CAUSES = (
-    "link", "shared link", "kernels", "latency", "late start", "slow rank", "jitter", "parameter server", "schedule",
-    "late launch", "host copies", "host", "idle device", "launch", "unknown",
-)  # fmt: skip
-"""Every cause."""
-
 
 @dataclass(frozen=True, eq=False)
 class Causes:
@@ -106,7 +100,7 @@ def stalls(found: Causes, top: int | None = 10) -> Columns:
 
     Returns
     -------
-    dict of columns ``cause`` (one of :data:`CAUSES`), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
+    dict of columns ``cause`` (one of those above), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
     per step, mean over ranks], ``share`` float of the step, ``count`` of pieces, ``ranks`` how many ranks it touches;
     of the costliest piece ``op``, ``op_name``, ``rank``, ``worst_s`` [s], ``worst_begin``, ``worst_end`` [s],
     ``holder_rank``, ``holder_op`` (-1: none), ``link`` (id, -1: none), ``link_name``; and ``text``, the sentence.

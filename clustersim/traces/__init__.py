@@ -26,7 +26,7 @@ from clustersim.traces import (
     tables,
 )
 from clustersim.traces.profiled import backend_of
-from clustersim.traces.samples import Sample, Samples
+from clustersim.traces.samples import Sample, Samples, joined
 from clustersim.traces.told import Told
 
 __all__ = ["FORMATS", "Format", "Sample", "Samples", "Told", "backend_of", "read", "sniff", "write"]
@@ -54,6 +54,10 @@ class Format:
     read: Callable[[Sequence[Path]], Timeline | Samples | Told] | None = None
 
 
+def _each(read_one: Callable[[Path], Samples]) -> Callable[[Sequence[Path]], Samples]:
+    return lambda paths: joined(map(read_one, paths))
+
+
 _ROWS = (
     Format("hta", "Chrome JSON for HolisticTraceAnalysis", (".hta.json", ".hta.json.gz"), perfetto.write_hta_trace),
     Format("chrome", "Chrome JSON", (".json", ".json.gz"), perfetto.write_chrome_trace, takes_memory=True),
@@ -62,15 +66,15 @@ _ROWS = (
     Format("run", "saved run", sniff=saved.sniff, read=saved.read),
     Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
     Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
-    Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=nccl_tests_log.read_json),
+    Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=_each(nccl_tests_log.read_json)),
     Format("flight_recorder", "Flight Recorder dump", sniff=flight_recorder.sniff, read=flight_recorder.read),
     Format("json_lines", "inspector or rccl-tests JSON lines", sniff=json_lines.sniff, read=json_lines.read),
     Format("kineto", "PyTorch profiler trace", sniff=kineto.sniff, read=kineto.read),
     Format("pipeline", "folder of ops.csv and steps.csv", sniff=pipeline_csv.sniff, read=pipeline_csv.read),
-    Format("table", "CSV table of collectives", sniff=tables.sniff, read=tables.read),
-    Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=nccl_tests_log.read),
+    Format("table", "CSV table of collectives", sniff=tables.sniff, read=_each(tables.read)),
+    Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=_each(nccl_tests_log.read)),
     Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
-    Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=deepspeed.read),
+    Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
 )
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}

@@ -15,7 +15,7 @@ from statistics import median
 
 from clustersim.errors import TraceError
 from clustersim.traces import files
-from clustersim.traces.samples import Sample, Samples, Sieve, joined, kind_of
+from clustersim.traces.samples import Sample, Samples, Sieve, kind_of
 
 _SIZE = {"B": 1.0, "KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30, "TB": 2.0**40}
 _LINE = re.compile(
@@ -34,12 +34,8 @@ def sniff(head: bytes) -> bool:
     return b"comm op:" in head or (b"Comm. Op" in head and b"Message Size" in head)
 
 
-def read(paths: Sequence[Path]) -> Samples:
-    """The comms of logs. Raises :class:`TraceError` for a log without any."""
-    return joined(map(_read_one, paths))
-
-
-def _read_one(path: Path) -> Samples:
+def read(path: Path) -> Samples:
+    """The comms of a log. Raises :class:`TraceError` for one without any."""
     found: list[tuple[str, re.Match[str], int]] = []
     op, inside = "", False
     for number, line in enumerate(files.text(path).splitlines(), start=1):

@@ -9,7 +9,7 @@ tensor, also of all_gather and reduce_scatter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import msgspec
 from clustersim.errors import TraceError
 from clustersim.texts import Table
 from clustersim.traces import files
-from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
+from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:?|\d+:|\[[^\]]*\]:)\s?(?=[ #\d])")
 _RANK = re.compile(
@@ -79,15 +79,11 @@ class _Run:
         return next(iter(self.hosts.values()), "\t").split("\t")[1].strip()
 
 
-def read(paths: Sequence[Path]) -> Samples:
-    """The tables of logs. Raises :class:`TraceError` where a file has none."""
-    return joined(_read_one(path, files.text(path)) for path in paths)
-
-
-def _read_one(path: Path, text: str) -> Samples:
+def read(path: Path) -> Samples:
+    """The tables of a log. Raises :class:`TraceError` where it has none."""
     sieve, run, columns, tables = Sieve(), _Run(), list[str](), 0
     notes: list[str] = []
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(files.text(path).splitlines(), start=1):
         line = _PREFIX.sub("", raw).strip()
         if not line:
             continue
@@ -165,10 +161,9 @@ def _by_name(words: list[str], columns: list[str]) -> dict[str, list[str]] | Non
     if "timestamp" in named:
         named.remove("timestamp")
         words = words[: len(named)]
-    if "redop" in named and len(words) == len(named) - 1 and words[3].lstrip("-").isdigit():
+    one_less = "redop" in named and len(words) == len(named) - 1
+    if one_less and (words[3].lstrip("-").isdigit() or re.match(r"^[\d.]+(e[+-]?\d+)?$", words[3])):
         words = [*words[:3], "none", *words[3:]]  # old versions leave redop blank where there is none
-    elif "redop" in named and len(words) == len(named) - 1 and re.match(r"^[\d.]+(e[+-]?\d+)?$", words[3]):
-        words = [*words[:3], "none", *words[3:]]
     if len(words) != len(named):
         return None
     cells: dict[str, list[str]] = {}
@@ -204,12 +199,8 @@ def _guess(cells: dict[str, list[str]], size: float, ranks: int) -> str | None:
 # ---- the -J report --------------------------------------------------------------------------------------------------
 
 
-def read_json(paths: Sequence[Path]) -> Samples:
-    """``-J`` reports. Raises :class:`TraceError` for one that is cut off."""
-    return joined(map(_read_report, paths))
-
-
-def _read_report(path: Path) -> Samples:
+def read_json(path: Path) -> Samples:
+    """A ``-J`` report. Raises :class:`TraceError` for one that is cut off."""
     try:
         report = msgspec.json.decode(files.whole(path))
         config, results = report["config"], report["results"]

@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from clustersim.errors import TraceError, few
 from clustersim.label import Label
 from clustersim.limits import MOST_RANKS, counted
+from clustersim.paths import data_path
 from clustersim.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.texts import toml
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.csv_table import Table, header, read_table
 
@@ -40,29 +44,11 @@ class Word:
     dim: str = ""
 
 
-_ACTIONS = {"F": ("forward", "forward"), "B": ("backward", "backward"),
-            "I": ("input gradient", "backward"), "W": ("weight gradient", "backward")}  # fmt: skip
-_TRANSFERS = {
-    f"{words}-{way}": Word(f"{way} {name}", way, "communication", action, "pp")
-    for words, name, action in (("forward", "activations", "F"), ("backward", "gradients", "B"))
-    for way in ("send", "recv")
-}
-WORDS: dict[str, Word] = {
-    **{letter: Word(name, "compute", phase, letter) for letter, (name, phase) in _ACTIONS.items()},
-    "forward-compute": Word("forward", "compute", "forward", "F"),
-    "backward-compute": Word("backward", "compute", "backward", "B"),
-    **_TRANSFERS,
-    "params-all-gather": Word("all_gather parameters", "all_gather", "communication", "", "dp"),
-    "grads-reduce-scatter": Word("reduce_scatter gradients", "reduce_scatter", "communication", "", "dp"),
-    "grads-all-reduce": Word("all_reduce gradients", "all_reduce", "communication", "", "dp"),
-    "embedding-grads-all-reduce": Word("all_reduce embedding gradients", "all_reduce", "communication", "", "embd"),
-    "layernorm-grads-all-reduce": Word("layernorm gradients", "compute", "gradient"),
-    # Megatron's clipping begins with the all-reduce of the gradient's norm, in which every rank waits for the last.
-    "optimizer-clip-main-grad": Word("all_reduce gradient norm and clip", "all_reduce", "communication", "", "world"),
-    "optimizer": Word("optimizer", "compute", "optimizer"),
-    "gc": Word("garbage collection"),
-}
-"""Operations by the words of Primus' pipeline dump and of ByteDance's StragglerAnalysis; others keep their own."""
+@lru_cache(maxsize=1)
+def words() -> dict[str, Word]:
+    """Operations by the words of tables that are known (``data/pipeline_words.toml``); others keep their own."""
+    path = data_path("data") / "pipeline_words.toml"
+    return msgspec.convert(toml(path.read_text("utf-8"), str(path), TraceError), dict[str, Word])
 
 
 @dataclass(frozen=True)
@@ -126,7 +112,7 @@ def _lines(table: Table) -> list[Line]:
         s, r, where = int(step[i]), int(rank[i]), f"{table.path}:{i + 2}"
         if end[i] < start[i]:
             raise TraceError(f"{where}: {text} of rank {r} ends at {end[i]:g} s, before it starts at {start[i]:g} s")
-        known = WORDS.get(text, Word(text))
+        known = words().get(text, Word(text))
         seq = seen[s, r, text]
         seen[s, r, text] += 1
         lines.append(Line(s, r, stage[r], place[r], known, seq, int(micro[i]), float(start[i]), float(end[i]), where))
@@ -196,7 +182,7 @@ def _check_step(step: int, lines: list[Line], world: int, lengths: Lengths, ops:
 def _check_pairs(step: int, done: Mapping[tuple[int, str, int], Line], ops: Table) -> None:
     """Every micro-batch goes forward and back, the same ones on every rank."""
     if not done:
-        raise TraceError(f"{ops.path}: step {step} has no forward and no backward; known: {', '.join(WORDS)}")
+        raise TraceError(f"{ops.path}: step {step} has no forward and no backward; known: {', '.join(words())}")
     forward, back = ({(r, m) for r, action, m in done if action in letters} for letters in ("F", "BI"))
     if forward != back:
         rank, micro = min(forward ^ back)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from clustersim.errors import TraceError
@@ -10,7 +10,7 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.texts import csv_rows
 from clustersim.traces import files
 from clustersim.traces.csv_table import header
-from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of, launch_mode
+from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of, launch_mode
 
 Row = dict[str, str]
 
@@ -31,12 +31,8 @@ def _dialect(header: list[str]) -> Callable[[Row, Sieve, str, Path], None] | Non
     return None
 
 
-def read(paths: Sequence[Path]) -> Samples:
-    """The rows of tables. Raises :class:`TraceError` for a header that is not known."""
-    return joined(map(_read_one, paths))
-
-
-def _read_one(path: Path) -> Samples:
+def read(path: Path) -> Samples:
+    """The rows of a table. Raises :class:`TraceError` for a header that is not known."""
     text = files.text(path)
     names = header(text[: files.HEAD].encode())
     take = _dialect(names)
