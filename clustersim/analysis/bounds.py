@@ -73,8 +73,9 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
         for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
             op = ops[i]
             flops[op.role] = flops.get(op.role, 0.0) + op.flops
+            groups = op.detail.get("groups")
             # An op that only some ranks of its role take part in may wait for nobody on the others.
-            if op.kind != "compute" and _everyone(timeline, i):
+            if op.kind != "compute" and groups is not None and np.asarray(groups).size >= timeline.world_size:
                 key = op.role, op.stream
                 waits[key] = waits.get(key, 0.0) + float(op.detail.get("lower_bound", 0.0))
         compute[k] = max(flops.values(), default=0.0) / peak if peak else 0.0
@@ -84,11 +85,6 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
     reached = np.divide(bound, seconds, out=np.zeros(len(known)), where=seconds > 0)
     names = ("step", "seconds", "compute_bound", "communication_bound", "bound", "reached")
     return dict(zip(names, (known, seconds, compute, sent, bound, reached), strict=True))
-
-
-def _everyone(timeline: Timeline, op: int) -> bool:
-    groups = timeline.ops[op].detail.get("groups")
-    return groups is not None and np.asarray(groups).size >= timeline.world_size
 
 
 def warnings(timeline: Timeline, facts: Facts = UNKNOWN) -> list[str]:

@@ -172,12 +172,9 @@ def _text(states: Columns, before: float, after: float) -> list[str]:
     for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
         change = float(states["difference_s"][i])
         if abs(change) > 1e-3 * before:
-            said.append(f"{states['state'][i]}: {_signed(change)} a step ({_from_to(states, i)})")
+            one, other = (format_time(float(states[f"seconds_{side}"][i])) for side in "ab")
+            said.append(f"{states['state'][i]}: {_signed(change)} a step ({one} to {other})")
     return said
-
-
-def _from_to(table: Columns, i: int) -> str:
-    return f"{format_time(float(table['seconds_a'][i]))} to {format_time(float(table['seconds_b'][i]))}"
 
 
 def _signed(seconds: float) -> str:

@@ -104,7 +104,10 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
     """
     if timeline.source != "simulated":
         raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
-    some, needs = SomeRanks(timeline, _players(timeline) if ranks is None else ranks), _needs(timeline)
+    if ranks is None:
+        few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
+        ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
+    some, needs = SomeRanks(timeline, ranks), _needs(timeline)
     of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
@@ -117,13 +120,6 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
     return Graph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
-
-
-def _players(timeline: Timeline) -> Ints:
-    """All ranks, unless their spans are too many."""
-    if int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS:
-        return np.arange(timeline.world_size)
-    return classes(timeline).ranks
 
 
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:

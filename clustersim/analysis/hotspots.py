@@ -79,15 +79,20 @@ def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Co
     history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
     carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
-    order = _busiest(utilisation, found.of, distinct)[:top]
+    order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
+    if distinct:  # of each part the first
+        order = order[np.sort(np.unique(found.of[order], return_index=True)[1])]
+    order = order[:top]
     mine = found.of[order].tolist()
+    users = [_users_of(timeline, use, found, part, window) for part in mine]
     heat = np.array([history[part][2] for part in mine]).reshape(-1, BINS)
     return {
         "name": np.array([use.link_names[i] for i in order.tolist()]),
         "bandwidth": bandwidth[order],
         "utilisation": utilisation[order],
         "peak": peak[order] / bandwidth[order],
-        **_users(timeline, use, found, mine, window),
+        "users": np.array([names for names, _ in users]).reshape(-1, USERS),
+        "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
         "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
         "heat": heat / bandwidth[order][:, None],
         "all_utilisation": utilisation,
@@ -112,21 +117,6 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     moved = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
     per_bin = np.diff(moved[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
     return float(moved[-1]), float(level.max()), per_bin
-
-
-def _busiest(utilisation: Floats, of: Ints, distinct: bool) -> Ints:
-    """Links that anything crossed, busiest first; where they are to be ``distinct``, of each part the first."""
-    order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
-    return order[np.sort(np.unique(of[order], return_index=True)[1])] if distinct else order
-
-
-def _users(timeline: Timeline, use: LinkUse, found: Parts, each: list[int], window: tuple[float, float]) -> Columns:
-    """Who used the links of each of these parts most, and their shares."""
-    told = [_users_of(timeline, use, found, part, window) for part in each]
-    return {
-        "users": np.array([names for names, _ in told]).reshape(-1, USERS),
-        "user_share": np.array([shares for _, shares in told]).reshape(-1, USERS),
-    }
 
 
 def _users_of(

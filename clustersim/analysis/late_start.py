@@ -41,8 +41,12 @@ class LateStart:
 
 
 def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
-    """Per step of the window: how long the network could have carried gradients but had none, on a typical rank."""
-    ops, rank = timeline.ops, _typical(timeline)
+    """Per step of the window: how long the network could have carried gradients but had none.
+
+    Times are those of the first rank that runs backward ops.
+    """
+    ops = timeline.ops
+    rank = int(np.argmax(did(timeline, np.array([op.phase == "backward" for op in ops], dtype=bool))))
     spans = timeline.spans([rank])
     inside = (spans["end"] > cut.begin) & (spans["ready"] < cut.end)
     of = spans["op"]
@@ -71,12 +75,6 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
         length = float(spans["end"][back[-1]] - spans["start"][back[0]])
         found[s] = LateStart(max(0.0, end - begin - busy), int(of[first]), rank, begin, end, length)
     return found
-
-
-def _typical(timeline: Timeline) -> int:
-    """A rank that runs backward ops; of those the first."""
-    backward = np.array([op.phase == "backward" for op in timeline.ops], dtype=bool)
-    return int(np.argmax(did(timeline, backward)))
 
 
 def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:

@@ -43,7 +43,9 @@ class Facts:
 @kept_with_first(maxsize=None)
 def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
     """Facts of every op that transfers something, by index in :attr:`Timeline.ops`."""
-    use, seconds = timeline.links, _seconds(timeline)
+    use, spans = timeline.links, timeline.per_op()
+    nobody = np.full(len(timeline.ops), np.nan)
+    seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
     found = {}
     flows = _flows(use, len(timeline.ops)) if use is not None and len(use.segment_start) else None
     for i, op in enumerate(timeline.ops):
@@ -51,14 +53,6 @@ def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
             continue
         found[i] = _facts(op, float(seconds[i]), use, flows, _owner(i, op, flows))
     return found
-
-
-def _seconds(timeline: Timeline) -> Floats:
-    """Mean seconds from start to end of each op; nan where no row is."""
-    ops = timeline.per_op()
-    nobody = np.full(len(timeline.ops), np.nan)
-    mean: Floats = np.divide(ops["seconds"], ops["ranks"], out=nobody, where=ops["ranks"] > 0)
-    return mean
 
 
 @dataclass(frozen=True, eq=False)

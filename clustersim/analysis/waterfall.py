@@ -108,11 +108,13 @@ def waterfall(timeline: Timeline, facts: Facts = UNKNOWN, cut: Pieces | None = N
     cut, steady = cut or steady_pieces(timeline), steady_window(timeline).steps
     of_rank, train = _sums(timeline, cut) / len(steady), workers(timeline)
     groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
-    rows = [(stage, _mean(cut, ranks) @ of_rank) for stage, ranks in groups]
+    weights = ((s, np.bincount(cut.class_of[r], minlength=len(cut.ranks)) / len(r)) for s, r in groups)
+    rows = [(stage, weight @ of_rank) for stage, weight in weights]
     counted = 1.0
     executed = float(rows[0][1][KEYS.index("useful")])
     if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
-        counted = facts.mfu / facts.hfu * _flops(timeline, steady, len(train)) / facts.peak_flops / executed
+        each = np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops]) * timeline.per_op()["ranks"]
+        counted = facts.mfu / facts.hfu * float(each.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
     return [_row(stage, seconds, counted) for stage, seconds in rows]
 
 
@@ -140,18 +142,6 @@ def table(rows: Sequence[Waterfall]) -> tuple[list[str], list[tuple[str, list[st
 
 LEAST = 0.05
 """Percent of the time below which a loss is no line."""
-
-
-def _mean(cut: Pieces, ranks: Ints) -> Floats:
-    """(ranks of the cut,) what each weighs in a mean over ``ranks``."""
-    weight: Floats = np.bincount(cut.class_of[ranks], minlength=len(cut.ranks)).astype(np.float64)
-    return weight / len(ranks)
-
-
-def _flops(timeline: Timeline, steady: Ints, workers: int) -> float:
-    """FLOPs that a GPU executes in a step."""
-    each = np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops])
-    return float((each * timeline.per_op()["ranks"]).sum() / (workers * len(steady)))
 
 
 def _row(stage: int, seconds: Floats, counted: float) -> Waterfall:

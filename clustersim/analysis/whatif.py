@@ -127,7 +127,11 @@ class _Turned:
         self.run, self.rates, self.knobs, self.factor, self.peak = run, rates, knobs, factor, peak
         self._limits: dict[object, tuple[Floats, Floats]] = {}
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
-        self._faster = {bound: self._factors(bound) for bound in {op.bound for op in run.timeline.ops}}
+        helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
+        self._faster = {  # (k, 1) how many times as fast an op could be
+            bound: np.array([[factor if bound in helped.get(knob, ()) else 1.0] for knob in knobs])
+            for bound in {op.bound for op in run.timeline.ops}
+        }
         self._served = _served(run) if "bucket size" in knobs else set[int]()
         # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
         # communication may run beside none: what one kernel lost can shrink by more than any transfer does.
@@ -148,11 +152,6 @@ class _Turned:
             column[row] = np.maximum(column[row], self.factor * info.flops / self.peak)
         lost = self.run.lost.get(op)
         return column if lost is None else column + lost * self._kept
-
-    def _factors(self, bound: str) -> Floats:
-        """(k, 1) how much faster a compute op could be."""
-        helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
-        return np.array([[self.factor if bound in helped.get(knob, ()) else 1.0] for knob in self.knobs])
 
     def _shortest(self, node: Node) -> Floats:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""

@@ -167,10 +167,5 @@ def _message(node: Any, op: Send | Recv, rank: int, peer: int) -> None:
     node.type = NODE_TYPES.index(kind if peer >= 0 else "INVALID_NODE")
     ends = (rank, peer) if send else (peer, rank)
     _add(node, is_cpu_op=("bool", False), comm_size=("int64", int(op.nbytes)), comm_src=("int32", ends[0]),
-         comm_dst=("int32", ends[1]), comm_tag=("int32", _number(op.tag)))  # fmt: skip
+         comm_dst=("int32", ends[1]), comm_tag=("int32", zlib.crc32(op.tag.encode()) & 0x7FFFFFFF))  # fmt: skip
     node.attr.append(_fields("send" if send else "recv", op))
-
-
-def _number(tag: str) -> int:
-    """A tag as the number that Chakra has for it: the same text gives the same one."""
-    return zlib.crc32(tag.encode()) & 0x7FFFFFFF

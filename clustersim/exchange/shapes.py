@@ -69,8 +69,9 @@ def model_for(file: str, said: Table) -> Found:
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
         best = (away, name) if best is None or (away, name) < best else best
     if best is None:
+        kind = ", ".join(f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted) or "dense"
         raise ScenarioError(
-            f"{file}: no shipped model is of this kind ({_words(wanted)}); describe it in a config.json: --model PATH"
+            f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
         )
     has = _shipped()[best[1]]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
@@ -107,8 +108,3 @@ def _completed(said: Table) -> Leaves:
         found.setdefault("experts.width", found["d_ff"])
         found = {leaf: value for leaf, value in found.items() if leaf != "experts.shared" or value}
     return found
-
-
-def _words(wanted: Leaves) -> str:
-    kind = [f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted]
-    return ", ".join(kind) or "dense"

@@ -137,18 +137,12 @@ def _of_row(row: Row, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
     if not row.option.endswith(".*"):
         yield row.option, row.written(leaves.get(row.field))
         return
-    usual = _usual(leaves)
+    from clustersim.strategies import STRATEGIES
+
+    usual = flat({"strategy": msgspec.to_builtins(STRATEGIES[str(leaves["strategy.kind"])].config())})
     for field, value in leaves.items():
         if field.startswith(row.field[:-1]) and (value != usual.get(field) or field.endswith(".stage")):
             yield row.option[:-1] + field[len(row.field) - 1 :], value
-
-
-def _usual(leaves: texts.Table) -> texts.Table:
-    """Defaults of the strategy's own Struct."""
-    from clustersim.strategies import STRATEGIES
-
-    config = STRATEGIES[str(leaves["strategy.kind"])].config()
-    return flat({"strategy": msgspec.to_builtins(config)})
 
 
 def _texts(table: Table, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
@@ -229,11 +223,7 @@ def _argument(name: str, value: Any) -> str:
     if value is False:
         return f"{option} false"
     values = value if isinstance(value, list | tuple) else [value]
-    return " ".join([option, *(shlex.quote(_plain(one)) for one in values)])
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return " ".join([option, *(shlex.quote(f"{one:g}" if isinstance(one, float) else str(one)) for one in values)])
 
 
 def _yaml(table: texts.Table) -> str:

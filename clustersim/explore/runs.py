@@ -111,7 +111,7 @@ def told(text: str) -> Reply:
 def _play(asked: Scenario) -> Played:
     prepared = asked.prepare()
     large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
-    if large and not _varies(prepared):
+    if large and not (prepared.cost.jitter or _asked_to_vary(prepared)):
         return _folded(prepared)
     if large and prepared.cost.jitter and not _asked_to_vary(prepared):
         quiet = _folded(asked.changed({"run.jitter": 0.0}).prepare())
@@ -130,11 +130,6 @@ def _asked_to_vary(prepared: Prepared) -> bool:
     """Whether the file says that ranks differ; else it is their GPU's usual jitter."""
     file = prepared.scenario.file
     return bool(file.run.jitter or file.cluster.slow or file.run.variation)
-
-
-def _varies(prepared: Prepared) -> bool:
-    """Whether ranks differ, so that nothing repeats that could be folded."""
-    return bool(prepared.cost.jitter) or _asked_to_vary(prepared)
 
 
 def _folded(prepared: Prepared) -> Played:

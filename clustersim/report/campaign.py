@@ -43,6 +43,8 @@ def campaign_page(said: Answer) -> Page:
 
 def campaign_words(said: Answer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
     """The same with these drawings alone: what a terminal shows has none, and draws none."""
+    head = [("cause", False), ("takes", False), ("expected, without failures' own delay", True)]
+    causes = [[one.name, one.scope, f"{one.expected:,.1f}"] for one in said.plan.causes]
     sections = [
         Section(
             "ledger",
@@ -61,7 +63,7 @@ def campaign_words(said: Answer, drawings: Mapping[str, Sequence[Any]] = Mapping
         Section("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
         Section("interval", "How often to save", [], drawings.get("interval", [])),
         Section("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
-        Section("causes", "What fails", [said.plan.source], grid=_causes(said)),
+        Section("causes", "What fails", [said.plan.source], grid=Grid(head, causes)),
         Section("job", "The job", items=_job(said)),
         Section("inputs", "From the [campaign] table", items=_inputs(said)),
         *_sources(said),
@@ -142,11 +144,6 @@ def _largest(said: Answer) -> str:
     if not isinstance(nodes, float):
         return "Within the sizes that were tried the effective training time does not fall below 90 %."
     return f"The effective training time falls below 90 % at about {nodes * said.gpus_per_node:,.0f} GPUs."
-
-
-def _causes(said: Answer) -> Grid:
-    rows = [[one.name, one.scope, f"{one.expected:,.1f}"] for one in said.plan.causes]
-    return Grid([("cause", False), ("takes", False), ("expected, without failures' own delay", True)], rows)
 
 
 def _job(said: Answer) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
@@ -20,6 +20,9 @@ def plan_page(said: Answer) -> Page:
     unit = said.unit
     head = ["option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD"]
     front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said.front])
+    degrees = drawn(plots.degrees(said.landscape), "degrees") if any(one.step_s for one in said.landscape) else []
+    fates = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
+    counted = f"{said.combined:,} combinations, {sum(said.counts.values()):,} options: {fates}."
     sections = [
         Section(
             "front", "Worth having",
@@ -28,7 +31,7 @@ def plan_page(said: Answer) -> Page:
             drawn(front_figure(said), "front"), [(row.option, row.why) for row in said.front], front,
         ),
         Section("map", "Degrees", ["The shortest step of each tensor- and pipeline-parallel degree on the fastest "
-                "option's machine; that option is framed."], _landscape(said)),
+                "option's machine; that option is framed."], degrees),
         Section("made", "What a step is made of", ["The least a step can take, by what it waits for, and what each "
                 "stage holds."], grid=_made_of(said)),
         *robust(said),
@@ -39,7 +42,7 @@ def plan_page(said: Answer) -> Page:
         Section("not", "Why not the others", [], [], [(row.option, row.why) for row in said.alternatives]),
         Section("launch", "Launch it", [], [], [("", said.launch)] if said.launch else []),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
-        Section("all", "All options", [_counted(said)], grid=_plan_options(said)),
+        Section("all", "All options", [counted], grid=_plan_options(said)),
     ]  # fmt: skip
     return Page(said.title or "A plan", said.verdict, kept(sections), _tiles(said), said.warnings)
 
@@ -52,16 +55,6 @@ def _tiles(said: Answer) -> list[tuple[str, str]]:
     tiles = [(f"{said.unit}/s", number(best.rate, ",.0f")), ("days", number(best.days, ",.1f")),
              ("USD", number(best.usd, ",.0f")), ("GPUs", number(best.gpus, ",.0f"))]  # fmt: skip
     return [(name, value) for name, value in tiles if value]
-
-
-def _counted(said: Answer) -> str:
-    """How large the space was and what became of it, in a sentence."""
-    fates = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
-    return f"{said.combined:,} combinations, {sum(said.counts.values()):,} options: {fates}."
-
-
-def _landscape(said: Answer) -> list[Any]:
-    return drawn(plots.degrees(said.landscape), "degrees") if any(one.step_s for one in said.landscape) else []
 
 
 def _made_of(said: Answer) -> Grid:

@@ -20,17 +20,11 @@ def sweep_page(folder: Path) -> Page:
     said = answer(swept)
     figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
                ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
+    front = f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
     sections = [
         Section("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
         Section("curves", "Curves", [], _curves(folder, swept)),
-        Section(
-            "front",
-            "Speed and cost",
-            _front_words(said),
-            _sweep_front(said, swept.unit),
-            [],
-            _front_grid(said, swept.unit),
-        ),
+        Section("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], _front_grid(said, swept.unit)),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All scenarios", grid=_all_rows(folder)),
     ]
@@ -48,12 +42,8 @@ def _cases_words(swept: Swept) -> list[str]:
 def _cases(said: Decision) -> Grid | None:
     if not said.cases:
         return None
-    numeric = [all(_looks_numeric(row[i]) for row in said.cases) for i in range(len(said.head))]
+    numeric = [not any(row[i].strip("0123456789.,%+-") for row in said.cases) for i in range(len(said.head))]
     return Grid(list(zip(said.head, numeric, strict=True)), said.cases)
-
-
-def _looks_numeric(cell: str) -> bool:
-    return not cell.strip("0123456789.,%+-")
 
 
 def _curves(folder: Path, swept: Swept) -> list[Any]:
@@ -62,10 +52,6 @@ def _curves(folder: Path, swept: Swept) -> list[Any]:
         return drawn(plots.sweep_curves(sweeps.read(folder), about.axes), "curves")
     except ClusterSimError:  # too many curves to tell apart
         return []
-
-
-def _front_words(said: Decision) -> list[str]:
-    return [f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."]
 
 
 def _sweep_front(said: Decision, unit: str) -> list[Any]:

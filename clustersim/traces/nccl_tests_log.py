@@ -9,10 +9,8 @@ tensor, also of all_gather and reduce_scatter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -92,8 +90,8 @@ def read(path: Path) -> Samples:
             columns, tables = words, tables + 1
         elif columns and line[0].isdigit():
             _row(words, columns, run, sieve, f"{path}:{number}", str(path))
-        elif _START.match(line):
-            run = _fresh(run, line)
+        elif found := _START.match(line):  # the lines that name its program and library come before this one
+            run = _Run(run.kind, int(found[1]), int(found[2]), run.version, run.env)
         else:
             _learn(run, line, sieve)
     if not tables:
@@ -101,13 +99,6 @@ def read(path: Path) -> Samples:
     if not sieve.rows and not sieve.skipped:
         notes.append(f"{path}: the table is empty: the run ended before its first row")
     return sieve.done(str(path), notes)
-
-
-def _fresh(before: _Run, line: str) -> _Run:
-    """A new run begins; the lines that name its program and library come before this one."""
-    found = _START.match(line)
-    threads, gpus = (int(found.group(1)), int(found.group(2))) if found else (1, 1)
-    return _Run(kind=before.kind, threads=threads, gpus=gpus, version=before.version, env=before.env)
 
 
 def _learn(run: _Run, line: str, sieve: Sieve) -> None:
@@ -216,19 +207,13 @@ def read_json(path: Path) -> Samples:
     named = [found.group(1) for word in report.get("args", []) if (found := _NAMED.search(str(word)))]
     run.kind = kind_of(named[0]) if named else None
     sieve = Sieve()
-    for number, cells, busbw in _json_rows(results):
-        _row_of_report(cells, busbw, run, sieve, f"{path} results[{number}]", str(path))
+    for number, cells in enumerate(results if isinstance(results, list) else []):
+        if isinstance(cells, dict):
+            _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
     return sieve.done(str(path))
 
 
-def _json_rows(results: Any) -> Iterator[tuple[int, Table, float]]:
-    for number, row in enumerate(results if isinstance(results, list) else []):
-        if isinstance(row, dict):
-            timed = row.get("out_of_place") or row.get("in_place") or {}
-            yield number, row, _number(str(timed.get("bus_bw", "nan")))
-
-
-def _row_of_report(cells: Table, busbw: float, run: _Run, sieve: Sieve, source: str, case: str) -> None:
+def _row_of_report(cells: Table, run: _Run, sieve: Sieve, source: str, case: str) -> None:
     def seconds(place: str) -> float:
         timed = cells.get(place) or {}
         return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
@@ -247,4 +232,4 @@ def _row_of_report(cells: Table, busbw: float, run: _Run, sieve: Sieve, source: 
         redop=words["redop"][0].replace("none", ""), nodes=nodes, seconds_in_place=within, launch=run.launch,
         version=run.version, env=" ".join(run.env), device=run.device, source=source, case=f"{case} {kind}",
     )  # fmt: skip
-    return sieve.add(row, busbw * 1e9)
+    return sieve.add(row, _number(str(timed.get("bus_bw", "nan"))) * 1e9)

@@ -66,15 +66,9 @@ def write_hta_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] |
     HTA calls communication what is named ``nccl...Kernel`` (hta/utils/utils.py), and links kernels to launches by their
     ``correlation``; -1 is none.
     """
-    return write_chrome_trace(_renamed(timeline), path, ranks)
-
-
-def _renamed(timeline: Timeline) -> Timeline:
-    ops = tuple(
-        op if op.kind == "compute" else msgspec.structs.replace(op, name=f"ncclDevKernel_{op.name}")
-        for op in timeline.ops
-    )
-    return replace(timeline, ops=ops)
+    names = (op.name if op.kind == "compute" else f"ncclDevKernel_{op.name}" for op in timeline.ops)
+    ops = tuple(msgspec.structs.replace(op, name=name) for op, name in zip(timeline.ops, names, strict=True))
+    return write_chrome_trace(replace(timeline, ops=ops), path, ranks)
 
 
 def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
