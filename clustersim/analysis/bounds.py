@@ -30,13 +30,9 @@ NEAR = 0.95
 def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, Columns]:
     """Lower bounds and how near the run comes to them.
 
-    Parameters
-    ----------
     peak_flops : float [FLOP/s] of one GPU; without it a step is bounded by its communication alone.
 
-    Returns
-    -------
-    dict of two tables. ``collectives``, a row per op that transfers and has a bound: ``name``, ``seconds`` (its fastest
+    Returns two tables. ``collectives``, a row per op that transfers and has a bound: ``name``, ``seconds`` (its fastest
     transfer), ``bound`` [s], ``reached`` (bound over seconds). ``steps``: ``step``, ``seconds`` (from the end of the
     step before), ``compute_bound``, ``communication_bound``, ``bound`` [s], ``reached``.
     """

@@ -26,8 +26,6 @@ from clustersim.timeline import Timeline
 class Breakdown(msgspec.Struct, frozen=True, eq=False):
     """Where the time went.
 
-    Parameters
-    ----------
     states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
     sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s, communication_s : (w,) float [s per
     step], a transfer runs beside a kernel, and at all. begin, end : the window [s]. steps : how many it holds.

@@ -195,7 +195,6 @@ class Book:
                 self.add(blame, lost)
 
     def _of_wait(self, op: int, held: Held | None) -> Blame:
-        """Of a wait at an op."""
         if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
             return Blame("parameter server", "server")
         if held is None:

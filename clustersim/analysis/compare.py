@@ -146,7 +146,6 @@ def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None,
 
 
 def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float, float, float, float]:
-    """In the order of :data:`_OPS`."""
     difference = b.seconds + b.wait - a.seconds - a.wait
     times = a.seconds, b.seconds, a.wait, b.wait, difference
     return a.name, b.name, a.kind or b.kind, *times, a.nbytes, b.nbytes
@@ -160,7 +159,6 @@ def _states(a: Timeline, b: Timeline) -> Columns:
 
 
 def _text(states: Columns, before: float, after: float) -> list[str]:
-    """The step, and what it went to."""
     if before <= 0:
         return []
     if abs(after - before) <= 1e-9 * before:

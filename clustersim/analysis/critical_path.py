@@ -80,8 +80,6 @@ def _kinds(timeline: Timeline, piece: Piece) -> dict[str, float]:
 
 
 class _Walk:
-    """One walk back through a timeline."""
-
     def __init__(self, timeline: Timeline, facts: dict[int, Facts]) -> None:
         self.timeline, self.facts, self.met = timeline, facts, Meetings(timeline)
 

@@ -94,7 +94,6 @@ def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:
 
 
 def _ranks(cut: Pieces) -> str:
-    """Whose times the figures are about."""
     world, shown = len(cut.class_of), len(cut.ranks)
     if cut.sampled:
         return (

@@ -26,8 +26,6 @@ from clustersim.timeline import Timeline
 class Meetings:
     """Who comes to which meeting from which op.
 
-    Parameters
-    ----------
     op, rank, meeting : (e,) int, ``op`` its position in the node; sorted by meeting. first : (m,) int, where each
         meeting begins in them. n_ops : of the node.
     """
@@ -52,8 +50,6 @@ _NOBODY = Meetings(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
 class Node:
     """Ops that meet, or one op alone.
 
-    Parameters
-    ----------
     ops : indices in :attr:`Timeline.ops`. met : who meets whom. seconds : (m,) float [s], from start to end of each
         meeting. computes : whether it is one compute op.
     """

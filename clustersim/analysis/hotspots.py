@@ -25,8 +25,6 @@ BINS = 200
 class Parts:
     """Links by the part they take in transfers.
 
-    Parameters
-    ----------
     of : (links,) int, the part of each link; -1 for a link nothing crosses.
     loads : (parts,) lists of loads that cross it. weights : their bytes on the link per byte of payload.
     """
@@ -62,9 +60,7 @@ def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Co
     Utilisation is capacity used over line rate, protocol overhead included. ``distinct`` : of links with the same
     history only the first is listed.
 
-    Returns
-    -------
-    dict of columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
+    Returns columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
     ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
     (n, 3), of its bytes; ``alike``, how many links have the same history; ``heat`` (n, BINS), mean utilisation in each
     bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline has no links.

@@ -201,7 +201,6 @@ class Partition:
         return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
 
     def _states(self, why: Ints, op: Ints) -> Ints:
-        """State of each piece from its rule and op."""
         return np.select(
             [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
             [self._kernel[op], EXPOSED, self._peer[op], HOST, STALL],

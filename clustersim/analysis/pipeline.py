@@ -187,7 +187,6 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
 
 
 def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[StageTime]:
-    """Each stage's times in one replica's step."""
     own, told = medians(replica), expected(replica)
     length = window[1] - window[0]
     found = []

@@ -117,8 +117,6 @@ def idle_times(replica: Sequence[Action]) -> dict[int, tuple[float, float, float
 class Expected:
     """What a stage's idle time would be with free transfers [s].
 
-    Parameters
-    ----------
     fill, drain, gaps : with equal stages, each action as long as the median stage's. uneven : how much longer it
         idles in all where each stage takes its own medians.
     """

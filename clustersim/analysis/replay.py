@@ -26,8 +26,6 @@ MAX_PASSES = 1000
 def replayed(run: Graph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
     """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
-    Parameters
-    ----------
     compute : of a compute op (..., r) float [s], nan where it does not run. transfers : of a node, by its first op,
         (..., m) float [s] of its meetings. Axes before the last are replays that are played together. needs : what
         each op waits for.

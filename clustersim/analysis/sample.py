@@ -28,8 +28,6 @@ LEAST = 64
 class Classes:
     """Ranks by who stands for them.
 
-    Parameters
-    ----------
     ranks : (c,) int, the representatives, ascending. class_of : (world_size,) int, index into ``ranks``.
     sampled : whether a rank may differ from its representative; else they have exactly the same spans.
     """

@@ -96,11 +96,9 @@ def costliest(found: Causes, top: int | None = None) -> list[Charge]:
 
 
 def stalls(found: Causes, top: int | None = 10) -> Columns:
-    """The causes that cost most, worst first, as columns.
+    """The causes that cost most, worst first.
 
-    Returns
-    -------
-    dict of columns ``cause`` (one of those above), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
+    Returns columns ``cause`` (one of those above), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
     per step, mean over ranks], ``share`` float of the step, ``count`` of pieces, ``ranks`` how many ranks it touches;
     of the costliest piece ``op``, ``op_name``, ``rank``, ``worst_s`` [s], ``worst_begin``, ``worst_end`` [s],
     ``holder_rank``, ``holder_op`` (-1: none), ``link`` (id, -1: none), ``link_name``; and ``text``, the sentence.

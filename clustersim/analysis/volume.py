@@ -19,8 +19,6 @@ AT_ONCE = 2**20
 def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None) -> Columns:
     """What a step moves, a row per sort of op, most bytes sent first.
 
-    Parameters
-    ----------
     steps : numbers of the steps to take the mean over, such as ``steady_steps`` of
         :func:`clustersim.analysis.metrics.summary`.
     sort : what an op is a row of; None is ``op`` below. :func:`by_dimension` has another.

@@ -99,8 +99,6 @@ class Waterfall:
 def waterfall(timeline: Timeline, facts: Facts = UNKNOWN, cut: Pieces | None = None) -> list[Waterfall]:
     """All GPUs that train, then, of a pipeline, a row per stage.
 
-    Parameters
-    ----------
     facts : with MFU and HFU, whose ratio says what an MFU counts beside what is executed (of a stage the same as of
         all). Without them nothing is ``masked``, and ``useful`` is what is executed for the first time.
     cut : the partition of the steady state, where the caller has it already.

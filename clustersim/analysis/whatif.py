@@ -54,13 +54,9 @@ def whatif(
 ) -> Columns:
     """The most each knob could save of a step, largest first.
 
-    Parameters
-    ----------
     factor : how much faster, wider or larger. peak_flops : float [FLOP/s] of one GPU, for ``batch``.
 
-    Returns
-    -------
-    dict of columns ``knob``, ``factor``, ``saving`` (at most this share of the step; of a sample's time for ``batch``),
+    Returns columns ``knob``, ``factor``, ``saving`` (at most this share of the step; of a sample's time for ``batch``),
     ``step_time_s`` (no less than this [s]) and ``text``.
 
     Raises :class:`TraceError` for a measured timeline.

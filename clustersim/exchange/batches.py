@@ -17,8 +17,6 @@ OF = {
 def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
     """The fields of a scenario that say the batch.
 
-    Parameters
-    ----------
     fields : with ``batch.micro`` (samples of one pass of a replica), ``batch.local`` (of a replica's call: all
         micro-batches of a pipeline together), ``batch.count`` (passes of a step) and ``batch.global`` (samples of a
         step), as far as they are said, and who said them. world : ranks. split : whether there is ``[parallel]``.

@@ -210,7 +210,6 @@ def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, sk
 
 
 def _program(ranks: Mapping[int, _Rank], world: int, notes: list[str]) -> Program:
-    """Roles of ranks whose nodes are the same."""
     alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank in sorted(ranks):
         one = ranks[rank]
@@ -230,7 +229,6 @@ def _program(ranks: Mapping[int, _Rank], world: int, notes: list[str]) -> Progra
 
 
 def _op(nodes: list[_Node], mine: list[int], members: Any, world: int, known: dict[Any, Any]) -> Op:
-    """One op of a role from the nodes of its ranks."""
     node, own = nodes[0], nodes[0].own
     took = np.array([n.own.seconds for n in nodes])
     if own.type in ("compute", "serve"):

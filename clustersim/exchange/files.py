@@ -39,8 +39,6 @@ Key = tuple[str, str]
 class Document:
     """One file.
 
-    Parameters
-    ----------
     name : of the file. kind : ``shell``, ``toml``, ``json`` or ``yaml``. options : what it says.
     machine : what its launcher says of ``[cluster]``. notes : what was left out.
     """

@@ -34,8 +34,6 @@ _NO_COMMAND = "holds no command with options; write it like torchrun ... pretrai
 class Script:
     """What a script says.
 
-    Parameters
-    ----------
     command : words of the command that launches training. variables : as they are where it stands.
     directives : of its ``#SBATCH`` lines. notes : what was not followed.
     """

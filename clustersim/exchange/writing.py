@@ -46,8 +46,6 @@ EFFECT = {
 class Exported:
     """Launch files of a scenario.
 
-    Parameters
-    ----------
     texts : file name -> text; the first is the framework's own configuration. wordless : settings that it has no word
         for, each with what it would be instead. framework : whose files they are.
     """
@@ -60,8 +58,6 @@ class Exported:
 def written(made: Scenario, to: str, stem: str = "launch") -> Exported:
     """A scenario as a framework's launch files.
 
-    Parameters
-    ----------
     to : the framework. stem : of the files' names, before the suffix.
 
     Raises :class:`ScenarioError` where the framework cannot launch it.

@@ -116,7 +116,6 @@ def form_of(scenario: Scenario, schema: Node) -> Form:
 
 
 def _own(key: str, value: object, offered: Mapping[tuple[str, str], Field]) -> Field:
-    """A field that the file sets."""
     same = [one for (_, name), one in offered.items() if name == key]
     text = toml_value(value)
     known = same[0] if same else Field(key)

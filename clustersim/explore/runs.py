@@ -133,7 +133,6 @@ def _asked_to_vary(prepared: Prepared) -> bool:
 
 
 def _folded(prepared: Prepared) -> Played:
-    """The step and the memory alone."""
     folded, mesh, config = prepared.scenario.folded(), prepared.mesh, prepared.scenario.config
     step = folded.step_time_s
     samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")

@@ -147,7 +147,6 @@ def _largest(said: Answer) -> str:
 
 
 def _job(said: Answer) -> list[tuple[str, str]]:
-    """What follows from the scenario alone."""
     job, plan = said.job, said.plan
     return [
         ("size", f"{job.nodes:,} nodes, {job.gpus:,} GPUs"),

@@ -128,7 +128,6 @@ def _split(run: SavedRun) -> list[Chart]:
 
 
 def _drawn(timeline: Timeline) -> str:
-    """Which ranks the charts show."""
     shown = plots.representatives(timeline)
     words = [f"{rank} ({remark})" if remark else f"{rank}" for rank, remark in shown.items()]
     more = f" of {timeline.world_size:,}" if timeline.world_size > len(shown) else ""
@@ -136,7 +135,6 @@ def _drawn(timeline: Timeline) -> str:
 
 
 def _gantts(run: SavedRun) -> list[Chart]:
-    """The last step, and the whole run."""
     timeline = run.timeline
     begin, end = plots.last_step(timeline)
     windows = [("The last step", begin, end)]
@@ -208,7 +206,6 @@ def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _run(run: SavedRun) -> list[tuple[str, str]]:
-    """What was played, and by what."""
     from importlib.metadata import version
 
     timeline = run.timeline

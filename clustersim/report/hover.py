@@ -163,7 +163,6 @@ def _from_to(chart: _Chart, which: list[int]) -> tuple[float, float]:
 
 
 def _said(chart: _Chart, which: list[int]) -> str:
-    """What hovering over some spans tells."""
     low, high = _from_to(chart, which)
     first, last = (chart.timeline.ops[int(chart.spans["op"][i])] for i in (which[0], which[-1]))
     when = f"{format_time(high - low)} from {format_time(low)}"

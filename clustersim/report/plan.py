@@ -48,7 +48,6 @@ def plan_page(said: Answer) -> Page:
 
 
 def _tiles(said: Answer) -> list[tuple[str, str]]:
-    """Of the fastest option: speed, days, money, GPUs."""
     if not said.front:
         return []
     best = said.front[0]

@@ -112,8 +112,6 @@ def sniff(path: str | Path) -> Format:
 def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> Timeline | Samples | Told:
     """What others measured: a profile becomes a Timeline, a benchmark's table Samples, another log Told.
 
-    Parameters
-    ----------
     paths : a file, several files of one run (one per rank), or folders of them.
     format : a name in :data:`FORMATS`; None looks at the content.
 

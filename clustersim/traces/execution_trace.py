@@ -65,8 +65,6 @@ class _File(msgspec.Struct):
 class Operator:
     """An operator of a rank and all that it calls.
 
-    Parameters
-    ----------
     order : its place among the rank's operators. flops : of its products, convolutions and attention (dense); a part of
         one has those of the whole. nbytes : float [bytes], of its own tensors. dtype : of the first of them.
     storages : the memory that it and what it calls read and write, by number.

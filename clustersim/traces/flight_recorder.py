@@ -145,7 +145,6 @@ def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) ->
 
 
 def _different(here: Mapping[int, Call]) -> list[int]:
-    """One rank of each way the call was made."""
     ways: dict[tuple[str, str, str], int] = {}
     for rank, call in sorted(here.items()):
         ways.setdefault((call.name, call.sizes, call.dtype), rank)

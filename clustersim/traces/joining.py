@@ -144,8 +144,6 @@ def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, Seen]
 
 
 class _Build:
-    """Collects ops, rank sets and rows."""
-
     def __init__(self, world: int) -> None:
         self.world = world
         self.ops: list[OpInfo] = []
@@ -206,7 +204,6 @@ def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
 
 
 def _add_needs(build: _Build, traces: Sequence[RankTrace]) -> None:
-    """What execution traces tell of who waits for whom."""
     after: defaultdict[int, set[int]] = defaultdict(set)
     for needing, needed in (pair for t in traces for pair in needs(t)):
         if id(needing) in build.told and id(needed) in build.told:

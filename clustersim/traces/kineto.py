@@ -208,7 +208,6 @@ class _Reader:
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
     def _told(self, args: KernelArgs, start: float, end: float, step: int) -> Seen | None:
-        """From the kernel's own args."""
         kind, dtype = kind_of(args.collective or ""), dtype_of(args.dtype)
         if kind is None or dtype is None:
             return None
@@ -270,7 +269,6 @@ class _Reader:
             work.append(Work(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
 
     def _called(self, event: Event) -> Operator | None:
-        """What an execution trace says of an operator."""
         return self.told.get(KERNEL_ARGS.decode(event.args).external) if self.told else None
 
 

@@ -107,8 +107,6 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
 
 
 class _Pin(msgspec.Struct, omit_defaults=True):
-    """A choice for every size between two."""
-
     kind: str
     algorithm: str
     protocol: str

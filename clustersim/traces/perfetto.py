@@ -32,8 +32,6 @@ def write_chrome_trace(
 ) -> tuple[int, ...]:
     """Write Chrome JSON, gzipped if the name ends in ``.gz``; returns the ranks written.
 
-    Parameters
-    ----------
     ranks : which to write; None is all, or the leading nodes under 400,000 slices; the file's entry ``clustersim``
         says which.
     memory : bytes one GPU holds while an op of that name runs; a counter of the first rank written.
@@ -83,7 +81,6 @@ def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
 
 
 def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
-    """The track of steps, as PyTorch's profiler marks them."""
     pid, tid = base.step_track(timeline, ranks)
     yield _name("thread", pid, tid, base.STEPS)
     yield _sort("thread", pid, tid)

@@ -138,8 +138,6 @@ class Sample:
 class Samples:
     """Measured collectives of one or several files.
 
-    Parameters
-    ----------
     rows : the samples. source : where they are from.
     skipped : what was left out, reason -> how many rows. notes : what a reader should know of the rest.
     """

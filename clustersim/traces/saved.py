@@ -94,8 +94,6 @@ class _Layout(msgspec.Struct):
 
 
 class _Words(_Layout):
-    """The JSON member."""
-
     world_size: int
     source: str
     stats: dict[str, float]

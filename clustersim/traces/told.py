@@ -37,8 +37,6 @@ class Beside(Choice, frozen=True):
 class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     """What NCCL says of itself.
 
-    Parameters
-    ----------
     source : where it is from. lines : for people, the answer first. ranks, nodes : 0 where it does not say.
     channels : by sort. set : what the environment pins. transports : how many channels go by each.
     skipped : what was left out, reason -> how many.
