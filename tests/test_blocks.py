@@ -19,7 +19,7 @@ from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.graph import graph
 from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
 from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
-from clustersim.analysis.pieces import KERNEL, pieces
+from clustersim.analysis.pieces import Why, pieces
 from clustersim.analysis.replay import replayed
 from clustersim.analysis.sample import LEAST, Classes, classes
 from clustersim.analysis.stalls import causes, stalls
@@ -293,7 +293,7 @@ def test_a_wait_for_a_rank_that_nobody_chose_is_followed_all_the_same():
     chosen = Classes(np.array(fast), np.arange(1024) // 16, True)
     for cut in (pieces(run), pieces(run, chosen=chosen)):
         held = Chase(run, cut).follow(1, 0, 0.9, 1.5)
-        assert (held.rank, held.op, held.why) == (700, 0, KERNEL)
+        assert (held.rank, held.op, held.why) == (700, 0, Why.KERNEL)
 
 
 def test_the_same_numbers_of_other_groups_are_another_column():

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import EXPOSED, SIDE_KERNEL, STATES, Pieces, by_class, pieces
+from clustersim.analysis.pieces import STATES, Pieces, State, by_class, pieces
 from clustersim.arrays import Floats, Ints
 from clustersim.timeline import Timeline
 
@@ -50,7 +50,7 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     @property
     def exposed_fraction(self) -> Floats:
         """(w,) float, share of the time."""
-        return self.shares[:, EXPOSED]
+        return self.shares[:, State.EXPOSED]
 
 
 def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
@@ -69,7 +69,7 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
         shares=shares,
         mean=shares.mean(axis=0),
         hidden_communication_s=(hidden / n_steps)[cut.class_of],
-        communication_s=((hidden + of_class[:, EXPOSED]) / n_steps)[cut.class_of],
+        communication_s=((hidden + of_class[:, State.EXPOSED]) / n_steps)[cut.class_of],
         begin=cut.begin,
         end=cut.end,
         steps=n_steps,
@@ -79,8 +79,7 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
 def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut, states) seconds; of an op's kernels each in its own state."""
     n, k = len(cut.ranks), len(STATES)
-    computes = cut.why <= SIDE_KERNEL
-    rest = ~computes
+    computes, rest = cut.computes, ~cut.computes
     found = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
     share = np.zeros((len(timeline.ops), k))
     for i in np.unique(cut.op[computes]).tolist():

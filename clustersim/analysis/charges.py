@@ -13,23 +13,7 @@ from clustersim.analysis.columns import columns_of
 from clustersim.analysis.dimensions import dimension
 from clustersim.analysis.late_start import LateStart, reduces
 from clustersim.analysis.pace import slow_ranks
-from clustersim.analysis.pieces import (
-    EXPOSED,
-    HOST,
-    HOST_WORK,
-    KERNEL,
-    LAUNCH,
-    NOTHING,
-    PEER,
-    QUEUED,
-    SIDE_KERNEL,
-    TRANSFER,
-    Pieces,
-    by_structure,
-    is_server,
-    staged,
-    workers,
-)  # fmt: skip
+from clustersim.analysis.pieces import Pieces, State, Why, by_structure, is_server, staged, workers
 from clustersim.analysis.transfers import Facts, sort_of
 from clustersim.arrays import Floats
 from clustersim.program import COMPUTE_STREAM
@@ -112,8 +96,8 @@ class Book:
     def charge_all(self) -> None:
         """Every piece, gathered by op and rank class first."""
         cut = self.cut
-        host_kernel = (cut.why <= SIDE_KERNEL) & ((cut.state == HOST) | (cut.state == LAUNCH))
-        idle = (host_kernel | (cut.why > SIDE_KERNEL)) & (self.weight[cut.owner] > 0)
+        host_kernel = cut.computes & ((cut.state == State.HOST) | (cut.state == State.LAUNCH))
+        idle = (host_kernel | ~cut.computes) & (self.weight[cut.owner] > 0)
         who = np.flatnonzero(idle)
         if not len(who):
             return
@@ -126,7 +110,7 @@ class Book:
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
         waits: list[Lost] = []
         for lost in map(Lost, seconds.tolist(), first.tolist(), last.tolist()):
-            if cut.why[lost.piece] in (PEER, QUEUED):
+            if cut.why[lost.piece] in (Why.PEER, Why.QUEUED):
                 waits.append(lost)
             else:
                 self.add(self._plain(lost.piece), lost)
@@ -135,14 +119,14 @@ class Book:
     def _plain(self, piece: int) -> Blame:
         """Of a piece in which its rank waits for nobody."""
         why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
-        if why == TRANSFER:
+        if why == Why.TRANSFER:
             return self.of_transfer(op)
-        if why == NOTHING:
+        if why == Why.NOTHING:
             return replace(self._of_nothing(), holder=self._last_rank)
         info = self.timeline.ops[op]
-        if why != HOST_WORK and self.cut.state[piece] == LAUNCH:
+        if why != Why.HOST_WORK and self.cut.state[piece] == State.LAUNCH:
             return Blame("launch", "kernels")
-        copies = why == HOST_WORK and info.phase == "memcpy"
+        copies = why == Why.HOST_WORK and info.phase == "memcpy"
         return Blame("host copies" if copies else "host", sort_of(info.name))
 
     def _of_nothing(self) -> Blame:
@@ -186,7 +170,7 @@ class Book:
             _, piece, last = max(members, key=lambda w: w.seconds)
             op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
             held = None
-            if n < MAX_CHASES and cut.why[piece] == PEER:
+            if n < MAX_CHASES and cut.why[piece] == Why.PEER:
                 held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
             blame = self._of_wait(op, held)
             if held is not None:
@@ -200,15 +184,15 @@ class Book:
         if held is None:
             return Blame("jitter", "ranks")
         slow = held.rank >= 0 and bool(self.slow[held.rank])
-        if held.why in (KERNEL, SIDE_KERNEL) and slow:
+        if held.why in (Why.KERNEL, Why.SIDE_KERNEL) and slow:
             return Blame("slow rank", f"rank {held.rank}")
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
-        if held.why == TRANSFER and held.op in self.facts:
+        if held.why == Why.TRANSFER and held.op in self.facts:
             return self.of_transfer(held.op)
-        if held.why == HOST_WORK:
+        if held.why == Why.HOST_WORK:
             return Blame("host copies", sort_of(self.timeline.ops[op].name))
-        if held.why == NOTHING and self.timeline.source != "simulated":
+        if held.why == Why.NOTHING and self.timeline.source != "simulated":
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
 
@@ -221,7 +205,7 @@ class Book:
         charge.seconds += total
         charge.count += 1
         charge.ranks.update(self._class_ranks[owner])
-        if cut.state[piece] == EXPOSED and self.could_hide[op]:
+        if cut.state[piece] == State.EXPOSED and self.could_hide[op]:
             step = self.exposed[self.timeline.ops[op].step]
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):

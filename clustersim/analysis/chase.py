@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.analysis.columns import columns_of
-from clustersim.analysis.pieces import KERNEL, NOTHING, PEER, SIDE_KERNEL, Partition, Pieces
+from clustersim.analysis.pieces import Partition, Pieces, Why
 from clustersim.arrays import Bools, Ints
 from clustersim.timeline import Timeline
 
@@ -97,12 +97,12 @@ class Chase(Meetings):
         """(rule, op) that took most of a rank's time between two moments [s]."""
         cut, part = self._doing(rank, begin, end)
         if part.stop <= part.start:
-            return NOTHING, -1
+            return Why.NOTHING, -1
         seconds = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
         why = cut.why[part]
-        kernels = np.where(why == SIDE_KERNEL, KERNEL, why)
-        spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=NOTHING + 1)
-        spent[NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
+        kernels = np.where(why == Why.SIDE_KERNEL, Why.KERNEL, why)
+        spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=Why.NOTHING + 1)
+        spent[Why.NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
         rule = int(np.argmax(spent))
         if not (kernels == rule).any():
             return rule, -1
@@ -126,9 +126,9 @@ class Chase(Meetings):
             late, late_op = self.last_arriver(op, rank, 0.5 * (begin + end))
             first = late if first < 0 else first
             if late < 0 or late == rank:
-                return Held(rank, op, PEER, first)
+                return Held(rank, op, Why.PEER, first)
             why, doing = self.activity(late, begin, end)
-            if why != PEER or doing in {op, late_op, -1}:
+            if why != Why.PEER or doing in {op, late_op, -1}:
                 return Held(late, doing, why, first)
             op, rank = doing, late
-        return Held(rank, op, PEER, first)
+        return Held(rank, op, Why.PEER, first)

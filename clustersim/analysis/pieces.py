@@ -16,6 +16,7 @@ A rank's streams may all be busy at once, so a rule says which of them an instan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from clustersim.analysis.columns import OpColumns, did
 from clustersim.analysis.cuts import cuts, seen, stretches
 from clustersim.analysis.occupancy import on_host
 from clustersim.analysis.sample import Classes, classes
-from clustersim.arrays import Columns, Floats, Ints
+from clustersim.arrays import Bools, Columns, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
@@ -44,11 +45,20 @@ STATES = (
 KERNELS = STATES[:5]
 """Those in which it computes. An op has the state that limits most of it; :func:`by_class` tells its kernels apart."""
 
-COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
-_OF_BOUND = {"memory": MEMORY, "launch": LAUNCH, "host": HOST}
 
-KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
-"""Why an instant has its state: the rules above, in order."""
+class State(IntEnum):
+    """The places of :data:`STATES`."""
+
+    COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
+
+
+class Why(IntEnum):
+    """Why an instant has its state: the rules above, in order."""
+
+    KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
+
+
+_OF_BOUND = {"memory": State.MEMORY, "launch": State.LAUNCH, "host": State.HOST}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +93,12 @@ class Pieces:
         """(n,) float [s], length of each piece."""
         length: Floats = self.stop - self.start
         return length
+
+    @property
+    def computes(self) -> Bools:
+        """(n,) bool, whether it is a kernel's."""
+        found: Bools = self.why <= Why.SIDE_KERNEL
+        return found
 
     @property
     def weight(self) -> Floats:
@@ -131,10 +147,11 @@ class Partition:
         names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
         self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int16)
         self._running, self._waiting = _rules(ops)
-        self._kernel = np.array([kernel_state(o) for o in ops] + [BUBBLE], dtype=np.int64)
-        peer = [BUBBLE if by_structure(timeline, o) else STALL for o in ops]
-        self._peer = np.array([*peer, BUBBLE], dtype=np.int64)
-        self._nothing = HOST if timeline.source != "simulated" else BUBBLE if staged(timeline) else STALL
+        self._kernel = np.array([kernel_state(o) for o in ops] + [State.BUBBLE], dtype=np.int64)
+        peer = [State.BUBBLE if by_structure(timeline, o) else State.STALL for o in ops]
+        self._peer = np.array([*peer, State.BUBBLE], dtype=np.int64)
+        idle = State.BUBBLE if staged(timeline) else State.STALL
+        self._nothing = idle if timeline.source == "simulated" else State.HOST
 
     def of(self, chosen: Classes, spans: Columns, t0: float, t1: float) -> Pieces:
         """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
@@ -187,23 +204,23 @@ class Partition:
         ready, start, end = ready - begin, start - begin, end - begin
         base = len(self.timeline.ops)
         name = stream * base + of  # the least number wins: the first rule, then the first stream
-        best = np.full(n, NOTHING * self._n_streams * base)
+        best = np.full(n, Why.NOTHING * self._n_streams * base)
         hidden = np.full(n, self._n_streams * base)
         for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
             at, each = stretches(left, right)
             np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
-        moves = self._running[of] == TRANSFER
+        moves = self._running[of] == Why.TRANSFER
         at, each = stretches(start[moves], end[moves])
         np.minimum.at(hidden, at, np.repeat(name[moves], each))
-        why = best // (self._n_streams * base) if base else best + NOTHING
-        op = np.where(why < NOTHING, best % max(base, 1), -1)
+        why = best // (self._n_streams * base) if base else best + Why.NOTHING
+        op = np.where(why < Why.NOTHING, best % max(base, 1), -1)
         beside = np.where(hidden < self._n_streams * base, hidden % max(base, 1), -1)
-        return why, op, np.where(why <= SIDE_KERNEL, beside, -1)
+        return why, op, np.where(why <= Why.SIDE_KERNEL, beside, -1)
 
     def _states(self, why: Ints, op: Ints) -> Ints:
         return np.select(
-            [why <= SIDE_KERNEL, why == TRANSFER, why == PEER, why == HOST_WORK, why == QUEUED],
-            [self._kernel[op], EXPOSED, self._peer[op], HOST, STALL],
+            [why <= Why.SIDE_KERNEL, why == Why.TRANSFER, why == Why.PEER, why == Why.HOST_WORK, why == Why.QUEUED],
+            [self._kernel[op], State.EXPOSED, self._peer[op], State.HOST, State.STALL],
             self._nothing,
         )
 
@@ -214,30 +231,31 @@ def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
     running, waiting = np.zeros(len(ops), dtype=np.int64), np.zeros(len(ops), dtype=np.int64)
     for i, op in enumerate(ops):
         if op.kind != "compute":
-            running[i], waiting[i] = TRANSFER, PEER
+            running[i], waiting[i] = Why.TRANSFER, Why.PEER
             continue
         main = op.stream == COMPUTE_STREAM or not (usual or on_host(op))
-        running[i] = KERNEL if main else HOST_WORK if on_host(op) else SIDE_KERNEL
-        waiting[i] = QUEUED
+        running[i] = Why.KERNEL if main else Why.HOST_WORK if on_host(op) else Why.SIDE_KERNEL
+        waiting[i] = Why.QUEUED
     return running, waiting
 
 
 def kernel_state(op: OpInfo) -> int:
     """State of a rank that runs a compute op."""
     if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
-        return MEMORY
+        return State.MEMORY
     if on_host(op):
-        return HOST
-    return OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, COMPUTE)
+        return State.HOST
+    return State.OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, State.COMPUTE)
 
 
 def by_class(op: OpInfo) -> dict[int, float]:
     """Shares of a compute op's time by state: of its kernels, where those are known, else all in its own."""
     state, mix = kernel_state(op), op.mix
-    if mix is None or state not in {COMPUTE, MEMORY, LAUNCH} or mix.seconds <= 0:
+    if mix is None or state not in {State.COMPUTE, State.MEMORY, State.LAUNCH} or mix.seconds <= 0:
         return {state: 1.0}
-    parts = {COMPUTE: mix.peak + mix.products, MEMORY: mix.memory, LAUNCH: mix.launch, AGAIN: mix.again}
-    return {state: seconds / mix.seconds for state, seconds in parts.items() if seconds}
+    states = State.COMPUTE, State.MEMORY, State.LAUNCH, State.AGAIN
+    parts = zip(states, (mix.peak + mix.products, mix.memory, mix.launch, mix.again), strict=True)
+    return {state: seconds / mix.seconds for state, seconds in parts if seconds}
 
 
 @kept_with_first(maxsize=None)

@@ -88,6 +88,15 @@ def stages(timeline: Timeline) -> tuple[Ints, ...]:
     return found
 
 
+def replicas(timeline: Timeline) -> tuple[Ints, Ints]:
+    """(replicas, stages) ranks of those replicas of the model that differ, and how many are alike."""
+    ranks, (classes, of_rank) = stages(timeline), alike(timeline)
+    if not ranks or not len(ranks[0]):
+        return np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    kinds, count = np.unique(np.stack([of_rank[r] for r in ranks], axis=1), axis=0, return_counts=True)
+    return classes[kinds], count
+
+
 def has_pipeline(timeline: Timeline) -> bool:
     """Whether the run has actions of more than one stage."""
     at = {op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"}
@@ -165,24 +174,21 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
 
     Raises :class:`ProgramError` for a run without stages or without those steps.
     """
-    ranks = stages(timeline)
     chosen = steady(timeline) if steps is None else list(steps)
-    classes, of_rank = alike(timeline)
-    columns = np.stack([of_rank[r] for r in ranks], axis=1) if ranks else np.zeros((0, 0), dtype=np.int64)
-    kinds, weights = np.unique(columns, axis=0, return_counts=True) if len(columns) else (columns, np.zeros(0))
-    done = actions(timeline, classes.tolist()) if len(columns) else {}
+    kinds, weights = replicas(timeline)
+    done = actions(timeline, alike(timeline)[0].tolist()) if len(kinds) else {}
     if not set(chosen) & set(done):
         raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
     told = []
     window = windows(timeline)
     for s in (s for s in chosen if s in done):
         for kind, weight in zip(kinds, weights.tolist(), strict=True):
-            told.append((weight, _of_replica(of_ranks(done[s], classes[kind]), window[s])))
+            told.append((weight, _of_replica(of_ranks(done[s], kind), window[s])))
     total = sum(weight for weight, _ in told)
     names = [f.name for f in fields(StageTime)][1:]
     return [
         StageTime(s, *(sum(w * getattr(r[s], name) for w, r in told) / total for name in names))
-        for s in range(len(ranks))
+        for s in range(kinds.shape[1])
     ]
 
 

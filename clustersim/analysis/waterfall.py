@@ -25,21 +25,7 @@ import numpy as np
 from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.pieces import (
-    AGAIN,
-    BUBBLE,
-    COMPUTE,
-    EXPOSED,
-    HOST,
-    KERNEL,
-    LAUNCH,
-    MEMORY,
-    OPTIMIZER,
-    SIDE_KERNEL,
-    STALL,
-    Pieces,
-    workers,
-)
+from clustersim.analysis.pieces import Pieces, Why, workers
 from clustersim.arrays import Floats, Ints
 from clustersim.facts import UNKNOWN, Facts
 from clustersim.mix import Mix
@@ -67,10 +53,8 @@ KEYS = (*WORDS, "useful")
 """What a second of a step can be."""
 _MIX = tuple(KEYS.index(key) for key in ("useful", "products", "memory", "launch", "again"))
 """Where the fields of a :class:`clustersim.mix.Mix` go; the FLOPs it has at peak are ``useful`` or ``masked``."""
-_OF_STATE = {
-    COMPUTE: "kernels", MEMORY: "memory", LAUNCH: "launch", AGAIN: "again", OPTIMIZER: "optimizer", EXPOSED: "exposed",
-    STALL: "waiting", BUBBLE: "bubble", HOST: "host",
-}  # fmt: skip
+_OF_STATE = ("kernels", "memory", "launch", "again", "optimizer", "exposed", "waiting", "bubble", "host")
+"""What an instant in each :class:`~clustersim.analysis.pieces.State` counts as, in their order."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +137,8 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut, keys) seconds of the window."""
     ops, n, seconds = timeline.ops, len(cut.ranks), cut.seconds
     found = np.zeros((n, len(KEYS)))
-    known = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.why <= SIDE_KERNEL)
-    of_state = np.array([KEYS.index(_OF_STATE[state]) for state in range(len(_OF_STATE))])
+    known = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
+    of_state = np.array([KEYS.index(key) for key in _OF_STATE])
     np.add.at(found, (cut.owner[~known], of_state[cut.state[~known]]), seconds[~known])
     who, op, spent = cut.owner[known], cut.op[known], seconds[known]
     mix = np.array([msgspec.structs.astuple(one.mix or Mix()) for one in ops]).reshape(len(ops), len(_MIX))
@@ -185,7 +169,7 @@ def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
 def _beside(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut,) seconds that kernels lose to collectives beside them, by the engine's own rule: a share of
     the time both are busy (:attr:`clustersim.program.Program.overlap_slowdown`)."""
-    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (cut.why == KERNEL)
+    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (cut.why == Why.KERNEL)
     kinds = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops] + [False])
     both = main & kinds[cut.beside]
     hidden = np.bincount(cut.owner[both], weights=cut.seconds[both], minlength=len(cut.ranks))

@@ -25,21 +25,12 @@ from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
 from clustersim.analysis.metrics import Window, steady_window
-from clustersim.analysis.pieces import (
-    BUBBLE,
-    EXPOSED,
-    NOTHING,
-    SIDE_KERNEL,
-    STALL,
-    Pieces,
-    pieces,
-    workers,
-)
+from clustersim.analysis.pieces import Pieces, State, Why, pieces, workers
 from clustersim.analysis.plays import Action, edges, expected
 from clustersim.analysis.sample import MOST_SPANS, Classes
 from clustersim.arrays import Floats, Ints
 from clustersim.memo import kept_with_first
-from clustersim.timeline import Timeline, alike
+from clustersim.timeline import Timeline
 
 BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail")
 """The parts of a bubble."""
@@ -155,12 +146,12 @@ def _columns(timeline: Timeline, cut: Pieces) -> Ints:
     """(pieces,) the column each belongs to; a bubble is ``tail`` so far, where its rank's list is over ``drain``."""
     of_op = [DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0 for op in timeline.ops]
     dim = np.array([*of_op, DIMENSIONS.index("step end")], dtype=np.int64)[cut.op]  # the last one is no op's
+    bubble = cut.state == State.BUBBLE
     return np.select(
-        [cut.why <= SIDE_KERNEL, cut.state == EXPOSED, cut.state == STALL, (cut.state == BUBBLE) & (cut.why == NOTHING),
-         cut.state == BUBBLE],
+        [cut.computes, cut.state == State.EXPOSED, cut.state == State.STALL, bubble & (cut.why == Why.NOTHING), bubble],
         [_COMPUTE, _EXPOSED + dim, _WAITING + dim, _DRAIN, _TAIL],
         _OTHER,
-    )  # fmt: skip
+    )
 
 
 def _sums(timeline: Timeline, cut: Pieces) -> Floats:
@@ -175,16 +166,14 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
 
 def _replicas(timeline: Timeline) -> tuple[Ints, Ints]:
     """(replicas, stages) ranks of pipelines that differ, and how many are alike; of too many, some stand for all."""
-    classes, of_rank = alike(timeline)
-    columns = np.stack([of_rank[ranks] for ranks in pipeline.stages(timeline)], axis=1)
-    kinds, count = np.unique(columns, axis=0, return_counts=True)
-    each = int(timeline.per_op()["ranks"].sum()) / timeline.world_size * columns.shape[1]
+    kinds, count = pipeline.replicas(timeline)
+    each = int(timeline.per_op()["ranks"].sum()) / timeline.world_size * kinds.shape[1]
     most = max(1, int(MOST_SPANS / max(each, 1.0)))
     if len(kinds) > most:
         parts = np.array_split(np.arange(len(kinds)), most)
         middle = [int(part[len(part) // 2]) for part in parts]
         kinds, count = kinds[middle], np.array([int(count[part].sum()) for part in parts])
-    return classes[kinds], count
+    return kinds, count
 
 
 def _of_stages(timeline: Timeline, window: Window) -> list[Floats]:
