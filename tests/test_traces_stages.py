@@ -16,7 +16,7 @@ from clustersim.analysis.explain import explain
 from clustersim.calibration.trace_replay import replay
 from clustersim.timeline import Timeline
 from clustersim.traces.digest import of_run
-from clustersim.traces.stages import Schedule
+from clustersim.traces.profiled import Schedule
 
 RECORDED = ROOT / "notebooks" / "traces"
 MS = 1000.0

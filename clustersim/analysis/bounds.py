@@ -7,6 +7,8 @@ streams does one after another. A result that beats a bound is a bug, and is sai
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from clustersim.analysis.hotspots import hotspots
@@ -64,16 +66,14 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
     seconds = np.diff(last, prepend=0.0)
     compute, sent = np.zeros(len(known)), np.zeros(len(known))
     for k, s in enumerate(known.tolist()):
-        flops: dict[str, float] = {}
-        waits: dict[tuple[str, str], float] = {}
+        flops, waits = defaultdict[str, float](float), defaultdict[tuple[str, str], float](float)
         for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
             op = ops[i]
-            flops[op.role] = flops.get(op.role, 0.0) + op.flops
+            flops[op.role] += op.flops
             groups = op.detail.get("groups")
             # An op that only some ranks of its role take part in may wait for nobody on the others.
             if op.kind != "compute" and groups is not None and np.asarray(groups).size >= timeline.world_size:
-                key = op.role, op.stream
-                waits[key] = waits.get(key, 0.0) + float(op.detail.get("lower_bound", 0.0))
+                waits[op.role, op.stream] += float(op.detail.get("lower_bound", 0.0))
         compute[k] = max(flops.values(), default=0.0) / peak if peak else 0.0
         sent[k] = max(waits.values(), default=0.0)
     bound = np.maximum(compute, sent)

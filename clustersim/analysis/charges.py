@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class Book:
         self.timeline, self.cut, self.facts = timeline, cut, facts
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
-        self._of_transfer: dict[int, Blame] = {}
+        self.of_transfer = cache(self._transfer)
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
@@ -139,13 +140,8 @@ class Book:
             return Blame("slow rank", f"rank {self._last_rank}")
         return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
 
-    def of_transfer(self, op: int) -> Blame:
-        """Of an exposed transfer."""
-        if op not in self._of_transfer:
-            self._of_transfer[op] = self._transfer(op)
-        return self._of_transfer[op]
-
     def _transfer(self, op: int) -> Blame:
+        """Of an exposed transfer."""
         info, facts = self.timeline.ops[op], self.facts[op]
         if self._serves(op):
             return Blame("parameter server", "server", link=facts.link)

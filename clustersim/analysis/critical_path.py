@@ -9,6 +9,7 @@ can save at most its own length. (Critical path method, Kelley and Walker 1959; 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import msgspec
@@ -60,14 +61,12 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     walk, steps = _Walk(timeline, transfer_facts(timeline)), len(window.steps)
     found = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
     names = timeline.links.link_names if timeline.links is not None else ()
-    by_kind: dict[str, float] = {}
-    by_link: dict[str, float] = {}
+    by_kind, by_link = defaultdict[str, float](float), defaultdict[str, float](float)
     for piece in found:
         for kind, part in _kinds(timeline, piece).items():
-            by_kind[kind] = by_kind.get(kind, 0.0) + part * (piece.end - piece.begin) / steps
+            by_kind[kind] += part * (piece.end - piece.begin) / steps
         if piece.link >= 0:
-            name = names[piece.link]
-            by_link[name] = by_link.get(name, 0.0) + (piece.end - piece.begin) / steps
+            by_link[names[piece.link]] += (piece.end - piece.begin) / steps
     of_kind, of_link = (dict(sorted(parts.items(), key=lambda item: -item[1])) for parts in (by_kind, by_link))
     return CriticalPath(found, of_kind, of_link, steps)
 
@@ -134,10 +133,7 @@ class _Walk:
         if fact is not None and limit == "latency":
             limit = "link" if fact.link >= 0 and fact.alone <= fact.ceiling else "kernels"
         link = fact.link if fact is not None and limit in {"link", "shared link"} else -1
-        return [
-            Piece(op, rank, start + latency, end, limit, link),
-            Piece(op, rank, start, start + latency, "latency"),
-        ]
+        return [Piece(op, rank, start + latency, end, limit, link), Piece(op, rank, start, start + latency, "latency")]
 
     def _before(self, rank: int, ready: float, op: int, at: int) -> tuple[int, int, float]:
         """The span on a rank that ended last, but not after ``ready`` [s], as (op, which), and how long before it; -1

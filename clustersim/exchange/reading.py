@@ -190,12 +190,7 @@ def shorter(tables: Tables, made: Scenario, path: Path) -> tuple[Tables, Scenari
     }
     model = {name: tables["model"][name] for name in ("name", "hf_config") if name in tables["model"]}
     bare: Tables = {"cluster": tables["cluster"], "model": model, "strategy": {"kind": tables["strategy"]["kind"]}}
-    always = {name for name, value in decide.items() if value not in (1, "megatron")} | {
-        *model,
-        "kind",
-        "steps",
-        "seq_len",
-    }
+    always = {"kind", "steps", "seq_len", *model} | {k for k, value in decide.items() if value not in (1, "megatron")}
     usual = scenario.from_table(bare | ({"parallel": decide} if parallel else {}), path).inputs()
     kept: Tables = {}
     for name in (name for name in ("cluster", "model", "parallel", "strategy", "run") if tables.get(name)):

@@ -22,8 +22,7 @@ from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.messages import Key, messages
 from clustersim.traces.needs import longest, needs
-from clustersim.traces.profiled import BACKEND, RankTrace, Seen
-from clustersim.traces.stages import PHASES
+from clustersim.traces.profiled import BACKEND, PHASES, RankTrace, Seen
 
 SAME_CLOCK = 50e-6
 """Ends of one collective lie this close [s] on ranks that share a clock; what is beyond is a clock's offset."""
@@ -44,7 +43,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     world = _world(traces)
     keyed = {t.rank: _keyed(t) for t in traces}
     offsets = _clock_offsets(traces, keyed)
-    origin = min(t.ends()[0] - offsets[t.rank] for t in traces)
+    origin = min(t.begin - offsets[t.rank] for t in traces)
     build = _Build(world)
     skipped: Counter[str] = Counter()
     for t in traces:
@@ -52,8 +51,8 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
         _add_work(build, t, offsets[t.rank] + origin)
     zero = {r: o + origin for r, o in offsets.items()}
     _add_collectives(build, keyed, zero, skipped)
-    for one in messages(traces, zero):
-        build.row(build.op(one.key, one.info), one.rank, one.ready, one.start, one.end)
+    for key, info, rank, *times in messages(traces, zero):
+        build.row(build.op(key, info), rank, *times)
     _add_needs(build, traces)
     stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
     stats |= {"ranks_measured": float(len(traces))}

@@ -27,9 +27,8 @@ from clustersim.traces import execution_trace, files
 from clustersim.traces.execution_trace import Operator
 from clustersim.traces.joining import join
 from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
-from clustersim.traces.profiled import RankTrace, Seen, Work
+from clustersim.traces.profiled import RankTrace, Schedule, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
-from clustersim.traces.stages import Schedule
 
 _COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
 _KERNEL = re.compile(r"^(nccl(?:Dev)?Kernel_\w+)|^mscclKernel|^rccl")

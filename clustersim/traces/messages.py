@@ -13,26 +13,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from clustersim.program import COMM_STREAM
 from clustersim.timeline import OpInfo
-from clustersim.traces.profiled import RankTrace, Seen
-from clustersim.traces.stages import Doing
+from clustersim.traces.profiled import Doing, RankTrace, Seen
 
 Key: TypeAlias = tuple[object, ...]
 """What a communication is called on every rank of its group."""
-
-
-class Row(NamedTuple):
-    """A span: its op, and when [s] its rank came, when it could begin, and when it was over."""
-
-    key: Key
-    info: OpInfo
-    rank: int
-    ready: float
-    start: float
-    end: float
+Row: TypeAlias = tuple[Key, OpInfo, int, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,10 @@ class _Message:
 
 
 def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator[Row]:
-    """Both ends of every message; ``zero`` [s] is what a rank's clock shows at the beginning."""
+    """Both ends of every message; ``zero`` [s] is what a rank's clock shows at the beginning.
+
+    Of each its op, its rank, and when [s] that came, when it could begin, and when it was over.
+    """
     mine = [(t.rank, seen, seen.doing) for t in traces for seen in t.seen if seen.doing]
     place = _replicas({rank: doing.stage for rank, _, doing in mine})
     ends: defaultdict[Key, dict[str, tuple[int, Seen]]] = defaultdict(dict)
@@ -62,10 +54,10 @@ def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator
         key, info = (seen.kind, rank, seen.step, doing), _info(seen, doing, one)
         if seen.kind == "recv":
             start = min(max(one.came, one.posted), one.over) if one.posted == one.posted else one.came
-            yield Row(key, info, rank, one.came, start, one.over)
+            yield key, info, rank, one.came, start, one.over
         else:
             posted = one.posted if one.posted == one.posted else seen.start - zero[rank]
-            yield Row(key, info, rank, posted, posted, posted + (one.took or 0.0))
+            yield key, info, rank, posted, posted, posted + (one.took or 0.0)
 
 
 def _message(

@@ -73,27 +73,22 @@ def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """Names and order of the tracks."""
     threads = list(base.threads(timeline, ranks).values())
     for pid in sorted({pid for pid, _, _ in threads}):
-        yield _name("process", pid, 0, f"node{pid - 1}")
-        yield _sort("process", pid, 0)
+        yield from _track("process", pid, 0, f"node{pid - 1}")
     for pid, tid, name in threads:
-        yield _name("thread", pid, tid, name)
-        yield _sort("thread", pid, tid)
+        yield from _track("thread", pid, tid, name)
 
 
 def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     pid, tid = base.step_track(timeline, ranks)
-    yield _name("thread", pid, tid, base.STEPS)
-    yield _sort("thread", pid, tid)
+    yield from _track("thread", pid, tid, base.STEPS)
     for name, begin, end in base.step_slices(timeline, ranks):
         yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> Event:
-    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _sort(what: str, pid: int, tid: int) -> Event:
-    return {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
+def _track(what: str, pid: int, tid: int, name: str) -> Iterator[Event]:
+    """Its name and its place."""
+    yield {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
 
 
 def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
@@ -125,8 +120,7 @@ def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None)
     pid = int(base.nodes(timeline).max()) + 2
     for i, (name, ns, rate) in enumerate(base.link_rates(timeline.links)):
         if not i:
-            yield _name("process", pid, 0, "busiest links")
-            yield _sort("process", pid, 0)
+            yield from _track("process", pid, 0, "busiest links")
         yield {"ph": "C", "pid": pid, "name": name, "ts": ns / 1e3, "args": {"GB/s": rate}}
     node = int(base.nodes(timeline)[rank]) + 1
     for name, ns, held in base.memory_levels(timeline, rank, memory):
