@@ -109,7 +109,7 @@ def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
 
 
 def _busy_links(timeline: Timeline) -> list[str]:
-    table = hotspots(timeline, top=200, distinct=True)
+    table = hotspots(timeline, top=200)
     if not table:
         return []
     full = (table["heat"] > BUSY).mean(axis=1)

@@ -27,8 +27,8 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     """Where the time went.
 
     states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
-    sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s, communication_s : (w,) float [s per
-    step], a transfer runs beside a kernel, and at all. begin, end : the window [s]. steps : how many it holds.
+    sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s : (w,) float [s per step], a transfer
+    runs beside a kernel. begin, end : the window [s]. steps : how many it holds.
     """
 
     states: list[str]
@@ -37,7 +37,6 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     shares: Floats
     mean: Floats
     hidden_communication_s: Floats
-    communication_s: Floats
     begin: float
     end: float
     steps: int
@@ -69,7 +68,6 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
         shares=shares,
         mean=shares.mean(axis=0),
         hidden_communication_s=(hidden / n_steps)[cut.class_of],
-        communication_s=((hidden + of_class[:, State.EXPOSED]) / n_steps)[cut.class_of],
         begin=cut.begin,
         end=cut.end,
         steps=n_steps,

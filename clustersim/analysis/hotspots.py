@@ -54,11 +54,10 @@ def parts(use: LinkUse) -> Parts:
     return Parts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
 
 
-def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Columns:
-    """The busiest links of the steady state, busiest first; ties by link id.
+def hotspots(timeline: Timeline, top: int = 10) -> Columns:
+    """The busiest links of the steady state, of those with the same history the first; busiest first, ties by link id.
 
-    Utilisation is capacity used over line rate, protocol overhead included. ``distinct`` : of links with the same
-    history only the first is listed.
+    Utilisation is capacity used over line rate, protocol overhead included.
 
     Returns columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
     ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
@@ -76,9 +75,7 @@ def hotspots(timeline: Timeline, *, top: int = 10, distinct: bool = False) -> Co
     carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
-    if distinct:  # of each part the first
-        order = order[np.sort(np.unique(found.of[order], return_index=True)[1])]
-    order = order[:top]
+    order = order[np.sort(np.unique(found.of[order], return_index=True)[1])][:top]
     mine = found.of[order].tolist()
     users = [_users_of(timeline, use, found, part, window) for part in mine]
     heat = np.array([history[part][2] for part in mine]).reshape(-1, BINS)

@@ -14,7 +14,9 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,22 +147,17 @@ def _ordered(
             if any(a.name == OWN for a in node.attr):
                 raise TraceError(f"{where}: node {i} waits for node {min(lost)}, which is not there")
             skipped["dependency that is not in the file"] += len(lost)
-    then: defaultdict[int, list[int]] = defaultdict(list)
-    for i, before in waits.items():
-        for j in before:
-            then[j].append(i)
-    ready = [i for i, before in waits.items() if not before]
-    heapq.heapify(ready)
-    left = {i: len(before) for i, before in waits.items()}
-    at: dict[int, int] = {}
+    sorter, at = TopologicalSorter(waits), dict[int, int]()
+    with suppress(CycleError):  # what no circle holds up is in order even so
+        sorter.prepare()
+    ready = sorted(sorter.get_ready())
     while ready:
         i = heapq.heappop(ready)
         at[i] = len(at)
         yield _node(kept[i], at, groups, where, skipped)
-        for j in then[i]:
-            left[j] -= 1
-            if not left[j]:
-                heapq.heappush(ready, j)
+        sorter.done(i)
+        for j in sorter.get_ready():
+            heapq.heappush(ready, j)
     if len(at) < len(kept):
         raise TraceError(
             f"{where}: node {min(kept.keys() - at.keys())} waits for itself: its dependencies are a circle"

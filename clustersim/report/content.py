@@ -152,7 +152,7 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> Part | None:
     use = run.timeline.links
     if use is None or not len(use.segment_start):
         return None
-    spots = hotspots(run.timeline, distinct=True)
+    spots = hotspots(run.timeline)
     rows = []
     for i in range(len(spots["name"])):
         users = zip(spots["users"][i], spots["user_share"][i], strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,20 @@ def _arrows(value: object) -> object:
 def number(value: float | None, form: str) -> str:
     """A figure as text; nothing for None."""
     return "" if value is None else format(value, form)
+
+
+def front_grid(rows: Sequence[Row | Scored], what: str, unit: str, more: Mapping[str, tuple[str, str]] = {}) -> Grid:
+    """Options that are worth having, a row each; ``more`` : further columns, each a field and how it is written."""
+    columns = {
+        "GPUs": ("gpus", ",.0f"),
+        f"{unit}/s": ("rate", ",.0f"),
+        "+-": ("error", ".0%"),
+        f"USD/1e9 {unit}": ("usd_per_1e9", ",.0f"),
+        f"kWh/1e9 {unit}": ("kwh_per_1e9", ",.0f"),
+        **more,
+    }
+    cells = [[row.option, *(number(getattr(row, name), form) for name, form in columns.values())] for row in rows]
+    return Grid([(what, False), *((name, True) for name in columns)], cells)
 
 
 def speed_and_cost(

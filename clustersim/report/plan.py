@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from clustersim import plots
-from clustersim.planner.rows import Answer, Row
+from clustersim.planner.rows import Answer
 from clustersim.plots.style import MARKERS
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, kept, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, front_grid, kept, number, speed_and_cost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def plan_page(said: Answer) -> Page:
     """The page of a plan's answer."""
     unit = said.unit
-    head = ["option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD"]
-    front = Grid([(name, i > 0) for i, name in enumerate(head)], [_plan_cells(row) for row in said.front])
+    front = front_grid(said.front, "option", unit, {"days": ("days", ",.1f"), "USD": ("usd", ",.0f")})
     degrees = drawn(plots.degrees(said.landscape), "degrees") if any(one.step_s for one in said.landscape) else []
     fates = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
     counted = f"{said.combined:,} combinations, {sum(said.counts.values()):,} options: {fates}."
@@ -100,14 +99,6 @@ def _with_failures(said: Answer) -> Grid:
         rows.append([row.option, f"{one.ideal_days:,.1f}", f"{days.p50:,.1f}", dates,
                      f"{usd.p50:,.0f}" if usd else "", costs, f"{one.goodput:.1%}", in_time])  # fmt: skip
     return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
-
-
-def _plan_cells(row: Row) -> list[str]:
-    numbers = [number(getattr(row, name), form) for name, form in (
-        ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f"),
-        ("days", ",.1f"), ("usd", ",.0f"),
-    )]  # fmt: skip
-    return [row.option, *numbers]
 
 
 def pictures(said: Answer) -> dict[str, Figure]:

@@ -11,7 +11,7 @@ from clustersim import plots, sweeps
 from clustersim.errors import ClusterSimError
 from clustersim.planner.of_sweep import Decision, answer
 from clustersim.planner.swept import Swept, load, worded
-from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, kept, number, speed_and_cost
+from clustersim.report.pages import MOST_ROWS, Grid, Page, Section, drawn, front_grid, kept, speed_and_cost
 
 
 def sweep_page(folder: Path) -> Page:
@@ -21,10 +21,11 @@ def sweep_page(folder: Path) -> Page:
     figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
                ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
     front = f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
+    grid = front_grid([row for row in said.front if row.best], "scenario", swept.unit)
     sections = [
         Section("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
         Section("curves", "Curves", [], _curves(folder, swept)),
-        Section("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], _front_grid(said, swept.unit)),
+        Section("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], grid),
         Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
         Section("all", "All scenarios", grid=_all_rows(folder)),
     ]
@@ -59,16 +60,6 @@ def _sweep_front(said: Decision, unit: str) -> list[Any]:
         return []
     best = {row.option for row in said.front if row.best}
     return drawn(speed_and_cost(said.front, best, (), unit), "front")
-
-
-def _front_grid(said: Decision, unit: str) -> Grid:
-    head = ["scenario", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}"]
-    rows = [
-        [row.option, *(number(getattr(row, name), form) for name, form in (
-            ("gpus", ",.0f"), ("rate", ",.0f"), ("error", ".0%"), ("usd_per_1e9", ",.0f"), ("kwh_per_1e9", ",.0f")))]
-        for row in said.front if row.best
-    ]  # fmt: skip
-    return Grid([(name, i > 0) for i, name in enumerate(head)], rows)
 
 
 SHOWN = ("gpus", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "share_exposed_communication", "share_idle",
