@@ -15,7 +15,8 @@ from player import play, toy_cost, toy_model
 import clustersim
 from clustersim.errors import TraceError
 from clustersim.mesh import Mesh
-from clustersim.report import html, write_report
+from clustersim.report import write_report
+from clustersim.report.content import page as html
 from clustersim.strategies.ddp import DDPConfig, build
 from clustersim.traces.saved import SavedRun, load_run
 

@@ -15,7 +15,8 @@ from clustersim.cli import cli
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.planner import of_sweep
 from clustersim.planner.swept import Swept, load
-from clustersim.report import holds_study, study_html
+from clustersim.report import study_html
+from clustersim.report.study import holds_study
 from clustersim.sweeps.spec import Question
 
 SWEEP = """

@@ -24,7 +24,8 @@ def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, 
     others: the answer in a sentence, case by case, what is worth having, curves, why and why not, what is too close
     to call, assumptions, and the whole table.
     """
-    from clustersim.report import holds_study, write_report, write_study
+    from clustersim.report import write_report, write_study
+    from clustersim.report.study import holds_study
 
     first = Path(run[0])
     page = output or _page(first)

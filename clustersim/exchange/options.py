@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 from clustersim import texts
@@ -125,12 +126,14 @@ def others(
     ignored, unknown = [], []
     options = [row.option for row in table.every()]
     tables = [table, *(load(name) for name in table.also)]
+    reasons, idle = [one.unplayed.items() for one in tables], [glob for one in tables for glob in one.ignored]
     for key, one in said.items():
         names = {key[1], key[1].rsplit(".", 1)[-1]} if table.leaf else {key[1]}
         if key in used or (table.leaf and key[0] == "config" and one.value in (False, "false", [])):
             continue
-        why = next((why for each in tables for name in sorted(names) if (why := each.unplayed_by(name))), None)
-        if any(each.ignores(name) for each in tables for name in names):
+        told = (w for each in reasons for name in sorted(names) for glob, w in each if fnmatchcase(name, glob))
+        why = next(told, None)
+        if any(fnmatchcase(name, glob) for name in names for glob in idle):
             ignored.append(one.name)
         elif why is not None:
             unplayed[one.name] = why

@@ -130,14 +130,6 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ]
         return tuple(found)
 
-    def unplayed_by(self, option: str) -> str | None:
-        """Why an option is not played; None for one that is no such."""
-        return next((why for glob, why in self.unplayed.items() if fnmatchcase(option, glob)), None)
-
-    def ignores(self, option: str) -> bool:
-        """Whether an option is known to change nothing here."""
-        return any(fnmatchcase(option, glob) for glob in self.ignored)
-
 
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
 

@@ -18,7 +18,7 @@ from clustersim.paths import shipped
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import parse_overrides
 from clustersim.schedules import SCHEDULES
-from clustersim.tomls import toml_value
+from clustersim.tomls import flat, toml_value
 
 Node = Mapping[str, Any]
 
@@ -99,7 +99,11 @@ class Form:
 def form_of(scenario: Scenario, schema: Node) -> Form:
     """The form of a scenario as it was opened; ``schema`` : of ``clustersim schema scenario``."""
     offered = dict(_offered(schema))
-    own = [_own(key, value, offered) for key, value in _leaves(scenario.table) if key.partition(".")[0] in TABLES]
+    own = [
+        _own(key, value, offered)
+        for key, value in flat(dict(scenario.table)).items()
+        if key.partition(".")[0] in TABLES
+    ]
     mine = {one.key for one in own}
     sections = [Section("This scenario", tuple(own))]
     for table, heading in TABLES.items():
@@ -133,14 +137,6 @@ def _of_value(known: Field, value: object) -> Field:
         return replace(known, choices=("true", "false"))
     number = isinstance(value, int | float)
     return replace(known, number=number, whole=isinstance(value, int), textual=isinstance(value, str))
-
-
-def _leaves(table: Node, path: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _offered(schema: Node) -> Iterator[tuple[tuple[str, str], Field]]:

@@ -19,17 +19,7 @@ if TYPE_CHECKING:
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""
 
-__all__ = ["holds_study", "html", "study_html", "write_report", "write_study"]
-
-
-def html(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
-    """The report of a run as one HTML document; ``title`` None takes the run's own name.
-
-    ``prepared`` : the scenario of it; where it is short it is run again with one thing changed after the other.
-    """
-    from clustersim.report.content import page
-
-    return page(run, title, prepared)
+__all__ = ["study_html", "write_report", "write_study"]
 
 
 def study_html(folder: str | Path, title: str | None = None) -> str:
@@ -44,17 +34,15 @@ def study_html(folder: str | Path, title: str | None = None) -> str:
     return rendered("study.html.j2", **page | ({} if title is None else {"title": title}))
 
 
-def holds_study(folder: str | Path) -> bool:
-    """Whether a folder holds a sweep, a plan or a sensitivity study."""
-    from clustersim.report.study import holds_study
-
-    return holds_study(Path(folder))
-
-
 def write_report(run: SavedRun, path: str | Path, title: str | None = None, prepared: Prepared | None = None) -> None:
-    """Write the report of a run (:func:`html`), whole or not at all. Raises :class:`ClusterSimError` where it cannot be
-    written."""
-    _write(html(run, title, prepared), Path(path))
+    """Write the report of a run, whole or not at all; ``title`` None takes the run's own name.
+
+    ``prepared`` : the scenario of it; where it is short it is run again with one thing changed after the other. Raises
+    :class:`ClusterSimError` where it cannot be written.
+    """
+    from clustersim.report.content import page
+
+    _write(page(run, title, prepared), Path(path))
 
 
 def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:

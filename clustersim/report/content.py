@@ -23,8 +23,9 @@ from clustersim.report.hover import gantt_svg, legend
 from clustersim.report.pages import Chart, Part, markup, rendered, trusted
 from clustersim.scenario.otherwise import otherwise
 from clustersim.scenario.turned import short
-from clustersim.texts import Table, headline
+from clustersim.texts import headline
 from clustersim.timeline import Timeline
+from clustersim.tomls import flat
 from clustersim.traces.saved import SavedRun
 from clustersim.units import format_bandwidth, format_bytes, format_time
 
@@ -35,7 +36,7 @@ PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""
 
 
-def page(run: SavedRun, title: str | None, prepared: Prepared | None = None) -> str:
+def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
     """The page of a run; ``prepared`` : what was run, where it can be run again with one thing changed."""
     timeline, facts = run.timeline, run.facts
     rerun = prepared is not None and short(timeline)
@@ -62,7 +63,9 @@ def page(run: SavedRun, title: str | None, prepared: Prepared | None = None) -> 
         otherwise=otherwise(prepared, timeline, found).ran,
         warnings=found.warnings,
         memory=_memory(run),
-        inputs=list(_flat(facts.inputs)),
+        inputs=[
+            (name, str(value)) for name, value in flat(facts.inputs).items() if value not in (None, "", [], (), {})
+        ],
         notes=facts.notes,
         run=_run(run),
         palette=palette,
@@ -194,15 +197,6 @@ def _memory(run: SavedRun) -> Part | None:
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
     return Part(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
-
-
-def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A scenario's fields as dotted names; what was left out stays out."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None and (not isinstance(value, str | list | tuple) or len(value)):
-            yield f"{prefix}{key}", str(value)
 
 
 def _run(run: SavedRun) -> list[tuple[str, str]]:
