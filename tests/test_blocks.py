@@ -18,10 +18,9 @@ from clustersim.analysis.compare import compare
 from clustersim.analysis.critical_path import critical_path
 from clustersim.analysis.graph import graph
 from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
-from clustersim.analysis.pace import kernel_seconds, pace_ratios, skews
+from clustersim.analysis.pace import LEAST, Classes, classes, kernel_seconds, pace_ratios, skews
 from clustersim.analysis.pieces import Why, pieces
 from clustersim.analysis.replay import replayed
-from clustersim.analysis.sample import LEAST, Classes, classes
 from clustersim.analysis.stalls import causes, stalls
 from clustersim.analysis.whatif import whatif
 from clustersim.blocks import columns

@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from clustersim.analysis.columns import SomeRanks
-from clustersim.analysis.sample import MOST_SPANS, classes
+from clustersim.analysis.pace import MOST_SPANS, classes
 from clustersim.arrays import Bools, Floats, Ints
 from clustersim.errors import TraceError
 from clustersim.memo import kept_with_first
@@ -66,7 +66,7 @@ class Graph:
 
     Parameters
     ----------
-    ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.analysis.sample.classes`' choice. Those left
+    ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.analysis.pace.classes`' choice. Those left
         out hold nobody up, so that the replay ends no later than one of all.
     needs : per op, indices of ops. nodes : see :class:`Node`. settled : one pass over the nodes is enough.
     seconds : per compute op (r,) float [s], without what hidden communication cost it; nan where it did not run.

@@ -21,10 +21,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from clustersim.analysis.columns import OpColumns, did
-from clustersim.analysis.cuts import cuts, seen, stretches
+from clustersim.analysis.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.analysis.occupancy import on_host
-from clustersim.analysis.sample import Classes, classes
+from clustersim.analysis.pace import Classes, classes
 from clustersim.arrays import Bools, Columns, Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.program import COMPUTE_STREAM
@@ -111,7 +110,7 @@ def pieces(
 ) -> Pieces:
     """The partition of a timeline, or of the window from ``begin`` to ``end`` [s].
 
-    ``chosen`` : who stands for whom; None is :func:`clustersim.analysis.sample.classes`.
+    ``chosen`` : who stands for whom; None is :func:`clustersim.analysis.pace.classes`.
     """
     t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
     chosen = chosen or classes(timeline)

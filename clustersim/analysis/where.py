@@ -25,9 +25,9 @@ from clustersim.analysis import pipeline
 from clustersim.analysis.breakdown import steady_pieces
 from clustersim.analysis.dimensions import DIMENSIONS, dimension
 from clustersim.analysis.metrics import Window, steady_window
+from clustersim.analysis.pace import MOST_SPANS, Classes
 from clustersim.analysis.pieces import Pieces, State, Why, pieces, workers
 from clustersim.analysis.plays import Action, edges, expected
-from clustersim.analysis.sample import MOST_SPANS, Classes
 from clustersim.arrays import Floats, Ints
 from clustersim.memo import kept_with_first
 from clustersim.timeline import Timeline
