@@ -43,6 +43,8 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     found = explain(timeline, facts, bounded=rerun)
     table = found.breakdown
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
+    given = flat(facts.inputs).items()
+    inputs = {name: str(value) for name, value in given if value not in (None, "", [], (), {})}
     return rendered(
         "report.html.j2",
         title=title,
@@ -63,9 +65,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         otherwise=otherwise(prepared, timeline, found).ran,
         warnings=found.warnings,
         memory=_memory(run),
-        inputs=[
-            (name, str(value)) for name, value in flat(facts.inputs).items() if value not in (None, "", [], (), {})
-        ],
+        inputs=list(inputs.items()),
         notes=facts.notes,
         run=_run(run),
         palette=palette,

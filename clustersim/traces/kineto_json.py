@@ -49,12 +49,12 @@ class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributed
 
 class KernelArgs(msgspec.Struct, gc=False, rename={
     "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq", "nbytes": "bytes",
+    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq",
     "purpose": "Process Group Description", "external": "External id",
     "function": "Record function id",
 }):  # fmt: skip
     """What is said of a kernel, of a collective in NCCL's words, and of an operator: its number, which its kernels have
-    too, and that in execution traces. ``nbytes`` is of ours alone."""
+    too, and that in execution traces."""
 
     correlation: int = -1
     external: int = -1
@@ -71,7 +71,6 @@ class KernelArgs(msgspec.Struct, gc=False, rename={
     seq: int | None = None
     rank: int | None = None
     step: int | None = None
-    nbytes: float = 0.0
 
 
 class NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input type"}):
