@@ -101,15 +101,14 @@ def of_run(run: Timeline) -> OfRun:
     is_work = np.array([op.kind == "compute" for op in run.ops])[spans["op"]]
     on_usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
     windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in mine]
-    compute, comm, waits, exposed = [], [], [], []
+    shares = []
     for m, window in zip(mine, windows, strict=True):
         work, net = m & is_work & on_usual, m & ~is_work
         busy = _union(spans["start"][work], spans["end"][work])
         both = _union(spans["start"][m & on_usual | net], spans["end"][m & on_usual | net])
-        compute.append(busy / window if window else 0.0)
-        comm.append(_union(spans["start"][net], spans["end"][net]) / window if window else 0.0)
-        waits.append(_union(spans["ready"][net], spans["start"][net]) / window if window else 0.0)
-        exposed.append((both - busy) / window if window else 0.0)
+        moving, waiting = (_union(spans[a][net], spans[b][net]) for a, b in (("start", "end"), ("ready", "start")))
+        shares.append([s / window if window else 0.0 for s in (busy, moving, waiting, both - busy)])
+    compute, comm, waits, exposed = map(list, zip(*shares, strict=True))
     return OfRun(
         source=run.source,
         world_size=run.world_size,
