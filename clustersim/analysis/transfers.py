@@ -51,7 +51,8 @@ def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
     for i, op in enumerate(timeline.ops):
         if op.kind == "compute" or np.isnan(seconds[i]):
             continue
-        found[i] = _facts(op, float(seconds[i]), use, flows, _owner(i, op, flows))
+        booked = (int(o) for o in (i, *op.detail.get("meets", ())) if flows is not None and flows.load[o] >= 0)
+        found[i] = _facts(op, float(seconds[i]), use, flows, next(booked, i))  # of several that meet, on one
     return found
 
 
@@ -100,13 +101,6 @@ def narrowest(use: LinkUse, load: int) -> tuple[int, float, int, float]:
 def sort_of(name: str) -> str:
     """A link's name without its numbers: ``"node#/nic# -> leaf#"``."""
     return re.sub(r"\d+", "#", name)
-
-
-def _owner(i: int, op: OpInfo, flows: _Flows | None) -> int:
-    """The op that a transfer between ops is booked on."""
-    if flows is None or flows.load[i] >= 0:
-        return i
-    return next((int(other) for other in op.detail.get("meets", ()) if flows.load[other] >= 0), i)
 
 
 def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _Flows | None, owner: int) -> Facts:

@@ -19,6 +19,9 @@ def plan_page(said: Answer) -> Page:
     """The page of a plan's answer."""
     unit = said.unit
     front = front_grid(said.front, "option", unit, {"days": ("days", ",.1f"), "USD": ("usd", ",.0f")})
+    heads = [("option", False), ("made of", False), ("GiB by stage", False)]
+    made = [[row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
+            for row in (*said.front, *said.tempting, *said.alternatives) if row.stage_bytes]  # fmt: skip
     degrees = drawn(plots.degrees(said.landscape), "degrees") if any(one.step_s for one in said.landscape) else []
     fates = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
     counted = f"{said.combined:,} combinations, {sum(said.counts.values()):,} options: {fates}."
@@ -32,7 +35,7 @@ def plan_page(said: Answer) -> Page:
         Section("map", "Degrees", ["The shortest step of each tensor- and pipeline-parallel degree on the fastest "
                 "option's machine; that option is framed."], degrees),
         Section("made", "What a step is made of", ["The least a step can take, by what it waits for, and what each "
-                "stage holds."], grid=_made_of(said)),
+                "stage holds."], grid=Grid(heads, made)),
         *robust(said),
         *failures(said),
         Section("tempting", "Better, if predictions hold", ["Measure before taking one of these."], [],
@@ -53,12 +56,6 @@ def _tiles(said: Answer) -> list[tuple[str, str]]:
     tiles = [(f"{said.unit}/s", number(best.rate, ",.0f")), ("days", number(best.days, ",.1f")),
              ("USD", number(best.usd, ",.0f")), ("GPUs", number(best.gpus, ",.0f"))]  # fmt: skip
     return [(name, value) for name, value in tiles if value]
-
-
-def _made_of(said: Answer) -> Grid:
-    rows = [[row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
-            for row in (*said.front, *said.tempting, *said.alternatives) if row.stage_bytes]  # fmt: skip
-    return Grid([("option", False), ("made of", False), ("GiB by stage", False)], rows)
 
 
 def robust(said: Answer) -> list[Section]:

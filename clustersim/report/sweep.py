@@ -62,9 +62,11 @@ def _sweep_front(said: Decision, unit: str) -> list[Any]:
     return drawn(speed_and_cost(said.front, best, (), unit), "front")
 
 
-SHOWN = ("gpus", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "share_exposed_communication", "share_idle",
-         "bytes_sent_per_gpu", "peak_memory_bytes", "busiest_link", "busiest_link_utilisation", "error")  # fmt: skip
-"""Columns of a sweep's table that the page has; the CSV has all."""
+SHOWN = {"gpus": "GPUs", "step_time_s": "step time", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
+         "mfu": "MFU", "share_exposed_communication": "exposed", "share_idle": "idle",
+         "bytes_sent_per_gpu": "sent per GPU", "peak_memory_bytes": "memory", "busiest_link": "busiest link",
+         "busiest_link_utilisation": "its use", "error": "error"}  # fmt: skip
+"""Columns of a sweep's table that the page has, and their heads; the CSV has all."""
 
 
 def _all_rows(folder: Path) -> Grid:
@@ -86,17 +88,10 @@ def _all_rows(folder: Path) -> Grid:
 
     names = [*axes, *(name for name in SHOWN if name not in axes and _worth_a_column(table[name]))]
     rows = [[text(name, table[name][i].item()) for name in names] for i in range(min(MOST_ROWS, len(table["key"])))]
-    head = [(_heading(name), table[name].dtype.kind != "U") for name in names]
+    head = [(SHOWN.get(name, name.replace("_", " ")), table[name].dtype.kind != "U") for name in names]
     more = f" (the first {MOST_ROWS:,})" if len(table["key"]) > MOST_ROWS else ""
     return Grid(head, rows, folded=f"All {len(table['key']):,} rows{more}; table.csv has every column")
 
 
 def _worth_a_column(column: Any) -> bool:
     return bool((column != "").any() if column.dtype.kind == "U" else (column == column).any())
-
-
-def _heading(name: str) -> str:
-    plain = {"step_time_s": "step time", "share_exposed_communication": "exposed", "share_idle": "idle", "mfu": "MFU",
-             "gpus": "GPUs", "bytes_sent_per_gpu": "sent per GPU", "busiest_link_utilisation": "its use",
-             "peak_memory_bytes": "memory", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # fmt: skip
-    return plain.get(name, name.replace("_", " "))
