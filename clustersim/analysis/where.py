@@ -180,9 +180,8 @@ def _of_stages(timeline: Timeline, window: Window) -> list[Floats]:
     """Per stage its row, seconds a step."""
     replicas, count = _replicas(timeline)
     ranks = np.unique(replicas)
-    cut = pieces(
-        timeline, window.begin, window.end, Classes(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
-    )
+    alone = Classes(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
+    cut = pieces(timeline, window.begin, window.end, alone)
     sums, waits = _sums(timeline, cut), _waits(timeline, cut)
     done = pipeline.actions(timeline, ranks.tolist())
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]

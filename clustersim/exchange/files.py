@@ -151,11 +151,9 @@ def _options(words: list[str], text: str, name: str, left: list[str] | None = No
         if left is not None:  # an unset variable behind a value was one of more options
             left += [word for word in values if word.startswith("$")]
             values = [word for word in values if not word.startswith("$")] or values[:1]
-        line = text[: text.find(option)].count("\n") + 1 if option in text else 0
-        yield (
-            option[2:].replace("-", "_"),
-            Said(option, values[0] if len(values) == 1 else values, f"{name} (line {line})" if line else name),
-        )
+        line = text[: text.find(option)].count("\n") + 1
+        where = f"{name} (line {line})" if option in text else name
+        yield option[2:].replace("-", "_"), Said(option, values[0] if len(values) == 1 else values, where)
 
 
 def _shown(value: Any) -> str:

@@ -70,9 +70,8 @@ class _Export:
                 )
         self.tables = tables
         self.words: dict[int, str] = dict(base.execute("select id, value from StringIds"))
-        self._noted = {
-            row[1] for row in base.execute("pragma table_info(NVTX_EVENTS)")
-        }  # none of a table that is not there
+        # None of a table that is not there.
+        self._noted = {row[1] for row in base.execute("pragma table_info(NVTX_EVENTS)")}
 
     def ranks(self) -> list[RankTrace]:
         """One trace per process that used a GPU."""
@@ -87,9 +86,8 @@ class _Export:
         found = []
         for order, process in enumerate(sorted(of, key=lambda p: members.get(p, (of[p][0][5], 0))[0])):
             rank = members.get(process, (order, 0))[0]
-            trace = RankTrace(
-                rank, world, f"{self.path} (process {process >> 24 & 0xFFFFFF})", host=str(self.path.name)
-            )
+            source = f"{self.path} (process {process >> 24 & 0xFFFFFF})"
+            trace = RankTrace(rank, world, source, host=self.path.name)
             self._fill(trace, of[process], launches, calls, marked.get(process, Ranges(())))
             found.append(trace)
         return found
