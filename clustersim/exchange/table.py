@@ -89,7 +89,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     name, title, version : of the framework; the version says what release the names are of, and what was checked.
-    document : how its configuration is written. writes : whether :func:`clustersim.exchange.export` does.
+    document : how its configuration is written. writes : whether :func:`clustersim.exchange.written` does.
     kinds : strategies it can launch. parallel : whether ``[parallel]`` is always there, or only where it has an effect.
     fixed : fields that its runs have whatever the file says. program : what its script's command begins with.
     rows : see :class:`Row`. also : rows of other tables by name (globs), as arguments of its script.
