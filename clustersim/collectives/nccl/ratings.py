@@ -156,12 +156,10 @@ class _Model:
             return bus
         if algorithm not in rings:
             return bus * 0.5
-        if algorithm == "nvls" and self.table.nvls_ratio:
-            return bus * self.table.nvls_ratio
         if algorithm == "nvls_tree" and self.table.nvls_tree_by_nodes:
             return bus * self.table.nvls_tree_by_nodes * self.nodes / (2 * (self.nodes - 1))
-        if algorithm == "nvls_tree" and self.table.nvls_tree_ratio:
-            return bus * self.table.nvls_tree_ratio
+        if algorithm != "ring" and self.table.nvls_ratio:
+            return bus * self.table.nvls_ratio
         return bus * self.ranks / self.steps
 
     def _bus(self, algorithm: str, protocol: str, graph: Graph) -> float:

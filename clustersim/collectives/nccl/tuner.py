@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import msgspec
 
-from clustersim.collectives.nccl.constants import TREE_CORRECTION
+from clustersim.collectives.nccl.constants import tree_correction
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import Graph, exec_channels, search
@@ -118,7 +118,7 @@ def timed(
     latency, bandwidth = rating.latency, rating.bandwidth
     scale = int(nbytes) >> 6
     if rating.algorithm == "tree" and kind == "all_reduce" and scale:
-        shares = TREE_CORRECTION[rating.protocol]
+        shares = tree_correction(rating.protocol)
         index = scale.bit_length() - 1
         bandwidth *= shares[index] if index < len(shares) else 1.0
     if rating.algorithm == "ring" and rating.protocol == "Simple" and system.n_nodes > 1 and kind == "all_reduce":
