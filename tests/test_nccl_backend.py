@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import collectives, fabrics
 from clustersim.collectives import Group, Request
-from clustersim.collectives.base import PROTOCOLS
+from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl_backend import TUNED
 from clustersim.costs import Costs, generation
 from clustersim.errors import ProgramError

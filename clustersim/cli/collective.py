@@ -187,7 +187,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked)
         algorithm=plan.algorithm,
         protocol=plan.protocol,
         channels=plan.n_channels,
-        notes=list(plan.notes),
+        notes=[],
         fidelity=asked.fidelity,
     )
 

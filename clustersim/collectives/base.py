@@ -1,27 +1,23 @@
 """The nouns of collectives: the request, the group on its machine, channels, traffic, schedules, and the plan.
 
-From request to plan: a *backend* (``nccl``, ``gloo``, or ``ideal``, the textbook with line rates) chooses algorithm,
-protocol and channels for a :class:`Request` on a :class:`Group`; the algorithm says which member sends how much to
-which (:class:`Traffic`) and, for chunk fidelity, in which order (:class:`Schedule`); routes turn traffic into link
-loads; and the :class:`Plan` is a macro-flow, ready for the engine.
+A *backend* (``nccl``, or ``ideal``, the textbook) chooses algorithm, protocol and channels for a :class:`Request` on a
+:class:`Group`; the algorithm says which member sends how much to which (:class:`Traffic`) and, for chunk fidelity, in
+which order (:class:`Schedule`); routes turn traffic into the link loads of the :class:`Plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from clustersim.arrays import Floats, Ints
+from clustersim.arrays import Bools, Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives.waves import Waves
 from clustersim.topology import NodeType, Topology
-
-PROTOCOLS = ("LL", "LL128", "Simple")
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class Group:
         return self.gpus.tobytes(), self.launch, self.nccl_version
 
     def __eq__(self, other: object) -> bool:
-        """Groups of one topology object with the same members are equal, so that answers about one serve the other."""
+        """Of one topology object, and with the same members: answers about one serve the other."""
         return isinstance(other, Group) and self.topology is other.topology and self._terms == other._terms
 
     def __hash__(self) -> int:
@@ -158,8 +154,19 @@ class Traffic:
     steps: int
     net_steps: int
     round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    adds: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    adds: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     relay: bool = False
+
+    def only(self, mine: Bools) -> Traffic:
+        """Some of its edges."""
+        columns = {name: getattr(self, name) for name in ("src", "dst", "fraction", "rail", "round", "adds")}
+        return replace(self, **{name: column[mine] for name, column in columns.items() if len(column)})
+
+    @property
+    def rounds(self) -> list[Bools]:
+        """(E,) bool of each round: its edges. Where all edges work all the time there is one round."""
+        each = [self.round == number for number in np.unique(self.round).tolist()]
+        return each or [np.ones(len(self.src), dtype=np.bool_)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +199,7 @@ class Schedule:
     dst: Ints
     chunk: Ints
     n_chunks: int
-    reduce: npt.NDArray[np.bool_]
+    reduce: Bools
     after_ptr: Ints
     after: Ints
     rail: Ints
@@ -207,8 +214,7 @@ class EdgeCosts(msgspec.Struct, frozen=True, eq=False):
     Parameters
     ----------
     hop : (E,) float [s], latency of the route.
-    alone : (E,) float [s], for all the edge's bytes, with its links to itself.
-    busy : (E,) float [s], the same sharing its links with the traffic's other edges by their loads.
+    alone, busy : (E,) float [s], for all its bytes, with its links to itself, and sharing them by their loads.
     """
 
     hop: Floats
@@ -219,9 +225,9 @@ class EdgeCosts(msgspec.Struct, frozen=True, eq=False):
 class Algorithm(msgspec.Struct, frozen=True):
     """An algorithm: one file, one row in ``ALGORITHMS``.
 
-    ``traffic(request, group, channels)`` gives the macro-flow, ``schedule(request, group, channels)`` every transfer.
-    Both raise :class:`clustersim.errors.ProgramError` for a kind they do not do. ``schedule`` is None for algorithms
-    that run inside a switch. ``layout`` is how its channels are laid out (:mod:`clustersim.collectives.channels`).
+    ``traffic(request, group, channels)`` gives the macro-flow, ``schedule(request, group, channels)`` every transfer
+    (None inside a switch); ``ALGORITHMS`` refuses other kinds. ``layout`` : see
+    :mod:`clustersim.collectives.channels`.
 
     ``fill(request, group, channels, costs)`` is the time [s] of the schedule beyond the bytes of its slowest edge: hops
     in sequence and filling the pipeline. None: ``steps`` times the longest hop, or the sum over rounds of the longest
@@ -270,7 +276,6 @@ class Plan:
     lower_bound: float = 0.0
     bus_factor: float = 1.0
     host: float = 0.0
-    notes: tuple[str, ...] = field(default=())
     channels: tuple[Channel, ...] = field(default=(), repr=False)
 
     def rate(self, bandwidth: Floats) -> float:

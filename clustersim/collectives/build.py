@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.collectives.base import Channel, Group, Request, Schedule, Traffic
-from clustersim.errors import ProgramError
+from clustersim.collectives.base import Group, Schedule, Traffic
 
 PIECE = 128 * 2**10
 """Bytes of one pipelined piece, near the textbook's best, sqrt(bytes rate latency / hops), of some ten hops of a
@@ -91,17 +90,6 @@ def pieces(nbytes: float) -> int:
     return max(1, min(MAX_PIECES, math.ceil(nbytes / PIECE)))
 
 
-def refuse(name: str, request: Request, kinds: frozenset[str]) -> None:
-    """Raise :class:`ProgramError` where an algorithm does not do this kind."""
-    if request.kind not in kinds:
-        raise ProgramError(f"algorithm {name!r} does not do {request.kind!r}; it does {', '.join(sorted(kinds))}")
-
-
 def everyone(group: Group) -> Ints:
     """(n,) positions of all members."""
     return np.arange(group.size, dtype=np.int64)
-
-
-def shares(channels: tuple[Channel, ...]) -> Floats:
-    """(n_channels,) float, each channel's fraction of the payload."""
-    return np.array([channel.share for channel in channels])

@@ -8,14 +8,16 @@ Between nodes each goes by its receiver's rail (:mod:`~clustersim.collectives.pe
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, everyone, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, everyone, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
+from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds
 
 _ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 KINDS = _ALL_PAIRS | {"broadcast", "reduce", "scatter", "gather", "send", "sendrecv", "barrier"}
@@ -53,10 +55,9 @@ def _fraction(kind: str, n: int) -> float:
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """One edge per transfer; large groups sample the shifts between islands, with the same bytes per member."""
-    refuse("direct", request, KINDS)
     n, fraction = group.size, _fraction(request.kind, group.size)
     if request.kind == "barrier":
-        return _barrier(group)
+        return in_rounds(_barrier(n).rounds, group)
     crosses = int(member_islands(group).max()) > 0
     if request.matrix is None and request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
         return replace(traffic_of(_sampled(group, fraction), 1, int(crosses)), relay=relays(group))
@@ -66,13 +67,12 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     return replace(found, relay=relays(group))
 
 
-def _barrier(group: Group) -> Traffic:
+@lru_cache(maxsize=32)
+def _barrier(n: int) -> Steps:
     """Dissemination: in round k everybody tells the member 2^k further on (Hensgen, Finkel and Manber 1988)."""
-    member, n = everyone(group), group.size
-    shifts = [1 << k for k in range((n - 1).bit_length())]
-    crossing = sum(bool((group.nodes != group.nodes[(member + shift) % n]).any()) for shift in shifts)
-    parts = [(member, (member + shift) % n, 0.0, -1) for shift in shifts]
-    return traffic_of(parts, len(shifts), crossing, rounds=range(len(shifts)))
+    member, shifts = np.arange(n, dtype=np.int64), (1 << k for k in range((n - 1).bit_length()))
+    rounds = [Round(member, (member + shift) % n, 0.0, lambda _: [0], reduce=True) for shift in shifts]
+    return Steps(tuple(rounds), np.zeros(1), blocking=False)
 
 
 def _sampled(group: Group, fraction: float) -> list[tuple[Ints, Ints, Floats | float, Ints | int]]:
@@ -112,10 +112,9 @@ def _shifts(n: int, most: int, count: int) -> Ints:
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Every transfer, none waiting for another."""
-    refuse("direct", request, KINDS)
     n, kind, writer = group.size, request.kind, ScheduleWriter()
     if kind == "barrier":
-        return _barrier_schedule(group)
+        return all_sends(_barrier(n))
     senders, receivers = edges(request, group)
     rails = peer_rails(senders, receivers, group)
     for src, dst, rail in zip(senders.tolist(), receivers.tolist(), rails.tolist(), strict=True):
@@ -132,15 +131,6 @@ def _piece(kind: str, src: int, dst: int, n: int) -> int:
     if kind in {"reduce_scatter", "scatter"}:
         return dst
     return src * n + dst if kind == "all_to_all" else 0
-
-
-def _barrier_schedule(group: Group) -> Schedule:
-    writer, n = ScheduleWriter(), group.size
-    told: list[list[int]] = [[] for _ in range(n)]
-    for k in range((n - 1).bit_length()):
-        sent = [writer.send(i, (i + (1 << k)) % n, 0, after=told[i]) for i in range(n)]
-        told = [[*told[i], sent[(i - (1 << k)) % n]] for i in range(n)]
-    return writer.done(np.zeros(1))
 
 
 DIRECT = Algorithm("direct", KINDS, traffic, schedule)

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.errors import ProgramError
@@ -47,7 +47,6 @@ def _phases(kind: str, shape: tuple[int, int]) -> list[tuple[str, bool, float]]:
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Rings inside and between islands, a round each."""
-    refuse("hierarchical", request, KINDS)
     table = grid(group)
     parts, steps = [], {False: 0, True: 0}
     for _, between, fraction in _phases(request.kind, table.shape):
@@ -59,7 +58,6 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Every transfer, one per member's piece; rings pass pieces on as they come."""
-    refuse("hierarchical", request, KINDS)
     table, writer = grid(group), ScheduleWriter()
     islands, p = table.shape
     brought: dict[tuple[int, int], list[int]] = {}
@@ -98,7 +96,6 @@ def _ring(
 
 def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Waves:
     """The same, a piece of every member at a time. A slot is a row of pieces at a member: of the column it holds."""
-    refuse("hierarchical", request, KINDS)
     table = grid(group)
     phases = _phases(request.kind, table.shape)
     islands, p = table.shape

@@ -93,17 +93,9 @@ def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[Leg, ...]]:
     """(L,) load per byte of S of every link, and the rounds, without their messages."""
     load, found = np.zeros(hosts.topology.n_links), []
     per_core = ranks_per_core(hosts)
-    rounds = traffic.round if len(traffic.round) else np.zeros(len(traffic.src), dtype=np.int64)
     _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
-    for number in np.unique(rounds).tolist():
-        mine = rounds == number
-        part = dataclasses.replace(
-            traffic,
-            src=traffic.src[mine],
-            dst=traffic.dst[mine],
-            fraction=traffic.fraction[mine],
-            rail=traffic.rail[mine],
-        )
+    for mine in traffic.rounds:
+        part = traffic.only(mine)
         links, weights = link_loads(part, hosts)
         load[links] += weights
         # What a process sends and what it receives pass the same thread; threads share the cores of their node.

@@ -7,11 +7,7 @@ replay of its schedule takes on an idle network: the bytes of the narrowest link
 
 from __future__ import annotations
 
-import dataclasses
 import math
-
-import numpy as np
-import numpy.typing as npt
 
 from clustersim.arrays import Floats
 from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
@@ -60,20 +56,8 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
 def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, float]:
     """Payload rate [bytes/s] and latency [s] of rounds that follow one another."""
     seconds_per_byte, latency = 0.0, 0.0
-    for number in np.unique(traffic.round).tolist():
-        mine = traffic.round == number
-        links, weights = link_loads(_only(traffic, mine), group)
+    for mine in traffic.rounds:
+        links, weights = link_loads(traffic.only(mine), group)
         seconds_per_byte += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
         latency += float(hop[mine].max())
     return (1.0 / seconds_per_byte if seconds_per_byte else math.inf), latency
-
-
-def _only(traffic: Traffic, mine: npt.NDArray[np.bool_]) -> Traffic:
-    return dataclasses.replace(
-        traffic,
-        src=traffic.src[mine],
-        dst=traffic.dst[mine],
-        fraction=traffic.fraction[mine],
-        rail=traffic.rail[mine],
-        round=traffic.round[mine],
-    )

@@ -93,7 +93,7 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
         on, rounds = on_links(traffic, members)
         played = _Played(part, traffic, whole, members, (local, net))
         load += on
-        for leg, mine in zip(rounds, _split(traffic), strict=True):
+        for leg, mine in zip(rounds, traffic.rounds, strict=True):
             found = _leg(leg, mine, played, overlapping=overlapping)
             legs.append(replace(found, moved=0.0) if gpus else found)
     n, kind = members.size, request.kind
@@ -185,13 +185,6 @@ def _barrier(name: str, n: int) -> Traffic:
     return traffic_of([(src, dst, 0.0, -1) for src, dst in edges], len(edges), 0, rounds=range(len(edges)))
 
 
-def _split(traffic: Traffic) -> list[Bools]:
-    """Edges of each round, in the order of :func:`on_links`."""
-    if not len(traffic.round):
-        return [np.ones(len(traffic.src), dtype=np.bool_)]
-    return [traffic.round == number for number in np.unique(traffic.round).tolist()]
-
-
 class _Played(msgspec.Struct, frozen=True, eq=False):
     """A part with its traffic over ``members``: ``whole`` bytes, by the ``ways`` inside a node and between nodes."""
 
@@ -243,6 +236,6 @@ def _added(part: Part, traffic: Traffic, n: int) -> float:
         return (n - 1) / n if ROWS.get(part.name, part.name) == "ring" else float(n - 1)
     adds = traffic.adds
     found = 0.0
-    for mine in _split(traffic):
+    for mine in traffic.rounds:
         found += float(np.bincount(traffic.dst[mine & adds], traffic.fraction[mine & adds], n).max(initial=0.0))
     return found

@@ -11,38 +11,22 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, everyone, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, traffic_of
+from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
 
 KINDS = frozenset({"all_reduce"})
 
 
-def sequential_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
+def sequential(kind: str, n: int, root: int = 0) -> Steps:
     """2 (n-1) rounds of one transfer of S: up the line of members and down again."""
-    refuse("sequential", request, KINDS)
-    line = everyone(group)
-    src = np.concatenate([line[:-1], line[:0:-1]])
-    dst = np.concatenate([line[1:], line[-2::-1]])
-    crossing = int((group.nodes[src] != group.nodes[dst]).sum())
-    parts = [(src[i : i + 1], dst[i : i + 1], 1.0, -1) for i in range(len(src))]
-    return traffic_of(parts, len(parts), crossing, rounds=range(len(parts)))
-
-
-def sequential_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
-    """Each transfer waits for the one before."""
-    refuse("sequential", request, KINDS)
-    writer = ScheduleWriter()
-    before: tuple[int, ...] = ()
-    last = group.size - 1
-    for i in range(last):
-        before = (writer.send(i, i + 1, 0, after=before, reduce=True),)
-    for i in range(last, 0, -1):
-        before = (writer.send(i, i - 1, 0, after=before),)
-    return writer.done(np.ones(1))
+    line = np.arange(n, dtype=np.int64)
+    up = [Round(line[i : i + 1], line[i + 1 : i + 2], 1.0, lambda _: [0], reduce=True) for i in range(n - 1)]
+    down = [Round(one.dst, one.src, 1.0, lambda _: [0]) for one in reversed(up)]
+    return Steps((*up, *down), np.ones(1), blocking=False)
 
 
 def unsplit_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """n - 1 whole tensors over every edge of the ring."""
-    refuse("ring_unsplit", request, KINDS)
     n = group.size
     parts = [
         (channel.order, np.roll(channel.order, -1), (n - 1) * channel.share, channel.edge_rails) for channel in channels
@@ -52,7 +36,6 @@ def unsplit_traffic(request: Request, group: Group, channels: tuple[Channel, ...
 
 def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Piece ``c * n + k`` is channel c's part of member k's whole tensor; members add up what they gathered."""
-    refuse("ring_unsplit", request, KINDS)
     writer, n = ScheduleWriter(), group.size
     fractions: list[float] = []
     for c, channel in enumerate(channels):
@@ -68,5 +51,5 @@ def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ..
     return writer.done(np.array(fractions))
 
 
-SEQUENTIAL = Algorithm("sequential", KINDS, sequential_traffic, sequential_schedule)
+SEQUENTIAL = rounds_algorithm("sequential", KINDS, sequential)
 RING_UNSPLIT = Algorithm("ring_unsplit", KINDS, unsplit_traffic, unsplit_schedule)

@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
-from clustersim.collectives.build import everyone, refuse, traffic_of
+from clustersim.collectives.build import everyone, traffic_of
 from clustersim.collectives.hierarchical import grid
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.tree import double_tree, levels
@@ -24,7 +24,6 @@ TREE_KINDS = frozenset({"all_reduce"})
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Inside one island: what each member sends to and gets from its switches."""
-    refuse("nvls", request, KINDS)
     _check(group)
     if n_islands(group) > 1:
         raise ProgramError("algorithm 'nvls' stays inside one NVLink domain; between nodes use 'nvls_tree' or 'ring'")
@@ -34,7 +33,6 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
 
 def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Reduce inside by the switch, between islands by two trees per head, and multicast."""
-    refuse("nvls_tree", request, TREE_KINDS)
     _check(group)
     table = grid(group)
     n, p = table.shape

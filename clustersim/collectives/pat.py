@@ -10,53 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.arrays import Ints
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, everyone, refuse, traffic_of
+from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
 
 
-def _distances(kind: str, n: int) -> list[int]:
-    """Distance of the partner in each round."""
-    far_first = [1 << k for k in reversed(range((n - 1).bit_length()))]
-    return far_first if kind == "all_gather" else far_first[::-1]
+def steps(kind: str, n: int, root: int = 0) -> Steps:
+    """Everybody trades with the members at the round's distance; who has several pieces for one sends them together."""
+    near, reduces = np.arange(n, dtype=np.int64), kind == "reduce_scatter"
+    rounds = []
+    for distance in (1 << k for k in reversed(range((n - 1).bit_length()))):
+        # How far behind the nearer one the owners of the pieces are that go this much further.
+        behind, far = np.arange(0, n - distance, 2 * distance), (near + distance) % n
+        ends = (far, near) if reduces else (near, far)
+
+        def pieces(edge: int, behind: Ints = behind) -> list[int]:
+            return [(edge - offset) % n for offset in behind.tolist()]
+
+        rounds.append(Round(*ends, len(behind) / n, pieces, reduces))
+    return Steps(tuple(rounds[::-1] if reduces else rounds), np.full(n, 1.0 / n), blocking=False)
 
 
-def _offsets(distance: int, n: int) -> Ints:
-    """How far behind the sender the owners of the pieces are that go ``distance`` further in a round."""
-    return np.arange(0, n - distance, 2 * distance, dtype=np.int64)
-
-
-def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
-    """Round by round, everybody to the member at the round's distance."""
-    refuse("pat", request, KINDS)
-    n, member = group.size, everyone(group)
-    parts, crossing = [], 0
-    for distance in _distances(request.kind, n):
-        to = (member + (distance if request.kind == "all_gather" else -distance)) % n
-        parts.append((member, to, len(_offsets(distance, n)) / n, -1))
-        crossing += bool((group.nodes != group.nodes[to]).any())
-    return traffic_of(parts, len(parts), crossing, rounds=range(len(parts)))
-
-
-def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
-    """Every transfer, one per piece."""
-    refuse("pat", request, KINDS)
-    n, writer = group.size, ScheduleWriter()
-    gathers = request.kind == "all_gather"
-    brought: dict[tuple[int, int], list[int]] = {}
-    for distance in _distances(request.kind, n):
-        sent = []
-        for near in range(n):
-            far = (near + distance) % n
-            src, dst = (near, far) if gathers else (far, near)
-            for offset in _offsets(distance, n).tolist():
-                piece = (near - offset) % n
-                after = tuple(brought.get((src, piece), ()))
-                sent.append((dst, piece, writer.send(src, dst, piece, after=after, reduce=not gathers)))
-        for dst, piece, transfer in sent:
-            brought.setdefault((dst, piece), []).append(transfer)
-    return writer.done(np.full(n, 1.0 / n))
-
-
-PAT = Algorithm("pat", KINDS, traffic, schedule)
+PAT = rounds_algorithm("pat", KINDS, steps)

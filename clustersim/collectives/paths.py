@@ -6,7 +6,6 @@ Loads are per byte of S, so they are worked out once per group and algorithm, wh
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -104,20 +103,8 @@ def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoa
     parts = []
     for index in range(len(EDGE_CLASSES)):
         mine = classes == index
-        parts.append(
-            link_loads(
-                replace(
-                    traffic,
-                    src=traffic.src[mine],
-                    dst=traffic.dst[mine],
-                    fraction=traffic.fraction[mine],
-                    rail=traffic.rail[mine],
-                ),
-                group,
-            )
-            if mine.any()
-            else (np.array([], dtype=np.int64), np.array([]))
-        )
+        nothing = np.array([], dtype=np.int64), np.array([])
+        parts.append(link_loads(traffic.only(mine), group) if mine.any() else nothing)
     crossed = np.zeros(group.topology.n_links, dtype=np.bool_)
     for where, _ in parts:
         crossed[where] = True

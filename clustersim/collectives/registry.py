@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
-from clustersim.collectives.base import Algorithm
+from msgspec.structs import replace
+
+from clustersim.collectives.base import Algorithm, Channel, Group, Request
 from clustersim.collectives.direct import DIRECT
 from clustersim.collectives.exchanges import EXCHANGES
 from clustersim.collectives.halving_doubling import HALVING_DOUBLING
@@ -33,7 +36,27 @@ _ROWS = (
     *TREES,
 )
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({row.name: row for row in _ROWS})
+Answer = TypeVar("Answer")
+_Asked = Callable[[Request, Group, tuple[Channel, ...]], Answer]
+
+
+def _checked(row: Algorithm) -> Algorithm:
+    """The row, whose functions refuse a kind that it does not do."""
+
+    def checked(function: _Asked[Answer]) -> _Asked[Answer]:
+        def ask(request: Request, group: Group, channels: tuple[Channel, ...]) -> Answer:
+            if request.kind not in row.kinds:
+                does = ", ".join(sorted(row.kinds))
+                raise ProgramError(f"algorithm {row.name!r} does not do {request.kind!r}; it does {does}")
+            return function(request, group, channels)
+
+        return ask
+
+    schedule, waves = row.schedule and checked(row.schedule), row.waves and checked(row.waves)
+    return replace(row, traffic=checked(row.traffic), schedule=schedule, waves=waves)
+
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({row.name: _checked(row) for row in _ROWS})
 
 
 def algorithm(name: str) -> Algorithm:

@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, pieces, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
@@ -26,7 +26,6 @@ _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Every ring edge carries (n-1)/n of its channel per pass; a pipeline's n - 1 edges carry all of it."""
-    refuse("ring", request, KINDS)
     n = group.size
     parts = []
     for channel in channels:
@@ -60,7 +59,6 @@ def _from_root(request: Request, channel: Channel) -> tuple[Ints, Ints]:
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Every transfer. A step's send waits only for what it forwards."""
-    refuse("ring", request, KINDS)
     if request.kind in _PASSES:
         return _laps(request.kind, group.size, channels)
     writer = ScheduleWriter()
@@ -103,7 +101,6 @@ def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> Schedule:
 
 def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Waves | None:
     """The laps of :func:`schedule`, a wave a step; None for pipelines. A slot is a place in a ring."""
-    refuse("ring", request, KINDS)
     if request.kind not in _PASSES:
         return None
     n, steps = group.size, _PASSES[request.kind] * (group.size - 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, traffic_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,15 @@ class Round:
 
 
 class Steps(msgspec.Struct, frozen=True, eq=False):
-    """All rounds of an algorithm, and its pieces as parts of S."""
+    """All rounds of an algorithm, and its pieces as parts of S.
+
+    ``blocking`` : a pair trades once the round before has reached both, as in a blocking exchange; else a piece is sent
+    on as soon as its sender has it.
+    """
 
     rounds: tuple[Round, ...]
     pieces: Floats
+    blocking: bool = True
 
 
 Maker = Callable[[str, int, int], Steps]
@@ -50,12 +55,10 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm
     made = lru_cache(maxsize=32)(make)
 
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
-        refuse(name, request, kinds)
         return in_rounds(made(request.kind, group.size, request.root).rounds, group)
 
     def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
-        refuse(name, request, kinds)
-        return _schedule(made(request.kind, group.size, request.root))
+        return all_sends(made(request.kind, group.size, request.root))
 
     return Algorithm(name, kinds, traffic, schedule)
 
@@ -74,17 +77,15 @@ def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Rou
     return Round(src, dst, share, lambda edge: np.flatnonzero(label == want[edge]).tolist(), reduce)
 
 
-def _schedule(steps: Steps) -> Schedule:
-    """Every transfer, one per piece. A round of a pair begins when the round before has reached both of them, as a
-    blocking exchange does; pieces of a round travel in order, so that the last one tells.
-    """
+def all_sends(steps: Steps) -> Schedule:
+    """Every transfer, one per piece; pieces of a round travel in order, so that the last one tells."""
     writer = ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}
     last: dict[int, int] = {}  # member -> what reached it last
     for one in steps.rounds:
         sent = []
         for edge, (src, dst) in enumerate(zip(one.src.tolist(), one.dst.tolist(), strict=True)):
-            ready = [last[member] for member in (src, dst) if member in last]
+            ready = [last[member] for member in (src, dst) if steps.blocking and member in last]
             for piece in one.pieces(edge):
                 after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
                 sent.append((dst, piece, writer.send(src, dst, piece, after=tuple(after), reduce=one.reduce)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, pieces, refuse, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 
@@ -92,7 +92,6 @@ def _root(request: Request) -> int | None:
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Each tree edge carries its tree's part of S: up for all_reduce and reduce, down for all_reduce and broadcast."""
-    refuse("tree", request, KINDS)
     parts, deepest, ways = [], 0, 1 + (request.kind == "all_reduce")
     islands, outer = member_islands(group), 0
     for channel in channels:
@@ -113,7 +112,6 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Every transfer, pipelined: a member passes a piece on as soon as it has it from all its children."""
-    refuse("tree", request, KINDS)
     writer, lane = ScheduleWriter(), 0
     fractions: list[float] = []
     for channel in channels:
