@@ -15,7 +15,7 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Channel, Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
-from clustersim.collectives.gloo_law import ring_messages
+from clustersim.collectives.gloo import ring_messages
 from clustersim.collectives.loads import link_loads
 from clustersim.collectives.peer_rails import peer_rails
 from clustersim.collectives.registry import ALGORITHMS

@@ -9,8 +9,7 @@ import pytest
 
 from clustersim import fabrics
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.gloo import plan
-from clustersim.collectives.gloo_law import chain_and_total
+from clustersim.collectives.gloo import chain_and_total, plan
 from clustersim.costs import GLOO_COSTS as COSTS
 from clustersim.scenario import from_table
 from clustersim.scenario.result import Result

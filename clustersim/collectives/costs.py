@@ -39,12 +39,14 @@ def _streamed(group: Group) -> float:
 
 def gloo_costs_of(group: Group) -> GlooCosts:
     """Gloo's constants on the group's machine."""
-    return _gloo(group.topology.calibration)
+    known = group.topology.calibration
+    return overlaid(GLOO_COSTS, known.values("gloo")) if known else GLOO_COSTS
 
 
 def mpi_costs_of(group: Group) -> MpiCosts:
     """Open MPI's constants on the group's machine."""
-    return _mpi(group.topology.calibration)
+    known = group.topology.calibration
+    return overlaid(MPI_COSTS, known.values("mpi")) if known else MPI_COSTS
 
 
 # A calibration is one object per loaded topology and hashes by identity, so two machines never share an entry.
@@ -52,13 +54,3 @@ def mpi_costs_of(group: Group) -> MpiCosts:
 def _nccl(net: str, net_share: float, calibration: Calibration | None) -> Costs:
     known = {f"net_share.{net}": net_share} if net_share and net in COSTS.net_share else {}
     return overlaid(COSTS, known | (calibration.values("nccl") if calibration else {}))
-
-
-@lru_cache(maxsize=64)
-def _gloo(calibration: Calibration | None) -> GlooCosts:
-    return overlaid(GLOO_COSTS, calibration.values("gloo")) if calibration else GLOO_COSTS
-
-
-@lru_cache(maxsize=64)
-def _mpi(calibration: Calibration | None) -> MpiCosts:
-    return overlaid(MPI_COSTS, calibration.values("mpi")) if calibration else MPI_COSTS

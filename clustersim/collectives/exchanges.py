@@ -144,12 +144,18 @@ def _pair(origin: int, way: int, n: int) -> int:
     return origin % n * n + (origin + way) % n
 
 
+def round_a_ring(n: int) -> Steps:
+    """n - 1 rounds: everybody sends the next member the block it got last, its own first."""
+    v = np.arange(n, dtype=np.int64)
+    rounds = (Round(v, (v + 1) % n, 1 / n, partial(lambda t, e: [(e - t) % n], t)) for t in range(n - 1))
+    return Steps(tuple(rounds), np.full(n, 1 / n))
+
+
 def neighbor(kind: str, n: int, root: int = 0) -> Steps:
     """n / 2 rounds with the two neighbours in turn, two blocks at a time (Chen et al. 2005); odd groups use a ring."""
     v = np.arange(n, dtype=np.int64)
     if n % 2:
-        ring = [Round(v, (v + 1) % n, 1 / n, partial(lambda t, e: [(e - t) % n], t)) for t in range(n - 1)]
-        return Steps(tuple(ring), np.full(n, 1 / n))
+        return round_a_ring(n)
     rounds = [Round(v, v ^ 1, 1 / n, lambda e: [e])]
     held = np.stack([v - v % 2, v - v % 2 + 1], axis=1)
     for t in range(1, n // 2):

@@ -66,21 +66,11 @@ def few_enough(traffic_edges: int, steps: int) -> bool:
 
 def routes(traffic: Traffic, group: Group) -> Routes:
     """Every edge's links, as :meth:`clustersim.routing.Router.loads` spreads one byte over them."""
-    ends = np.stack([group.gpus[traffic.src], group.gpus[traffic.dst], traffic.rail], axis=1)
-    distinct, which = np.unique(ends, axis=0, return_inverse=True)
-    which = which.reshape(-1)
     router = routing.router(group.topology, traffic.relay)
-    found = [router.loads([src], [dst], 1.0, [rail]) for src, dst, rail in distinct.tolist()]
-    counts = np.array([len(links) for links, _ in found], dtype=np.int64)[which]
-    links = np.concatenate([found[i][0] for i in which.tolist()])
+    ptr, links, weight = router.loads_of_each(group.gpus[traffic.src], group.gpus[traffic.dst], traffic.rail)
     used, link = np.unique(links, return_inverse=True)
-    return Routes(
-        ptr=np.cumsum(counts) - counts,
-        edge=np.repeat(np.arange(len(which)), counts),
-        link=link.reshape(-1),
-        weight=np.concatenate([found[i][1] for i in which.tolist()]),
-        bandwidth=group.topology.link_bandwidth[used],
-    )
+    edge = np.repeat(np.arange(len(traffic.src)), np.diff(ptr))
+    return Routes(ptr[:-1], edge, link.reshape(-1), weight, group.topology.link_bandwidth[used])
 
 
 def pipeline_fill(

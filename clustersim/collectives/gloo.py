@@ -11,11 +11,11 @@ loopback. Tensors on a GPU are staged through host memory, before and after. How
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.collectives import gloo_law
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import everyone, traffic_of
 from clustersim.collectives.costs import gloo_costs_of
@@ -24,27 +24,57 @@ from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
-from clustersim.costs import GlooCosts
 from clustersim.errors import ProgramError
 
+SEGMENT = 2.0**20
+"""Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""
 
-def plan(request: Request, group: Group, n_channels: int | None = None, costs: GlooCosts | None = None) -> Plan:
-    """The Plan of one collective under Gloo; ``n_channels`` is not Gloo's to have and must be None or 1.
+MAPPED = 2.0**25
+"""Allocations [bytes] that glibc always maps afresh."""
 
-    ``costs``: None takes those of the group's machine.
+ELEMENT = 4
+"""Bytes of fp32, which segments are rounded up to."""
+
+
+SCRATCH = frozenset({"all_gather", "gather", "reduce_scatter"})
+"""Kinds for which PyTorch makes a temporary of S bytes."""
+
+ROOTED = frozenset({"scatter", "gather", "send"})
+"""Kinds in which one process does what :func:`_touched` counts."""
+
+
+def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
+    """The Plan of one collective under Gloo, which has one channel.
+
     Raises :class:`ProgramError` for a pin that is not what Gloo would run.
     """
     if n_channels not in (None, 1):
         raise ProgramError(f"Gloo has one channel, not {n_channels}")
-    costs = costs or gloo_costs_of(group)
     hosts = on_hosts(group, "Gloo")
+    asked = _asked(request, hosts)
+    if request.algorithm not in (None, asked.algorithm):
+        raise ProgramError(f"Gloo runs {request.kind!r} as {asked.algorithm!r}, not {request.algorithm!r}")
+    return host_plan(request, group, hosts, asked, gloo_costs_of(group))
+
+
+def work(request: Request, group: Group) -> Work:
+    """What a collective asks of the hosts of its ranks; Gloo's own part, without copies between GPU and host."""
+    return _asked(request, on_hosts(group, "Gloo")).work
+
+
+def _asked(request: Request, hosts: Group) -> Asked:
     algorithm, traffic = _choice(request, hosts)
-    if request.algorithm not in (None, algorithm):
-        raise ProgramError(f"Gloo runs {request.kind!r} as {algorithm!r}, not {request.algorithm!r}")
     load, legs = on_links(traffic, hosts)
-    return host_plan(
-        request, group, hosts, Asked(algorithm, "TCP", load, _work(request, hosts, legs)), costs, staged=True
-    )
+    n, size, kind = hosts.size, request.nbytes, request.kind
+    shared = most_per_core(hosts)
+    busy = max(1.0, shared)
+    chain, total = chain_and_total(kind, n, size)
+    here = 1.0 if kind in ROOTED else busy
+    return Asked(algorithm, "TCP", load, Work(
+        kind=kind, nbytes=size, calls=busy, legs=(Leg(0.0, 0.0, max(chain, total / n * shared)), *legs),
+        touched=_touched(kind, n) * size * here, scratch=size * here if kind in SCRATCH and size >= MAPPED else 0.0,
+        footprint=_footprint(kind, n, hosts.ranks_per_node) * size,
+    ))  # fmt: skip
 
 
 # ---- what Gloo chooses ----------------------------------------------------------------------------------------------
@@ -85,27 +115,56 @@ def _reduce(request: Request, hosts: Group) -> Traffic:
 # ---- what it asks of the hosts --------------------------------------------------------------------------------------
 
 
-def work(request: Request, group: Group) -> Work:
-    """What a collective asks of the hosts of its ranks; Gloo's own part, without copies between GPU and host."""
-    hosts = on_hosts(group, "Gloo")
-    _, traffic = _choice(request, hosts)
-    return _work(request, hosts, on_links(traffic, hosts)[1])
+def ring_messages(n: int, nbytes: float) -> int:
+    """Messages a rank sends in one half (reduce-scatter or all-gather) of Gloo's segmented ring.
+
+    Segments are at most 1 MiB, at least two a rank; a tensor with fewer elements than segments leaves some of them
+    empty, and those are not sent.
+
+    >>> ring_messages(2, 2.0**20), ring_messages(4, 2.0**26), ring_messages(2, 8.0)
+    (2, 48, 1)
+    """
+    segment = min(math.ceil(nbytes / (2 * n)), SEGMENT)
+    segment = ELEMENT * math.ceil(segment / ELEMENT) or ELEMENT
+    full = math.ceil(nbytes / segment)
+    segments = n * math.ceil(max(full, 2 * n) / n)
+    return max(1, round((segments - segments // n) * min(1.0, full / segments)))
 
 
-def _work(request: Request, hosts: Group, legs: tuple[Leg, ...]) -> Work:
-    n, size, kind = hosts.size, request.nbytes, request.kind
-    shared = most_per_core(hosts)
-    busy = max(1.0, shared)
-    chain, total = gloo_law.chain_and_total(kind, n, size)
-    messages = max(chain, total / n * shared)
-    touched = gloo_law.touched(kind, n) * size * (1.0 if kind in gloo_law.ROOTED else busy)
-    fresh = kind in gloo_law.SCRATCH and size >= gloo_law.MAPPED
-    return Work(
-        kind=kind,
-        nbytes=size,
-        calls=busy,
-        legs=(Leg(0.0, 0.0, messages), *legs),
-        touched=touched,
-        scratch=size * (1.0 if kind in gloo_law.ROOTED else busy) if fresh else 0.0,
-        footprint=gloo_law.footprint(kind, n, hosts.ranks_per_node) * size,
-    )
+def chain_and_total(kind: str, n: int, nbytes: float) -> tuple[int, int]:
+    """Messages one after another, and messages of all ranks together."""
+    rounds = (n - 1).bit_length()
+    if kind in {"all_reduce", "reduce_scatter"}:
+        half = ring_messages(n, nbytes)
+        return 2 * half, 2 * half * n
+    if kind == "reduce":
+        half = ring_messages(n, nbytes)
+        return half + 1, half * n + n - 1
+    if kind == "all_gather":  # half blocks
+        return 2 * (n - 1), 2 * (n - 1) * n
+    if kind == "broadcast":
+        return rounds, n - 1
+    if kind == "barrier":
+        return rounds, rounds * n
+    if kind in {"scatter", "gather"}:
+        return n - 1, n - 1
+    if kind == "all_to_all":
+        return n - 1, (n - 1) * n
+    return 1, n if kind == "sendrecv" else 1
+
+
+def _touched(kind: str, n: int) -> float:
+    """Bytes per byte of S that the busiest process adds or copies."""
+    ring, own = (n - 1) / n, 1 / n
+    return {
+        "all_reduce": ring, "reduce": ring, "reduce_scatter": ring + 1 + own, "all_gather": 1 + own,
+        "gather": 1 + own, "scatter": own, "all_to_all": own,
+    }.get(kind, 0.0)  # fmt: skip
+
+
+def _footprint(kind: str, n: int, here: int) -> float:
+    """Bytes per byte of S in the buffers of ``here`` ranks of a node."""
+    if kind in {"scatter", "gather"}:  # whole at the root, parts elsewhere
+        return 3.0 if kind == "gather" else 2.0
+    each = {"all_gather": 2 + 1 / n, "reduce_scatter": 2 + 1 / n, "all_to_all": 2.0, "sendrecv": 2.0}.get(kind, 1.0)
+    return each * here

@@ -30,11 +30,9 @@ class Asked:
     work: Work
 
 
-def host_plan(
-    request: Request, group: Group, hosts: Group, asked: Asked, costs: GlooCosts | MpiCosts, *, staged: bool
-) -> Plan:
-    """The Plan of a collective of hosts; ``staged``: GPUs' tensors are copied to the host before, and back after."""
-    stage_load, stage, copies = _staging(request, group, hosts) if staged else (np.zeros(len(asked.load)), 0.0, 0)
+def host_plan(request: Request, group: Group, hosts: Group, asked: Asked, costs: GlooCosts | MpiCosts) -> Plan:
+    """The Plan of a collective of ``hosts``; tensors of a GPU are copied to its host before, and back after."""
+    stage_load, stage, copies = _staging(request, group, hosts)
     load = asked.load + stage_load
     links = np.flatnonzero(load > 0)
     seconds_per_byte = host_law.wire(asked.work, costs) + stage

@@ -24,7 +24,7 @@ from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.mpi_rules import NAMES, chosen, forced
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.costs import MpiCosts
+from clustersim.collectives.trees import in_order_binomial
 from clustersim.errors import ProgramError, nearest
 
 TRANSPORTS = ("vader", "vader/none", "tcp", "ucx")
@@ -54,24 +54,17 @@ class Part(msgspec.Struct, frozen=True):
     kind: str
 
 
-def plan(
-    request: Request,
-    group: Group,
-    n_channels: int | None = None,
-    costs: MpiCosts | None = None,
-    cuda: bool = False,
-) -> Plan:
+def plan(request: Request, group: Group, n_channels: int | None = None, cuda: bool = False) -> Plan:
     """The Plan of one collective under Open MPI, which has one channel.
 
-    ``costs``: None takes those of the group's machine. ``cuda``: Open MPI was built and started with CUDA support.
-    Raises :class:`ProgramError` for a pin that Open MPI does not have.
+    ``cuda``: Open MPI was built and started with CUDA support. Raises :class:`ProgramError` for a pin that it does not
+    have.
     """
     if n_channels not in (None, 1):
         raise ProgramError(f"Open MPI has one channel, not {n_channels}")
     direct = cuda and request.kind not in ADDING
     members = group if direct else on_hosts(group, "Open MPI")
-    return host_plan(request, group, members, asked_of(request, members, gpus=direct), costs or mpi_costs_of(group),
-                     staged=not direct)  # fmt: skip
+    return host_plan(request, group, members, asked_of(request, members, gpus=direct), mpi_costs_of(group))
 
 
 def work(request: Request, group: Group) -> Work:
@@ -178,10 +171,8 @@ def _barrier(name: str, n: int) -> Traffic:
     elif name == "linear":
         edges = [(v[1:], 0 * v[1:]), (0 * v[1:], v[1:])]
     else:
-        up = [
-            (v[step :: 2 * step], v[step :: 2 * step] - step) for step in (1 << k for k in range((n - 1).bit_length()))
-        ]
-        edges = [*up, *((parent, child) for child, parent in reversed(up))]
+        down = in_order_binomial(n)
+        edges = [*((child, parent) for parent, child in reversed(down)), *down]
     return traffic_of([(src, dst, 0.0, -1) for src, dst in edges], len(edges), 0, rounds=range(len(edges)))
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from clustersim.arrays import Ints
-from clustersim.collectives.exchanges import bruck, recursive_doubling
+from clustersim.collectives.exchanges import bruck, recursive_doubling, round_a_ring
 from clustersim.collectives.rounds import Maker, Round, Steps, rounds_algorithm
 
 Levels = list[tuple[Ints, Ints]]
@@ -142,9 +142,8 @@ def _scatter_allgather(kind: str, n: int, root: int) -> Steps:
 
 def _scatter_allgather_ring(kind: str, n: int, root: int) -> Steps:
     """A broadcast in blocks: scatter them, then n - 1 rounds of a ring."""
-    v = np.arange(n, dtype=np.int64)
-    ring = [Round(v, (v + 1) % n, 1 / n, partial(lambda t, e: [(e - t) % n], t)) for t in range(n - 1)]
-    return Steps((*_scattered(n, root), *ring), np.full(n, 1 / n))
+    rest = round_a_ring(n)
+    return Steps((*_scattered(n, root), *rest.rounds), rest.pieces)
 
 
 def _split_binary(kind: str, n: int, root: int) -> Steps:
