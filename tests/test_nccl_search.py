@@ -18,6 +18,7 @@ from clustersim.collectives.nccl.search import _search_view
 from clustersim.collectives.nccl.walk import Walk
 from clustersim.collectives.nccl.wiring import wiring
 from clustersim.errors import TopologyError
+from clustersim.topology import PATH_CLASSES
 
 GRAPHS = table("graphs")
 
@@ -33,8 +34,8 @@ def test_search_finds_what_nccl_finds(row: dict[str, str]) -> None:
         "search_channels": found.n_channels,
         "bwIntra": found.bw_intra,
         "bwInter": found.bw_inter,
-        "typeIntra": found.type_intra,
-        "typeInter": found.type_inter,
+        "typeIntra": PATH_CLASSES[found.type_intra],
+        "typeInter": PATH_CLASSES[found.type_inter],
         "sameChannels": int(found.same_channels),
         "comm_channels": exec_channels(described, graphs),
     } == {key: type_of(row[key]) for key in list(row)[6:]} | {"pattern": int(row["pattern"])}

@@ -25,6 +25,7 @@ from clustersim.collectives.nccl import (
     search,
 )
 from clustersim.errors import ProgramError
+from clustersim.topology import PATH_CLASSES
 
 GOLDEN = table("tuner")
 CASES = sorted({(row["system"], int(row["nodes"]), row["collective"]) for row in GOLDEN})
@@ -42,8 +43,8 @@ def printed_graphs(name: str, nodes: int) -> dict[str, Graph] | None:
                 n_channels=int(row["search_channels"]),
                 bw_intra=float(row["bwIntra"]),
                 bw_inter=float(row["bwInter"]),
-                type_intra=row["typeIntra"],
-                type_inter=row["typeInter"],
+                type_intra=PATH_CLASSES.index(row["typeIntra"]),
+                type_inter=PATH_CLASSES.index(row["typeInter"]),
                 same_channels=row["sameChannels"] == "1",
                 cross_nic=int(row["crossNic"]),
             )

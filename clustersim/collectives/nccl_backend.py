@@ -46,11 +46,19 @@ _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
 
 class Picked(NamedTuple):
-    """What NCCL picked, without the request it was for."""
+    """What NCCL picks, and for what, whatever the size."""
 
+    kind: str
+    root: int
+    matrix: ByteMatrix | None
     algorithm: str
     protocol: str
     n_channels: int
+
+    def loads(self, group: Group) -> PathLoads:
+        """Bytes on links per byte of S."""
+        request = Request(self.kind, 1.0, root=self.root, matrix=self.matrix)
+        return loads_of(request, group, self.algorithm, self.n_channels)
 
 
 class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -69,15 +77,15 @@ class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
     blocks: int = 1
 
     @cached_property
-    def alike(self) -> tuple[object, ...]:
-        """Equal for choices that differ in size alone."""
+    def picked(self) -> Picked:
+        """Equal for choices of a group that differ in size alone."""
         request = self.request
-        return request.kind, request.root, request.matrix, self.group, self.algorithm, self.protocol, self.n_channels
+        return Picked(request.kind, request.root, request.matrix, self.algorithm, self.protocol, self.n_channels)
 
     @cached_property
     def loads(self) -> PathLoads:
         """Bytes on links per byte of S."""
-        return loads_of(self.request, self.group, self.algorithm, self.n_channels)
+        return self.picked.loads(self.group)
 
     @cached_property
     def paces(self) -> Floats:
@@ -96,17 +104,26 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     if _foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
     chosen = choice(request, group, n_channels)
-    picked = Picked(chosen.algorithm, chosen.protocol, chosen.n_channels)
-    if request.kind in TUNED:
-        way = _tuned_way(group, request.kind, request.root, picked, costs)
-    else:
-        way = _direct_way(group, request.kind, request.root, request.matrix, costs)
-    made = _plan(request, group, picked, way, _law(chosen, way.hops, costs))
-    if request.kind in TUNED:
-        return made
+    way = _way(group, chosen.picked, costs)
     wire = request.nbytes / way.rate
-    alone = p2p_device(request, group, costs)(wire)
-    return replace(made, host=max(made.latency + wire - alone, 0.0))
+    latency, host = _law(chosen, way.hops, costs)(wire) - wire, 0.0
+    if request.kind not in TUNED:
+        host = max(latency + wire - p2p_device(request, group, costs)(wire), 0.0)
+    return Plan(
+        kind=request.kind,
+        algorithm=chosen.algorithm,
+        protocol=chosen.protocol,
+        n_channels=chosen.n_channels,
+        nbytes=request.nbytes,
+        latency=latency,
+        links=way.links,
+        weights=way.weights,
+        ceiling=way.ceiling,
+        lower_bound=lower_bound(request, group),
+        bus_factor=bus_factor(request.kind, group.size),
+        host=host,
+        channels=way.channels,
+    )
 
 
 def choice(request: Request, group: Group, n_channels: int | None = None) -> Choice:
@@ -136,24 +153,29 @@ def seconds(chosen: Choice, costs: Costs) -> float:
 
 def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
     """:func:`seconds` of many: what does not depend on the size is worked out once for rows that differ in it alone."""
-    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    known: dict[tuple[Group, Picked], tuple[float, float]] = {}
     for chosen in choices:
-        if chosen.alike not in known:
-            known[chosen.alike] = _pace_and_hops(chosen, costs)
-        pace, hops = known[chosen.alike]
+        key = chosen.group, chosen.picked
+        if key not in known:
+            known[key] = _pace_and_hops(chosen, costs)
+        pace, hops = known[key]
         yield _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 
 def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
     """Seconds per byte of S on the narrowest link, and seconds of the hops."""
-    request, group = chosen.request, chosen.group
-    shares, ceiling, hops = direct_shares(request.kind, group, costs), math.inf, 0.0
-    if request.kind in TUNED:
-        algorithm, protocol = chosen.algorithm, chosen.protocol
-        shares = shares_of(algorithm, protocol, group, costs)
-        ceiling = kernel_ceiling(request.kind, group, algorithm, protocol, costs)
-        hops = hop_time(request.kind, algorithm, protocol, chosen.loads, group, costs)
+    shares, ceiling, hops = _limits(chosen.group, chosen.picked, chosen.loads, costs)
     return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
+
+
+def _limits(group: Group, picked: Picked, loads: PathLoads, costs: Costs) -> tuple[Floats, float, float]:
+    """(4,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
+    kind, algorithm, protocol = picked.kind, picked.algorithm, picked.protocol
+    if kind not in TUNED:
+        return direct_shares(kind, group, costs), math.inf, 0.0
+    ceiling = kernel_ceiling(kind, group, algorithm, protocol, costs)
+    hops = hop_time(kind, algorithm, protocol, loads, group, costs)
+    return shares_of(algorithm, protocol, group, costs), ceiling, hops
 
 
 class _Way(msgspec.Struct, frozen=True, eq=False):
@@ -168,28 +190,15 @@ class _Way(msgspec.Struct, frozen=True, eq=False):
     channels: tuple[Channel, ...]
 
 
-def _way(group: Group, loads: PathLoads, weights: Floats, ceiling: float, hops: float = 0.0) -> _Way:
+@kept_with_topology(maxsize=1024)
+def _way(group: Group, picked: Picked, costs: Costs) -> _Way:
+    loads = picked.loads(group)
+    shares, ceiling, hops = _limits(group, picked, loads, costs)
+    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     used = weights > 0
     links, weights = loads.links[used], weights[used]
     rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
     return _Way(links, weights, ceiling, rate, hops, loads.channels)
-
-
-@kept_with_topology(maxsize=1024)
-def _tuned_way(group: Group, kind: str, root: int, picked: Picked, costs: Costs) -> _Way:
-    algorithm, protocol, count = picked
-    loads = loads_of(Request(kind, 1.0, root=root), group, algorithm, count)
-    shares = shares_of(algorithm, protocol, group, costs)
-    weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
-    hops = hop_time(kind, algorithm, protocol, loads, group, costs)
-    return _way(group, loads, weights, kernel_ceiling(kind, group, algorithm, protocol, costs), hops)
-
-
-@kept_with_topology(maxsize=1024)
-def _direct_way(group: Group, kind: str, root: int, matrix: ByteMatrix | None, costs: Costs) -> _Way:
-    loads = loads_of(Request(kind, 1.0, root=root, matrix=matrix), group, "direct", 1)
-    shares = direct_shares(kind, group, costs)
-    return _way(group, loads, (loads.by_class / shares[:, None]).sum(axis=0), math.inf)
 
 
 def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
@@ -211,31 +220,6 @@ def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
         return floored(base + hops + wire + fill(hops, wire, costs), floor, costs)
 
     return seconds
-
-
-def _plan(
-    request: Request,
-    group: Group,
-    picked: Picked,
-    way: _Way,
-    seconds: Callable[[float], float],
-) -> Plan:
-    """The Plan that takes ``seconds(wire)`` alone, where ``wire`` [s] is what the bytes take on the narrowest link."""
-    wire = request.nbytes / way.rate
-    return Plan(
-        kind=request.kind,
-        algorithm=picked.algorithm,
-        protocol=picked.protocol,
-        n_channels=picked.n_channels,
-        nbytes=request.nbytes,
-        latency=seconds(wire) - wire,
-        links=way.links,
-        weights=way.weights,
-        ceiling=way.ceiling,
-        lower_bound=lower_bound(request, group),
-        bus_factor=bus_factor(request.kind, group.size),
-        channels=way.channels,
-    )
 
 
 def _foreign(request: Request) -> bool:

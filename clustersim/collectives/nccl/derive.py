@@ -6,8 +6,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Group
-from clustersim.collectives.nccl.system import System
-from clustersim.collectives.nccl.view import Nic, NodeView, Slot, nvlink_line_rate
+from clustersim.collectives.nccl.view import Nic, NodeView, Slot, System, nvlink_line_rate
 from clustersim.device import device
 from clustersim.errors import TopologyError
 from clustersim.memo import kept_with_first

@@ -6,6 +6,8 @@ import msgspec
 
 from clustersim.collectives.nccl.view import C2C, NET, NVL, PIX, SYS, NodeView, Slot, nvlink_bandwidth, socket_bandwidth
 
+LOCAL_BANDWIDTH = 5000.0
+
 Vertex = tuple[str, int]
 """``("gpu", 0)``, ``("pci", 1)``, ``("cpu", 0)``, ``("nic", 0)`` (the card), ``("net", 0)`` (its port) and
 ``("nvs", 0)``, all NVSwitches as one."""

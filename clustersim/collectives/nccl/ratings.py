@@ -12,10 +12,8 @@ from collections.abc import Mapping
 import msgspec
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
-from clustersim.collectives.nccl.layout import TREE
-from clustersim.collectives.nccl.search import Graph
-from clustersim.collectives.nccl.system import Asked, System
-from clustersim.collectives.nccl.view import NVB, PXB, PXN
+from clustersim.collectives.nccl.graph import TREE, Graph
+from clustersim.collectives.nccl.view import NVB, NVL, PXB, PXN, Asked, System
 from clustersim.errors import ProgramError, nearest
 from clustersim.topology import PATH_CLASSES
 
@@ -133,10 +131,10 @@ class _Model:
     def _no_ll128(self, algorithm: str) -> str:
         system, graph = self.system, self.graphs[algorithm]
         farthest = PXN if system.sm >= 90 and self.table.since >= (2, 24) else PXB
-        if _rank(graph.type_inter) > farthest and self.nodes > 1:
-            return f"LL128 needs a NIC no farther than {PATH_CLASSES[farthest]}, not {graph.type_inter}"
-        if _rank(graph.type_intra) > NVB:
-            return f"LL128 needs NVLink inside the node, not {graph.type_intra}"
+        if graph.type_inter > farthest and self.nodes > 1:
+            return f"LL128 needs a NIC no farther than {PATH_CLASSES[farthest]}, not {PATH_CLASSES[graph.type_inter]}"
+        if graph.type_intra > NVB:
+            return f"LL128 needs NVLink inside the node, not {PATH_CLASSES[graph.type_intra]}"
         if system.sm < 70:
             return "LL128 needs Volta or newer"
         if system.sm_max > system.sm and system.sm < 90:
@@ -252,7 +250,7 @@ class _Model:
 
     def _intra(self, algorithm: str, column: int) -> float:
         graph = self.graphs.get(algorithm, self.graphs["ring"])
-        steps = self.table.nvlink if graph.type_intra == "NVL" else self.table.pcie
+        steps = self.table.nvlink if graph.type_intra == NVL else self.table.pcie
         intra = steps[algorithm][column]
         return intra * self.table.ll_net_factor if self.nodes > 1 and column == 0 else intra
 
@@ -268,7 +266,7 @@ class _Model:
         if self.kind in ("broadcast", "reduce"):
             ring = self.graphs["ring"]
             where = self.table.net if self.nodes > 1 else None
-            where = where or (self.table.nvlink if ring.type_intra == "NVL" else self.table.pcie)
+            where = where or (self.table.nvlink if ring.type_intra == NVL else self.table.pcie)
             if ring.same_channels:
                 return where["ring"][column]
             return self.steps * where["tree" if column == 2 else "ring"][column]
@@ -281,7 +279,3 @@ class _Model:
         if self.nodes > 1 and self.kind == "all_reduce" and not self.table.net_rounds:
             crossing = min(2 * self.nodes, self.steps)
         return (self.steps - crossing) * intra + crossing * inter
-
-
-def _rank(path_class: str) -> int:
-    return PATH_CLASSES.index(path_class)

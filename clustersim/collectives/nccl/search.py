@@ -10,47 +10,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import msgspec
 from msgspec.structs import replace
 
-from clustersim.collectives.nccl import bounds
-from clustersim.collectives.nccl.layout import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Layout, speeds
-from clustersim.collectives.nccl.system import System
-from clustersim.collectives.nccl.view import DIS, LOC, LOCAL_BANDWIDTH, NVL, PIX, PXN, SYS, NodeView
+from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Graph, hopeless, speeds
+from clustersim.collectives.nccl.links import LOCAL_BANDWIDTH
+from clustersim.collectives.nccl.room import most_channels
+from clustersim.collectives.nccl.view import DIS, LOC, NVL, PIX, PXN, SYS, NodeView, System
 from clustersim.collectives.nccl.walk import Walk
 from clustersim.collectives.nccl.wiring import Wiring, wiring
-from clustersim.topology import PATH_CLASSES
 
 MAX_CHANNELS = 64
 _GLOBAL_BUDGET = 1 << 19
 _BUDGET = 1 << 14
 _SAME_BUDGET = 1 << 8
-
-
-class Graph(msgspec.Struct, frozen=True):
-    """What the search found for one algorithm.
-
-    Parameters
-    ----------
-    pattern : NCCL's number: 1 balanced tree, 3 tree, 4 ring, 5 NVLS, 6 CollNetDirect.
-    n_channels : channels found; the tuner multiplies by it. Kernels run on :func:`exec_channels` of them.
-    bw_intra, bw_inter : [GB/s] per channel inside a node and to the NIC.
-    type_intra, type_inter : worst path class, one of :data:`clustersim.topology.PATH_CLASSES`.
-    same_channels : all channels visit the GPUs in the same order.
-    cross_nic : 2 if channels enter and leave by alternating NICs.
-    orders : per channel, GPUs of the view in visiting order. nets : per channel, NICs of the view in and out.
-    """
-
-    pattern: int
-    n_channels: int
-    bw_intra: float
-    bw_inter: float
-    type_intra: str
-    type_inter: str
-    same_channels: bool
-    cross_nic: int = 0
-    orders: tuple[tuple[int, ...], ...] = ()
-    nets: tuple[tuple[int, int], ...] = ()
 
 
 @lru_cache(maxsize=1024)
@@ -76,7 +48,7 @@ def search_channels(algorithm: str, system: System) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _search_view(view: NodeView, sharp: bool) -> dict[str, Layout]:
+def _search_view(view: NodeView, sharp: bool) -> dict[str, Graph]:
     wires = wiring(view)
     ring = _Search(wires, RING, 1, MAX_CHANNELS // 2).result()
     tree = _Search(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
@@ -87,22 +59,16 @@ def _search_view(view: NodeView, sharp: bool) -> dict[str, Layout]:
     return found
 
 
-def _merged(nodes: list[dict[str, Layout]]) -> dict[str, Graph]:
+def _merged(nodes: list[dict[str, Graph]]) -> dict[str, Graph]:
     graphs = {}
     for name in nodes[0]:
-        all_of = [node[name] for node in nodes]
-        graphs[name] = Graph(
-            pattern=max(g.pattern for g in all_of),
-            n_channels=min(g.n_channels for g in all_of),
-            bw_intra=min(g.bw_intra for g in all_of),
-            bw_inter=min(g.bw_inter for g in all_of),
-            type_intra=PATH_CLASSES[max(g.type_intra for g in all_of)],
-            type_inter=PATH_CLASSES[max(g.type_inter for g in all_of)],
-            same_channels=all(g.same_channels for g in all_of),
-            cross_nic=max(g.cross_nic for g in all_of),
-            orders=all_of[0].orders,
-            nets=all_of[0].nets,
-        )
+        each = [node[name] for node in nodes]
+        most = {
+            field: max(getattr(g, field) for g in each)
+            for field in ("pattern", "type_intra", "type_inter", "cross_nic")
+        }
+        least = {field: min(getattr(g, field) for g in each) for field in ("n_channels", "bw_intra", "bw_inter")}
+        graphs[name] = replace(each[0], **most, **least, same_channels=all(g.same_channels for g in each))
     graphs["nvls_tree"] = graphs["nvls"]
     return graphs
 
@@ -132,13 +98,13 @@ class _Search:
             pattern = TREE
         if pattern == RING and low == 1 and high >= 2 and self._split_nvlink():
             low = 2
-        self.best = Layout(
+        self.best = Graph(
             pattern, low, high, type_intra=self.near_intra, type_inter=self.near_inter, same_channels=self.try_same
         )
         self.max_bw, self.total_bw = self._limits()
         self.budget = _GLOBAL_BUDGET
         self.kinds_intra, self.kinds_inter = between, outside
-        self.tried: dict[Layout, int] = {}
+        self.tried: dict[Graph, int] = {}
 
     def _split_nvlink(self) -> bool:
         """Two NVLink islands joined by something slower."""
@@ -163,7 +129,7 @@ class _Search:
             total = max(total, nvlink, wires.view.gpus[g].bandwidth)
         return widest, total
 
-    def _try(self, ask: Layout) -> int:
+    def _try(self, ask: Graph) -> int:
         """One attempt; returns what is left of its budget (-1: it found all it was asked for).
 
         An attempt that admits no other path than an earlier one, or that cannot find more bandwidth, is not walked;
@@ -175,8 +141,8 @@ class _Search:
         if key in self.tried:
             left = self.tried[key]
         else:
-            most = bounds.most_channels(self.wires, ask)
-            if bounds.hopeless(ask, self.best, most):
+            most = most_channels(self.wires, ask)
+            if hopeless(ask, self.best, most):
                 return budget
             self.best, left = Walk(self.wires, ask, self.best, budget, most).run()
             self.tried[key] = left
@@ -188,7 +154,7 @@ class _Search:
         """The farthest class that exists within a limit."""
         return max((kind for kind in kinds if kind <= limit), default=LOC)
 
-    def result(self) -> Layout:
+    def result(self) -> Graph:
         """The layout NCCL would settle on."""
         view = self.wires.view
         if self.best.pattern == NVLS and (not self.wires.has_switch or not view.nvls or self.sm < 90):
@@ -226,13 +192,13 @@ class _Search:
                 relaxed = self._strict(ask, self.speeds[at])
             ask = relaxed
 
-    def _strict(self, ask: Layout, speed: float) -> Layout:
+    def _strict(self, ask: Graph, speed: float) -> Graph:
         """All demands again, at another speed."""
         near = {"type_intra": self.near_intra, "type_inter": self.near_inter, "cross_nic": 0}
         pattern, same = self.best.pattern, self.try_same
         return replace(ask, pattern=pattern, same_channels=same, **near, bw_intra=speed, bw_inter=speed)
 
-    def _relaxed(self, ask: Layout, left: int) -> Layout | None:
+    def _relaxed(self, ask: Graph, left: int) -> Graph | None:
         """The next demand to give up at this speed, or None if there is no more."""
         best = self.best
         through_amd = self.wires.view.cpu_vendor == "amd" and ask.type_intra == SYS

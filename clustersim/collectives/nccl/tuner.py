@@ -9,7 +9,6 @@ The model ranks; it is not meant to predict (nccl src/graph/tuning.cc, enqueue.c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,8 +17,8 @@ import msgspec
 from clustersim.collectives.nccl.constants import tree_correction
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
-from clustersim.collectives.nccl.search import Graph, exec_channels, search
-from clustersim.collectives.nccl.system import Asked, System
+from clustersim.collectives.nccl.search import exec_channels, search
+from clustersim.collectives.nccl.view import Asked, System
 from clustersim.errors import ProgramError
 
 
@@ -64,37 +63,25 @@ def choose(
     """
     algorithms = pinned_algorithms(algorithm, kind)
     protocols = pinned_protocols(protocol, kind)
-    forced = protocols is not None and "LL128" in protocols
-    table = rate_all(kind, system, replace(asked or Asked(), force_ll128=forced))
-    best: Candidate | None = None
-    for rating in table:
-        if rating.why or (algorithms and rating.algorithm not in algorithms):
-            continue
-        if protocols and rating.protocol not in protocols:
-            continue
-        candidate = timed(rating, kind, nbytes, system)
-        if best is None or candidate.time_s < best.time_s:
-            best = candidate
-    if best is None:
-        raise ProgramError(_nothing_left(kind, table, algorithms, protocols))
-    return best
+    asked = replace(asked or Asked(), force_ll128=protocols is not None and "LL128" in protocols)
+    left = [
+        one
+        for one in candidates(kind, nbytes, system, asked)
+        if (not algorithms or one.algorithm in algorithms) and (not protocols or one.protocol in protocols)
+    ]
+    if not left:
+        raise ProgramError(_nothing_left(kind, _rated(kind, system, asked), algorithms, protocols))
+    return min(left, key=lambda one: one.time_s)
 
 
-def candidates(
-    kind: str,
-    nbytes: float,
-    system: System,
-    graphs: Mapping[str, Graph] | None = None,
-    asked: Asked | None = None,
-) -> tuple[Candidate, ...]:
-    """All pairs NCCL would compare, in its order. ``graphs`` replaces the search's result."""
-    table = rate_all(kind, system, asked or Asked()) if graphs is None else ratings(kind, system, graphs, asked)
-    return tuple(timed(rating, kind, nbytes, system, graphs) for rating in table if not rating.why)
+def candidates(kind: str, nbytes: float, system: System, asked: Asked | None = None) -> tuple[Candidate, ...]:
+    """All pairs NCCL would compare, in its order."""
+    table = _rated(kind, system, asked or Asked())
+    return tuple(_timed(rating, kind, nbytes, system) for rating in table if not rating.why)
 
 
 @lru_cache(maxsize=4096)
-def rate_all(kind: str, system: System, asked: Asked) -> tuple[Rating, ...]:
-    """:func:`ratings` of the search's own result, remembered."""
+def _rated(kind: str, system: System, asked: Asked) -> tuple[Rating, ...]:
     return ratings(kind, system, search(system), asked)
 
 
@@ -111,9 +98,7 @@ def _nothing_left(
     return f"{kind} cannot run as {asked}{why}; possible here: {', '.join(able)}"
 
 
-def timed(
-    rating: Rating, kind: str, nbytes: float, system: System, graphs: Mapping[str, Graph] | None = None
-) -> Candidate:
+def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> Candidate:
     """A rating at a size: trees lose bandwidth at medium sizes, a large ring waits longer per step."""
     latency, bandwidth = rating.latency, rating.bandwidth
     scale = int(nbytes) >> 6
@@ -122,7 +107,7 @@ def timed(
         index = scale.bit_length() - 1
         bandwidth *= shares[index] if index < len(shares) else 1.0
     if rating.algorithm == "ring" and rating.protocol == "Simple" and system.n_nodes > 1 and kind == "all_reduce":
-        blocks = exec_channels(system, dict(graphs) if graphs is not None else search(system))
+        blocks = exec_channels(system, search(system))
         if int(nbytes) // (blocks * system.n_ranks) >= 64:
             latency *= 1.9 if system.sm < 80 else 1.4
     time = latency + nbytes / (1000 * bandwidth)

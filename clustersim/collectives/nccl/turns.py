@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustersim.collectives.nccl.layout import RING, TREE
+from clustersim.collectives.nccl.graph import RING, TREE
 from clustersim.collectives.nccl.wiring import Wiring
 
 

@@ -1,4 +1,4 @@
-"""One node as NCCL sees it: GPUs, NICs, PCIe and sockets with the bandwidths NCCL assumes.
+"""What NCCL's search and tuner read of a communicator: its nodes with the bandwidths NCCL assumes, and what is asked.
 
 NCCL does not use line rates. It multiplies NVLink counts by a rate of its own per GPU generation, takes PCIe at 3/4 of
 the line rate, and gives each socket interconnect one number (nccl src/graph/topo.h, topo.cc).
@@ -15,7 +15,6 @@ from clustersim.topology import PATH_CLASSES
 LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(len(PATH_CLASSES))
 """Path classes as numbers: smaller is nearer."""
 
-LOCAL_BANDWIDTH = 5000.0
 NVLINK_BANDWIDTH = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0), (0, 20.0))
 NVLINK_LINE_RATE = ((100, 50.0), (87, 25.0), (86, 14.0625), (70, 25.0), (0, 20.0))
 SOCKET_BANDWIDTH = {"amd": 16.0, "arm": 6.0, "power": 32.0}
@@ -97,3 +96,52 @@ def socket_bandwidth(vendor: str, model: str) -> float:
     if vendor == "intel":
         return INTEL_SOCKET_BANDWIDTH.get(model, 10.0)
     return SOCKET_BANDWIDTH.get(vendor, 10.0)
+
+
+@dataclass(frozen=True)
+class System:
+    """A communicator on its machines.
+
+    Parameters
+    ----------
+    n_nodes : nodes, or NVLink domains where several hosts share one.
+    n_ranks : members over all nodes.
+    views : the distinct :class:`NodeView` of the nodes; one where all nodes are alike.
+    net_latency : [s] the transport reports per message: 0 for InfiniBand and RoCE, tens of microseconds for EFA.
+    sharp : the network reduces (InfiniBand SHARP), which CollNet and multi-node NVLS need.
+    sm_max : newest compute capability in the group; 0 if all are alike.
+    """
+
+    n_nodes: int
+    n_ranks: int
+    views: tuple[NodeView, ...]
+    net_latency: float = 0.0
+    sharp: bool = False
+    sm_max: int = 0
+
+    @property
+    def sm(self) -> int:
+        """Oldest compute capability in the group; the tuner's tables go by it."""
+        return min(view.sm for view in self.views)
+
+    @property
+    def ranks_per_node(self) -> float:
+        """Members per node, on average where nodes differ."""
+        return self.n_ranks / self.n_nodes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What NCCL's choice depends on besides kind, size and machine.
+
+    Parameters
+    ----------
+    dtype, redop : of elements, and how they are reduced.
+    version : (major, minor) of NCCL; the newest known constants not newer than it.
+    force_ll128 : use LL128 even where NCCL holds it unsafe, as NCCL_PROTO does.
+    """
+
+    dtype: str = "fp32"
+    redop: str = "sum"
+    version: tuple[int, int] = (2, 28)
+    force_ll128: bool = False

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from clustersim.collectives.nccl.layout import (
-    BALANCED_TREE,
-    COLLNET_DIRECT,
-    NVLS,
-    RING,
-    SPLIT_TREE,
-    TREE,
-    Layout,
-    better,
-)
+from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Graph, better
 from clustersim.collectives.nccl.links import Vertex
 from clustersim.collectives.nccl.room import Costs, Room
 from clustersim.collectives.nccl.turns import Turns
@@ -54,7 +45,7 @@ class Walk:
     this one stops there, and reports the budget spent.
     """
 
-    def __init__(self, wiring: Wiring, ask: Layout, best: Layout, budget: int, most: int) -> None:
+    def __init__(self, wiring: Wiring, ask: Graph, best: Graph, budget: int, most: int) -> None:
         self.wiring = wiring
         self.ask = ask
         self.best = best
@@ -69,7 +60,7 @@ class Walk:
         self.nets: list[list[int]] = []
         self.stopped = False
 
-    def run(self) -> tuple[Layout, int]:
+    def run(self) -> tuple[Graph, int]:
         """Try. The walk is a stack of generators: each makes a move, yields where it led, and takes it back."""
         self._drive(self._channel())
         return self.best, self.budget
@@ -146,7 +137,7 @@ class Walk:
 
     def _starts(self, net: int, count: int) -> _Moves:
         ask = self.ask
-        net_at = {RING: self.n - 1, SPLIT_TREE: 1}.get(ask.pattern, 0)
+        net_at = self.n - 1 if ask.pattern == RING else 0
         self.nets[-1][:] = [net, net]
         local = self.wiring.local_gpu(net)
         if ask.pattern in (NVLS, COLLNET_DIRECT):

@@ -10,23 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from clustersim.collectives.nccl.links import Vertex, links_of, socket_of
-from clustersim.collectives.nccl.view import (
-    C2C,
-    DIS,
-    LOC,
-    LOCAL_BANDWIDTH,
-    NET,
-    NVB,
-    NVL,
-    P2C,
-    PHB,
-    PIX,
-    PXB,
-    PXN,
-    SYS,
-    NodeView,
-)
+from clustersim.collectives.nccl.links import LOCAL_BANDWIDTH, Vertex, links_of, socket_of
+from clustersim.collectives.nccl.view import C2C, DIS, LOC, NET, NVB, NVL, P2C, PHB, PIX, PXB, PXN, SYS, NodeView
 
 
 class Path(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What an attempt of the search asks for and finds: the channels of one algorithm on one node."""
+"""What an attempt of the search asks for and finds, as NCCL's ncclTopoGraph: one algorithm's channels on one node."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ BALANCED_TREE, SPLIT_TREE, TREE, RING, NVLS, COLLNET_DIRECT = range(1, 7)
 """Patterns by NCCL's numbers. Balanced: a node's traffic enters at one GPU and leaves at two; TREE: all at one GPU."""
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Graph(msgspec.Struct, frozen=True):
     """Channels of one algorithm on one node: what an attempt asks for, and what it found.
 
     Parameters
     ----------
-    pattern : one of the patterns above.
-    min_channels, max_channels : what counts as a solution.
+    pattern : one of the patterns above. min_channels, max_channels : what counts as a solution.
     bw_intra, bw_inter : [GB/s] per channel, between GPUs and to the NIC.
-    type_intra, type_inter : worst path class allowed.
+    type_intra, type_inter : worst path class, by its place in :data:`clustersim.topology.PATH_CLASSES`.
     same_channels : all channels visit the GPUs in one order.
     cross_nic : 0 enter and leave by one NIC, 2 alternate two NICs over pairs of channels.
-    n_channels, hops : found.
+    n_channels, hops : found; the tuner multiplies by n_channels. Kernels run on ``exec_channels`` of them.
     orders : per channel, GPUs in visiting order (heads only for NVLS). nets : per channel, ports in and out.
     """
 
     pattern: int
-    min_channels: int
-    max_channels: int
+    min_channels: int = 1
+    max_channels: int = 1
     bw_intra: float = 0.0
     bw_inter: float = 0.0
     type_intra: int = 0
@@ -38,7 +37,7 @@ class Layout(msgspec.Struct, frozen=True):
     nets: tuple[tuple[int, int], ...] = ()
 
 
-def better(found: Layout, best: Layout, n_gpus: int) -> bool:
+def better(found: Graph, best: Graph, n_gpus: int) -> bool:
     """Whether a layout replaces the best so far: more bandwidth, or the same with fewer hops."""
     if found.n_channels < found.min_channels:
         return False
@@ -50,6 +49,15 @@ def better(found: Layout, best: Layout, n_gpus: int) -> bool:
         return mine > theirs
     same_kind = found.pattern == best.pattern and found.cross_nic == best.cross_nic
     return same_kind and found.hops < best.hops
+
+
+def hopeless(ask: Graph, best: Graph, most: int) -> bool:
+    """Whether an attempt cannot find more bandwidth than the best so far."""
+    if most < ask.min_channels:
+        return True
+    if ask.pattern in (NVLS, COLLNET_DIRECT) or not best.n_channels:
+        return False
+    return most * ask.bw_intra <= best.n_channels * best.bw_intra
 
 
 _INTRA = (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)
