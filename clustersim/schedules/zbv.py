@@ -14,111 +14,34 @@ attempt, so it is repeated with the idle times of the one before as long as that
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from clustersim.errors import ScenarioError
-from clustersim.schedules.base import UNIT, Action, Costs, Orders, Schedule
-from clustersim.schedules.zero_bubble import COSTS, LIMIT, TRANSFER, late_starts, limit_of
-
-UP = {("F", 1), ("I", 0)}
-"""Passes whose input comes from the rank behind; those of the others come from the rank before."""
-
-
-class Rank(msgspec.Struct):
-    """One rank while the search writes its order. ``ends[kind, chunk]`` has the end of each micro-batch's pass."""
-
-    clock: float = 0.0
-    idle: float = 0.0
-    held: int = 0
-    ends: dict[tuple[str, int], list[float]] = msgspec.field(
-        default_factory=lambda: {(kind, chunk): [] for kind in "FI" for chunk in (0, 1)}
-    )
-    pending: deque[Action] = msgspec.field(default_factory=deque)
-    order: list[Action] = msgspec.field(default_factory=list)
-
-    def count(self, kind: str, chunk: int) -> int:
-        """How many passes of this kind are written; also the micro-batch of the next."""
-        return len(self.ends[kind, chunk])
+from clustersim.schedules import greedy
+from clustersim.schedules.base import UNIT, Orders, Schedule
+from clustersim.schedules.greedy import COSTS, LIMIT, TRANSFER, Rank, Rules
+from clustersim.schedules.zero_bubble import late_starts
 
 
-class Rules(NamedTuple):
-    """What the search reckons with: chunk passes that may be held, durations, and the time of a message."""
-
-    limit: int
-    costs: Costs
-    transfer: float
-
-
-class Search:
-    """The ranks and the rules of one attempt. ``excused[r]``: rank r's idle time in the attempt before."""
+class Search(greedy.Search):
+    """One attempt. ``excused[r]``: rank r's idle time in the attempt before."""
 
     def __init__(self, m: int, rules: Rules, excused: Sequence[float], fill: dict[str, bool]) -> None:
-        self.p, self.m = len(excused), m
-        self.limit, self.costs, self.transfer = rules
-        self.ranks = [Rank() for _ in range(self.p)]
+        super().__init__(len(excused), m, rules)
         self.fill = fill
         self.excused = [max(excused) - idle for idle in excused]
-        self.most_idle = 0.0
 
-    def feeder(self, rank: int, kind: str, chunk: int) -> Rank | None:
-        """The rank that the input of this pass comes from; None if it is this rank or the data loader."""
-        other = rank + 1 if (kind, chunk) in UP else rank - 1
-        return self.ranks[other] if 0 <= other < self.p else None
+    def worth(self, rank: int, kind: str, chunk: int, gap: float) -> bool:
+        """Only if the gap would make us the idlest."""
+        fills = (kind, chunk) == ("I", 0) or self.fill[kind]
+        return fills and gap > max(self.most_idle, self.excused[rank]) - self.ranks[rank].idle
 
     def has_input(self, rank: int, kind: str, chunk: int) -> bool:
         """Whether the next pass of this kind has its input scheduled."""
         feeder = self.feeder(rank, kind, chunk)
         return feeder is None or feeder.count(kind, chunk) > self.ranks[rank].count(kind, chunk)
-
-    def arrival(self, rank: int, kind: str, chunk: int) -> float | None:
-        """When the input of the next pass of this kind arrives from another rank; None if it need not."""
-        feeder = self.feeder(rank, kind, chunk)
-        return None if feeder is None else feeder.ends[kind, chunk][self.ranks[rank].count(kind, chunk)] + self.transfer
-
-    def run(self, rank: int, kind: str, chunk: int) -> None:
-        """Append the rank's next pass of this kind to its order."""
-        me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
-        start = me.clock if arrival is None else max(me.clock, arrival)
-        if me.order:
-            me.idle += start - me.clock
-            self.most_idle = max(self.most_idle, me.idle)
-        me.clock = start + self.costs.of(kind)
-        action = Action(kind, me.count(kind, chunk), chunk)
-        me.order.append(action)
-        me.ends[kind, chunk].append(me.clock)
-        if kind == "I":
-            me.pending.append(action._replace(kind="W"))
-        else:
-            me.held += 1
-
-    def weight(self, rank: int) -> None:
-        """Append the oldest W that is left."""
-        me = self.ranks[rank]
-        me.order.append(me.pending.popleft())
-        me.clock += self.costs.weight_gradient
-        me.held -= 1
-
-    def make_room(self, rank: int) -> None:
-        """Run W until one more chunk pass may be held."""
-        while self.ranks[rank].held >= self.limit:
-            self.weight(rank)
-
-    def fill_wait(self, rank: int, kind: str, chunk: int) -> None:
-        """Run the W that fit before this pass's input arrives, and one more if the gap would make us the idlest."""
-        me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
-        if arrival is None:
-            return
-        while me.pending and arrival >= me.clock + self.costs.weight_gradient:
-            self.weight(rank)
-        most = max(self.most_idle, self.excused[rank])
-        fills = (kind, chunk) == ("I", 0) or self.fill[kind]
-        if me.pending and fills and arrival - me.clock > most - me.idle:
-            self.weight(rank)
 
 
 def _down_and_up(search: Search) -> None:
@@ -190,21 +113,19 @@ def _attempt(search: Search) -> Search:
     for _ in range(2 * search.m):
         _gradients(search)
         _forwards(search)
-    for rank, me in enumerate(search.ranks):
-        while me.pending:
-            search.weight(rank)
+    for rank in range(search.p):
+        search.all_weights(rank)
     return search
 
 
 def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """The best of four attempts (W that are longer than the gap: before I1 or not, before F or not), each repeated."""
-    limit = limit_of(2 * p, options)
-    if limit < 2 * p:
+    rules, found = greedy.rules(2 * p, options), list[Search]()
+    if rules.limit < 2 * p:
         raise ScenarioError(
-            f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {limit} does not allow; "
-            f"use {2 * p}, or schedule = 'v_half' or 'v_min' (at $.parallel.max_in_flight)"
+            f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {rules.limit} does not "
+            f"allow; use {2 * p}, or schedule = 'v_half' or 'v_min' (at $.parallel.max_in_flight)"
         )
-    rules, found = Rules(limit, options[COSTS.name], options[TRANSFER.name]), list[Search]()
     for before_gradient, before_forward in product((True, False), repeat=2):
         fill = {"I": before_gradient, "F": before_forward}
         best = _attempt(Search(m, rules, [-1.0] * p, fill))
@@ -216,13 +137,12 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
         found.append(best)
         if best.most_idle == 0:
             break
-    return tuple(
-        tuple((action,) for action in rank.order) for rank in min(found, key=lambda search: search.most_idle).ranks
-    )
+    return min(found, key=lambda search: search.most_idle).orders()
 
 
 def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
-    return min(limit_of(2 * p, options), 2 * m) if options[COSTS.name] == UNIT else None
+    rules = greedy.rules(2 * p, options)
+    return min(rules.limit, 2 * m) if rules.costs == UNIT else None
 
 
 ZBV = Schedule(

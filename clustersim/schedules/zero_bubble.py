@@ -21,16 +21,10 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
-import msgspec
-
-from clustersim.schedules.base import UNIT, Action, Costs, Option, Options, Orders, Schedule
+from clustersim.schedules import greedy
+from clustersim.schedules.base import UNIT, Costs, Orders, Schedule
+from clustersim.schedules.greedy import COSTS, LIMIT, TRANSFER, Rules
 from clustersim.schedules.interleaved_zero_bubble import skew_less_weights
-
-COSTS = Option("costs", Costs, UNIT, "durations of a chunk's F, I and W that the search reckons with, in any unit")
-TRANSFER = Option(
-    "transfer", float, 0.0, "time of a message between neighbours that the search reckons with, as costs", 0
-)
-LIMIT = Option("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients", 1)
 
 
 class Habits(NamedTuple):
@@ -46,76 +40,16 @@ class Habits(NamedTuple):
     fill: bool
 
 
-class Rank(msgspec.Struct):
-    """One rank while the search writes its order: its clock, what it holds, its idle time since its first forward."""
+class Search(greedy.Search):
+    """One attempt, with its habits."""
 
-    clock: float = 0.0
-    idle: float = 0.0
-    forwards: list[float] = msgspec.field(default_factory=list)
-    gradients: list[float] = msgspec.field(default_factory=list)
-    weights: int = 0
-    order: list[Action] = msgspec.field(default_factory=list)
+    def __init__(self, p: int, m: int, rules: Rules, habits: Habits) -> None:
+        super().__init__(p, m, rules)
+        self.habits = habits
 
-    @property
-    def held(self) -> int:
-        """Micro-batches whose W is not done."""
-        return len(self.forwards) - self.weights
-
-    @property
-    def pending(self) -> int:
-        """Weight gradients that could be run now."""
-        return len(self.gradients) - self.weights
-
-
-class Search:
-    """The ranks and the rules of one attempt."""
-
-    def __init__(self, p: int, m: int, limit: int, costs: Costs, transfer: float, habits: Habits) -> None:
-        self.ranks = [Rank() for _ in range(p)]
-        self.m, self.limit, self.costs, self.transfer, self.habits = m, limit, costs, transfer, habits
-        self.most_idle = 0.0
-
-    def arrival(self, rank: int, kind: str) -> float:
-        """When the input of this rank's next F or I is there; W needs none from others."""
-        me = self.ranks[rank]
-        if kind == "F" and rank > 0:
-            return self.ranks[rank - 1].forwards[len(me.forwards)] + self.transfer
-        if kind == "I" and rank + 1 < len(self.ranks):
-            return self.ranks[rank + 1].gradients[len(me.gradients)] + self.transfer
-        return 0.0
-
-    def run(self, rank: int, kind: str) -> None:
-        """Append the rank's next pass of this kind to its order and move its clock."""
-        me = self.ranks[rank]
-        start = max(me.clock, self.arrival(rank, kind))
-        if me.forwards:
-            me.idle += start - me.clock
-            self.most_idle = max(self.most_idle, me.idle)
-        me.clock = start + self.costs.of(kind)
-        if kind == "W":
-            me.order.append(Action("W", me.weights))
-            me.weights += 1
-            return
-        ends = me.forwards if kind == "F" else me.gradients
-        me.order.append(Action(kind, len(ends)))
-        ends.append(me.clock)
-
-    def make_room(self, rank: int) -> None:
-        """Run W until one more micro-batch may be held."""
-        while self.ranks[rank].held >= self.limit:
-            self.run(rank, "W")
-
-    def fill_wait(self, rank: int, kind: str) -> None:
-        """Run the W that fit before the input of the next F or I arrives; one more if the gap left is worth it.
-
-        A gap is not worth it (unless the habit is to fill) while this rank stays no idler than the idlest one.
-        """
-        me, arrival = self.ranks[rank], self.arrival(rank, kind)
-        while me.pending and me.clock + self.costs.weight_gradient <= arrival:
-            self.run(rank, "W")
-        affordable = arrival - me.clock <= self.most_idle - me.idle
-        if me.pending and me.clock < arrival and (self.habits.fill or not affordable):
-            self.run(rank, "W")
+    def worth(self, rank: int, kind: str, chunk: int, gap: float) -> bool:
+        """Not (unless the habit is to fill) while this rank stays no idler than the idlest one."""
+        return gap > 0 and (self.habits.fill or gap > self.most_idle - self.ranks[rank].idle)
 
 
 def _fill_pipeline(search: Search) -> None:
@@ -147,17 +81,17 @@ def _fill_pipeline(search: Search) -> None:
 def _wants(search: Search, rank: int) -> bool:
     """Whether a rank should run another forward in this round."""
     me, costs = search.ranks[rank], search.costs
-    if len(me.forwards) >= search.m:
+    if me.count("F") >= search.m:
         return False
     if not search.habits.gradient_first or rank + 1 == len(search.ranks):
         return True
     after = search.ranks[rank + 1]
-    if len(me.forwards) < len(after.forwards) + 2:
+    if me.count("F") < after.count("F") + 2:
         return True
     gradient = after.clock + costs.forward + costs.input_gradient + search.transfer
     if me.clock >= gradient:
         return False
-    room = min(max(0, me.held + 1 - search.limit), me.pending)
+    room = min(max(0, me.held + 1 - search.limit), len(me.pending))
     fits = me.clock + costs.forward + room * costs.weight_gradient <= gradient
     return fits or gradient - me.clock > search.most_idle - me.idle
 
@@ -175,49 +109,35 @@ def _round(search: Search) -> None:
             search.run(rank, "F")
     for rank in range(len(ranks) - 1, -1, -1):
         search.fill_wait(rank, "I")
-        if rank == 0 and len(ranks[0].forwards) == search.m:
-            _run_weights(search, 0)
+        if rank == 0 and ranks[0].count("F") == search.m:
+            search.all_weights(0)
         search.run(rank, "I")
 
 
-def _run_weights(search: Search, rank: int) -> None:
-    while search.ranks[rank].pending:
-        search.run(rank, "W")
-
-
-def _attempt(p: int, m: int, limit: int, costs: Costs, transfer: float, habits: Habits) -> tuple[float, Orders]:
+def _attempt(p: int, m: int, rules: Rules, habits: Habits) -> tuple[float, Orders]:
     """The longest span of a rank, and the orders."""
-    search = Search(p, m, limit, costs, transfer, habits)
+    search = Search(p, m, rules, habits)
     _fill_pipeline(search)
     for _ in range(m - 1):
         _round(search)
     for rank in range(p):
-        _run_weights(search, rank)
-    span = max(rank.clock - rank.forwards[0] + costs.forward for rank in search.ranks)
-    return span, tuple(tuple((action,) for action in rank.order) for rank in search.ranks)
-
-
-def zero_bubble(p: int, m: int, limit: int, costs: Costs, transfer: float) -> Orders:
-    """The best of the attempts with all habits; the first of equally good ones."""
-    habits = [Habits(*flags) for flags in product((True, False), repeat=3)]
-    attempts = [_attempt(p, m, limit, costs, transfer, habit) for habit in habits]
-    return min(attempts, key=lambda attempt: attempt[0])[1]
-
-
-def limit_of(default: int, options: Options) -> int:
-    """What a rank may hold: as asked, else the schedule's own."""
-    given = options[LIMIT.name]
-    return default if given is None else int(given)
+        search.all_weights(rank)
+    span = max(rank.clock - rank.ends["F", 0][0] + rules.costs.forward for rank in search.ranks)
+    return span, search.orders()
 
 
 def _within(stages_held: int) -> tuple[Callable[..., Orders], Callable[..., int | None]]:
     """Rule and peak of the search that may hold this many times p."""
 
     def rule(p: int, chunks: int, m: int, **options: Any) -> Orders:
-        return zero_bubble(p, m, limit_of(stages_held * p, options), options[COSTS.name], options[TRANSFER.name])
+        """The best of the attempts with all habits; the first of equally good ones."""
+        rules = greedy.rules(stages_held * p, options)
+        attempts = [_attempt(p, m, rules, Habits(*flags)) for flags in product((True, False), repeat=3)]
+        return min(attempts, key=lambda attempt: attempt[0])[1]
 
     def peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
-        return min(m, limit_of(stages_held * p, options)) if options[COSTS.name] == UNIT else None
+        rules = greedy.rules(stages_held * p, options)
+        return min(m, rules.limit) if rules.costs == UNIT else None
 
     return rule, peak
 
