@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import operator
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import pytest
 from conftest import ROOT
@@ -15,7 +15,7 @@ from clustersim.errors import ScenarioError
 from clustersim.schedules import SCHEDULES, Costs, Orders, Schedule, rank_and_chunk, schedule, stage_of
 from clustersim.schedules.base import PLACEMENTS, UNIT, Action, stage_count
 from clustersim.schedules.notation import parse, text
-from clustersim.schedules.play import held, times
+from clustersim.schedules.play import times
 from clustersim.schedules.playable import check
 
 EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
@@ -23,6 +23,16 @@ EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
 with EXAMPLES.open() as _file:
     CASES = {case: list(rows) for case, rows in groupby(csv.DictReader(_file), key=lambda row: row["case"])}
 ROWS = [pytest.param(row, id=f"{row['case']}-rank{row['rank']}") for rows in CASES.values() for row in rows]
+
+
+def held(order, until="W"):
+    """The most forward passes of one chunk whose activations a rank holds at once.
+
+    ``until``: "W" frees them after the weight gradient, which needs the chunk's inputs (flash attention leaves little
+    else); "I" already after the input gradient. The whole backward frees them in both cases.
+    """
+    steps = [(one.kind == "F") - (one.kind in ("B", until)) for slot in order for one in slot]
+    return max(accumulate(steps, initial=0))
 
 
 def longest_rank_span(played):

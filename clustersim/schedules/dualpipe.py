@@ -11,28 +11,22 @@ way in), and the upper half is its mirror image:
 
 from __future__ import annotations
 
-from clustersim.schedules.base import Costs, Order, Orders, Schedule
+from clustersim.schedules.base import Orders, Schedule
 from clustersim.schedules.dualpipev import dualpipev, pair_bubble
 
 
 def dualpipe(p: int, chunks: int, m: int) -> Orders:
     """The lower half of the ranks as DualPipeV of half the ranks and micro-batches; the upper half mirrored."""
     lower = dualpipev(p // 2, chunks, m // 2)
-    return lower + tuple(_mirrored(order) for order in reversed(lower))
-
-
-def _mirrored(order: Order) -> Order:
-    """The same passes in the opposite direction."""
-    return tuple(tuple(action._replace(chunk=1 - action.chunk) for action in slot) for slot in order)
-
-
-def _bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
-    return pair_bubble(p // 2, chunks, m // 2, cost)
+    return lower + tuple(
+        tuple(tuple(action._replace(chunk=1 - action.chunk) for action in slot) for slot in order)
+        for order in reversed(lower)
+    )
 
 
 DUALPIPE = Schedule(
     "dualpipe", dualpipe, placement="both", chunks=2, splits_backward=True,
     microbatches=lambda p, m, options: m % 2 == 0 and m >= 2 * p,
-    needs="an even number of at least 2 pp micro-batches, half for each direction", even_stages=True, bubble=_bubble,
-    peak=lambda rank, p, chunks, m: p + 1,
+    needs="an even number of at least 2 pp micro-batches, half for each direction", even_stages=True,
+    bubble=lambda p, chunks, m, cost: pair_bubble(p // 2, chunks, m // 2, cost), peak=lambda rank, p, chunks, m: p + 1,
 )  # fmt: skip

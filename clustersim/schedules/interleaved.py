@@ -22,8 +22,9 @@ from __future__ import annotations
 from typing import Any
 
 from clustersim.errors import ScenarioError
-from clustersim.schedules.base import Action, Option, Options, Order, Orders, Schedule, Slot
+from clustersim.schedules.base import Action, Option, Options, Order, Orders, Schedule
 from clustersim.schedules.gpipe import fill_and_drain
+from clustersim.schedules.one_f_one_b import in_turn
 
 GROUP = Option(
     "microbatch_group_size_per_vp_stage",
@@ -43,23 +44,16 @@ BESIDE = Option(
 def interleaved(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """Of each rank: its warm-up, then F and B in turn (or in pairs), then the rest of B."""
     group, beside = group_of(p, m, options), bool(options[BESIDE.name])
-    forwards, backwards = (_slots(passes(kind, m, chunks, group)) for kind in "FB")
-    return tuple(
-        _order(forwards, backwards, warmup(rank, p, chunks, m, group, 2) + beside, beside) for rank in range(p)
-    )
+    forwards, backwards = (tuple((action,) for action in passes(kind, m, chunks, group)) for kind in "FB")
+    warm = [warmup(rank, p, chunks, m, group, 2) + beside for rank in range(p)]
+    return tuple((in_pairs if beside else in_turn)(forwards, backwards, many) for many in warm)
 
 
-def _slots(actions: list[Action]) -> list[Slot]:
-    return [(action,) for action in actions]
-
-
-def _order(forwards: list[Slot], backwards: list[Slot], warm: int, beside: bool) -> Order:
-    warm = min(warm, len(forwards))
-    first, last = forwards[warm:], backwards[: len(forwards) - warm]
-    steady = [one + other for one, other in zip(first, last, strict=True)] if beside else first + last
-    if not beside:  # in turn; ranks share the slots themselves
-        steady[::2], steady[1::2] = first, last
-    return (*forwards[:warm], *steady, *backwards[len(last) :])
+def in_pairs(forwards: Order, backwards: Order, warm: int) -> Order:
+    """``warm`` forwards (or all there are), then forwards beside backwards, then the rest of the backwards."""
+    steady = max(len(forwards) - warm, 0)
+    pairs = (one + other for one, other in zip(forwards[warm:], backwards[:steady], strict=True))
+    return (*forwards[:warm], *pairs, *backwards[steady:])
 
 
 def passes(kind: str, m: int, chunks: int, group: int) -> list[Action]:

@@ -14,6 +14,8 @@ On one stage this is gradient accumulation: F0 B0 F1 B1 ...
 
 from __future__ import annotations
 
+from itertools import chain
+
 from clustersim.schedules.base import Action, Order, Orders, Schedule
 from clustersim.schedules.gpipe import fill_and_drain
 
@@ -25,15 +27,15 @@ def in_flight(rank: int, p: int, chunks: int, m: int) -> int:
 
 def one_f_one_b(p: int, chunks: int, m: int) -> Orders:
     """Of each rank: its warm-up, then F and B in turn, then the rest of B."""
-    return tuple(_order(p - rank - 1, m) for rank in range(p))
+    forwards, backwards = (tuple((Action(kind, k),) for k in range(m)) for kind in "FB")
+    return tuple(in_turn(forwards, backwards, p - rank - 1) for rank in range(p))
 
 
-def _order(warmup: int, m: int) -> Order:
-    warmup = min(warmup, m)
-    fill = [Action("F", k) for k in range(warmup)]
-    steady = [action for k in range(m - warmup) for action in (Action("F", warmup + k), Action("B", k))]
-    drain = [Action("B", k) for k in range(m - warmup, m)]
-    return tuple((action,) for action in fill + steady + drain)
+def in_turn(forwards: Order, backwards: Order, warm: int) -> Order:
+    """``warm`` forwards (or all there are), then a forward and a backward in turn, then the rest of the backwards."""
+    steady = max(len(forwards) - warm, 0)
+    pairs = zip(forwards[warm:], backwards[:steady], strict=True)
+    return (*forwards[:warm], *chain.from_iterable(pairs), *backwards[steady:])
 
 
 ONE_F_ONE_B = Schedule(

@@ -19,7 +19,7 @@ micro-batches follow each other; micro-batch k belongs to step k // m.
 
 from __future__ import annotations
 
-from clustersim.schedules.base import Option, Options, Orders, Schedule
+from clustersim.schedules.base import Option, Orders, Schedule
 from clustersim.schedules.gpipe import fill_and_drain
 from clustersim.schedules.one_f_one_b import in_flight, one_f_one_b
 
@@ -31,30 +31,16 @@ def pipedream(p: int, chunks: int, m: int, steps: int) -> Orders:
     return one_f_one_b(p, chunks, m * steps)
 
 
-def stashed_versions(rank: int, p: int) -> int:
-    """PipeDream's copies of a stage's weights: one for each micro-batch in flight there."""
-    return p - rank
-
-
-def updates_missed(rank: int, p: int) -> int:
-    """PipeDream's staleness: updates of a stage between a micro-batch's forward and its own update, pipeline full."""
-    return p - 1 - rank
-
-
 def _peak(rank: int, p: int, chunks: int, m: int, steps: int) -> int:
     return in_flight(rank, p, chunks, m * steps)
 
 
-def _enough_to_update_once(p: int, m: int, options: Options) -> bool:
-    return m >= p
-
-
 PIPEDREAM = Schedule(
     "pipedream", pipedream, synchronous=False, accumulates=False, options=(STEPS,), bubble=fill_and_drain, peak=_peak,
-    versions=stashed_versions, staleness=updates_missed,
+    versions=lambda rank, p: p - rank, staleness=lambda rank, p: p - 1 - rank,
 )  # fmt: skip
 PIPEDREAM_2BW = Schedule(
     "pipedream_2bw", pipedream, synchronous=False, aliases=("2BW",), options=(STEPS,),
-    microbatches=_enough_to_update_once, needs="at least pp micro-batches between two updates", bubble=fill_and_drain,
-    peak=_peak, versions=lambda rank, p: 2, staleness=lambda rank, p: 1,
+    microbatches=lambda p, m, options: m >= p, needs="at least pp micro-batches between two updates",
+    bubble=fill_and_drain, peak=_peak, versions=lambda rank, p: 2, staleness=lambda rank, p: 1,
 )  # fmt: skip

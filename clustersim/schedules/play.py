@@ -17,7 +17,7 @@ from itertools import chain
 import msgspec
 
 from clustersim.errors import ScenarioError
-from clustersim.schedules.base import UNIT, Action, Costs, Order, Orders, Slot, rank_and_chunk, stage_count, stage_of
+from clustersim.schedules.base import UNIT, Action, Costs, Orders, Slot, rank_and_chunk, stage_count, stage_of
 from clustersim.schedules.notation import text
 
 Span = tuple[float, float]
@@ -159,17 +159,3 @@ def _stuck(rank: int, unit: Slot, missing: tuple[Place, int]) -> str:
         f"the order deadlocks: pipeline rank {rank} never gets to {text((unit,))}, which waits for "
         f"{kind} of micro-batch {microbatch}, chunk {chunk}, on rank {where} (at $.parallel.schedule)"
     )
-
-
-def held(order: Order, until: str = "W") -> int:
-    """The most forward passes of one chunk whose activations a rank holds at once.
-
-    ``until``: "W" frees them after the weight gradient, which needs the chunk's inputs (flash attention leaves little
-    else); "I" already after the input gradient. The whole backward frees them in both cases.
-    """
-    now = most = 0
-    for slot in order:
-        for action in slot:
-            now += (action.kind == "F") - (action.kind in ("B", until))
-            most = max(most, now)
-    return most

@@ -134,7 +134,10 @@ class _Line:
         self.line = _occupied(slots)
         self.gradients = sorted(slots[2] + slots[3])
         self.after: list[tuple[int, int]] = []
-        self._replay(0)
+        state = (0, 0)
+        for kind in self.line:
+            state = self._step(*state, kind)
+            self.after.append(state)
 
     def _step(self, held: int, due: int, kind: int) -> tuple[int, int]:
         if kind in (0, 1):
@@ -142,13 +145,6 @@ class _Line:
         if kind == WEIGHT or (kind == EMPTY and due):
             return held - 1, due - (kind == EMPTY)
         return held, due + (kind in (2, 3) and not self.explicit)
-
-    def _replay(self, start: int) -> None:
-        state = self.after[start - 1] if start else (0, 0)
-        del self.after[start:]
-        for kind in self.line[start:]:
-            state = self._step(*state, kind)
-            self.after.append(state)
 
     @property
     def most(self) -> int:
