@@ -377,11 +377,11 @@ def test_cut_bandwidth_of_one_gpu_is_what_its_links_carry() -> None:
     assert routing.cut_bandwidth(topology, [], gpu) == 0.0
 
 
-def test_16384_neighbour_edges_are_loaded_without_a_search_per_pair() -> None:
+def test_16384_neighbour_edges_are_loaded_without_a_search_per_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing.Router, "route", None)  # worked out by structure, not pair by pair
     topology = fabrics.load("hgx-h100", nodes=2048)
     routes = routing.Router(topology)
     links, _ = routes.loads(topology.gpus, np.roll(topology.gpus, -1), 1.0, rail=0)
-    assert len(routes._routes) == 0  # worked out by structure, not pair by pair
     assert len(links) > 16384
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from clustersim.memo import kept_with_first
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PATH_CLASSES, PCIE_SWITCH, Floats, Ints, Topology
 from clustersim.transports import transport
 
@@ -52,37 +53,19 @@ class Template:
         self.out: list[list[int]] = [[] for _ in kinds]
         for link, tail in enumerate(wires.src.tolist()):
             self.out[tail].append(link)
-        self._paths: dict[tuple[int, int], tuple[tuple[float, Path], ...]] = {}
         self._classes: dict[tuple[int, int], str] = {}
-        self._spread: dict[tuple[int, int], tuple[Ints, Floats]] = {}
 
     @cached_property
     def gpus(self) -> list[int]:
         """Local indices of the GPUs."""
         return [v for v, kind in enumerate(self.kinds) if kind == GPU]
 
-    def paths(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
-        """Every path a transfer is spread over, as (share, links); empty when there is none."""
-        found = self._paths.get((a, b))
-        if found is None:
-            found = self._paths[a, b] = self._find(a, b)
-        return found
-
+    @kept_with_first(maxsize=None)
     def spread(self, a: int, b: int) -> tuple[Ints, Floats]:
-        """The same as columns: links crossed, and the share of the transfer on each."""
-        found = self._spread.get((a, b))
-        if found is None:
-            pairs = [(link, share) for share, path in self.paths(a, b) for link in path]
-            links = np.array([link for link, _ in pairs], dtype=np.int64)
-            found = self._spread[a, b] = links, np.array([share for _, share in pairs], dtype=np.float64)
-        return found
-
-    def path_class(self, a: int, b: int) -> str:
-        """NCCL's class of the path between two vertices; ``"DIS"`` when there is none."""
-        found = self._classes.get((a, b))
-        if found is None:
-            found = self._classes[a, b] = self._classify(a, b)
-        return found
+        """:meth:`paths` as columns: links crossed, and the share of the transfer on each."""
+        pairs = [(link, share) for share, path in self.paths(a, b) for link in path]
+        links = np.array([link for link, _ in pairs], dtype=np.int64)
+        return links, np.array([share for _, share in pairs], dtype=np.float64)
 
     def engine(self, gpu: int, *, to_switch: bool) -> tuple[Ints, Floats]:
         """Links between a GPU and its NVSwitches in one direction, and the share of its traffic on each."""
@@ -94,7 +77,9 @@ class Template:
         rate = self.bandwidth[links]
         return np.array(links, dtype=np.int64), rate / rate.sum() if links else rate
 
-    def _find(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+    @kept_with_first(maxsize=None)
+    def paths(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
+        """Every path a transfer is spread over, as (share, links); empty when there is none."""
         if a == b:
             return ((1.0, ()),)
         if self.kinds[a] == self.kinds[b] == GPU:
@@ -154,6 +139,13 @@ class Template:
             for e in self.out[v]:
                 heapq.heappush(heap, (hops + 1, max(width, -float(self.bandwidth[e])), (*path, e), self.head[e]))
         return None
+
+    def path_class(self, a: int, b: int) -> str:
+        """NCCL's class of the path between two vertices; ``"DIS"`` when there is none."""
+        found = self._classes.get((a, b))  # by hand: asked for every GPU and NIC of a cluster
+        if found is None:
+            found = self._classes[a, b] = self._classify(a, b)
+        return found
 
     def _classify(self, a: int, b: int) -> str:
         if a == b:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from string import digits
 
@@ -38,11 +37,6 @@ class Router:
         self.topology = topology
         self.islands = cut(topology, relay)
         self.network = network(topology)
-        self._routes: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
-        self._ends: dict[tuple[int, int], tuple[tuple[int, tuple[Leg, ...]], ...]] = {}
-        self._near: dict[int, tuple[int, ...]] = {}
-        self._nics: dict[int, tuple[int, ...]] = {}
-        self._rail_of: dict[int, dict[int, int]] = {}
         nodes, first = np.unique(topology.vertex_node, return_index=True)
         self.anchor = dict(zip(nodes.tolist(), first.tolist(), strict=True))  # any vertex of a node tells its island
 
@@ -60,25 +54,19 @@ class Router:
             return "NET"
         return self._template(a).path_class(int(self.islands.local[a]), int(self.islands.local[b]))
 
+    @kept_with_first(maxsize=None)
     def nics_of_node(self, node: int) -> tuple[int, ...]:
         """NICs of a node in order, without those cut off from the network (if there is one)."""
-        found = self._nics.get(node)
-        if found is None:
-            mine = self._all_nics(node)
-            live = tuple(v for v in mine if self.network.joins(v))
-            found = self._nics[node] = live if self.network.out else mine
-        return found
+        mine = self._all_nics(node)
+        return tuple(v for v in mine if self.network.joins(v)) if self.network.out else mine
 
+    @kept_with_first(maxsize=None)
     def nearest_nics(self, gpu: int) -> tuple[int, ...]:
         """NICs of the GPU's node with the best path class to it; none if the node has none that is connected."""
-        found = self._near.get(gpu)
-        if found is None:
-            nics = self.nics_of_node(int(self.topology.vertex_node[gpu]))
-            ranks = [class_rank(self.path_class(gpu, nic)) for nic in nics]
-            reached = [r for r in ranks if r < class_rank("NET")]
-            found = tuple(n for n, r in zip(nics, ranks, strict=True) if reached and r == min(reached))
-            self._near[gpu] = found
-        return found
+        nics = self.nics_of_node(int(self.topology.vertex_node[gpu]))
+        ranks = [class_rank(self.path_class(gpu, nic)) for nic in nics]
+        nearest = min(ranks, default=class_rank("NET"))
+        return tuple(n for n, r in zip(nics, ranks, strict=True) if r == nearest < class_rank("NET"))
 
     def nvlink_egress(self, gpu: int) -> float:
         """Bytes/s a GPU can send over its NVLink or xGMI links together (C2C counts only between GPUs)."""
@@ -108,11 +96,7 @@ class Router:
         ------
         TopologyError : no way, naming both vertices.
         """
-        key = (int(src), int(dst), int(flow), int(rail))
-        found = self._routes.get(key)
-        if found is None:
-            found = self._routes[key] = tuple(self._find(*key))
-        return found
+        return self._find(int(src), int(dst), int(flow), int(rail))
 
     def reaches(self, src: int, dst: int) -> bool:
         """Whether there is a route."""
@@ -122,18 +106,19 @@ class Router:
             return False
         return True
 
-    def _find(self, src: int, dst: int, flow: int, rail: int) -> Iterable[int]:
+    @kept_with_first(maxsize=None)
+    def _find(self, src: int, dst: int, flow: int, rail: int) -> tuple[int, ...]:
         if src == dst:
             return ()
         if 0 <= self.islands.of[src] == self.islands.of[dst]:
-            return self._leg(src, dst, flow)
+            return tuple(self._leg(src, dst, flow))
         leave, enter = self._choose(src, dst, rail, flow)
         middle = self.network.path(leave[0], enter[0], flow)
         if middle is None:
             raise self._unreachable(src, dst)
         before = [link for a, b in leave[1] for link in self._leg(a, b, flow)]
         after = [link for a, b in reversed(enter[1]) for link in self._leg(b, a, flow)]
-        return [*before, *middle, *after]
+        return (*before, *middle, *after)
 
     def _choose(self, src: int, dst: int, rail: int, flow: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
         """The port of each end that a flow takes: near NICs in turn; GPUs that share them start apart."""
@@ -143,6 +128,7 @@ class Router:
         turns = [flow + self._turn(v) for v in (src, dst)]
         return leave[turns[0] % len(leave)], enter[turns[1] % len(enter)]
 
+    @kept_with_first(maxsize=None)
     def _turn(self, vertex: int) -> int:
         near = self.nearest_nics(vertex)
         island = self.islands.of[vertex]
@@ -163,13 +149,10 @@ class Router:
 
     # ---- the ends of routes between nodes ---------------------------------------------------------------------------
 
+    @kept_with_first(maxsize=None)
     def ends(self, vertex: int, rail: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
         """Ports a vertex may use, each with the legs from the vertex to it."""
-        found = self._ends.get((vertex, rail))
-        if found is None:
-            ports = self._ports(vertex, rail)
-            found = self._ends[vertex, rail] = tuple((port, self._legs(vertex, port)) for port in ports)
-        return found
+        return tuple((port, self._legs(vertex, port)) for port in self._ports(vertex, rail))
 
     def _ports(self, vertex: int, rail: int) -> tuple[int, ...]:
         if self.network.joins(vertex):
@@ -184,14 +167,10 @@ class Router:
             raise TopologyError(f"{self.topology.name}: no node has a NIC {rail}; rails are 0 to {self._last_rail}")
         return (live[rail % len(live)],) if live else ()
 
+    @kept_with_first(maxsize=None)
     def _rails(self, node: int) -> dict[int, int]:
         """NIC by rail: the number its name ends in (``nic3`` stays rail 3 when ``nic0`` is gone), else its place."""
-        found = self._rail_of.get(node)
-        if found is None:
-            found = self._rail_of[node] = self._number(self._all_nics(node))
-        return found
-
-    def _number(self, nics: tuple[int, ...]) -> dict[int, int]:
+        nics = self._all_nics(node)
         names = [self.topology.vertex_names[nic] for nic in nics]
         numbers = [int(name[len(name.rstrip(digits)) :] or -1) for name in names]
         distinct = len(set(numbers)) == len(nics) and -1 not in numbers
