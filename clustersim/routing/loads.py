@@ -34,35 +34,18 @@ class Transfers(NamedTuple):
 
 
 class _Sum:
-    """Loads per link, and the stretches inside islands still to be turned into loads.
-
-    ``apart`` : keep of which transfer each is, in the columns ``of``, which else are all 0 or empty.
+    """Loads per link, ``crossed`` (links, amounts, of), and the stretches inside islands still to be turned into loads,
+    ``inside`` (from, to, amounts, of). ``apart`` : ``of`` has the transfer of each; else it is all 0 or empty.
     """
 
     def __init__(self, router: Router, apart: bool) -> None:
         self.router, self.apart = router, apart
-        self.crossed: list[Ints] = []
-        self.loads: list[Floats] = []
-        self.crossed_of: list[Ints] = []
-        self.a: list[Ints] = []
-        self.b: list[Ints] = []
-        self.amount: list[Floats] = []
-        self.of: list[Ints] = []
-
-    def inside(self, a: Ints, b: Ints, amount: Floats, of: Ints) -> None:
-        self.a.append(a)
-        self.b.append(b)
-        self.amount.append(amount)
-        self.of.append(of)
-
-    def links(self, links: Ints, amount: Floats, of: Ints) -> None:
-        self.crossed.append(links)
-        self.loads.append(amount)
-        self.crossed_of.append(of)
+        self.inside: list[tuple[Ints, Ints, Floats, Ints]] = []
+        self.crossed: list[tuple[Ints, Floats, Ints]] = [(_NONE, np.zeros(0), _NONE)]
 
     def per_link(self) -> tuple[Ints, Floats]:
         """Links with a load, ascending, and their loads."""
-        crossed, loads = np.concatenate([*self.crossed, _NONE]), np.concatenate([*self.loads, np.zeros(0)])
+        crossed, loads, _ = map(np.concatenate, zip(*self.crossed, strict=True))
         # A small group on a large machine: sort what it crosses; else count on all links.
         if len(crossed) * 8 < self.router.topology.n_links:
             links, crossed = np.unique(crossed, return_inverse=True)
@@ -74,8 +57,8 @@ class _Sum:
     def per_transfer(self, n: int) -> tuple[Ints, Ints, Floats]:
         """The same of each of ``n`` transfers by itself: ``(ptr (n + 1,), links, loads)``."""
         size = self.router.topology.n_links
-        crossed, loads = np.concatenate([*self.crossed, _NONE]), np.concatenate([*self.loads, np.zeros(0)])
-        cells, cell = np.unique(np.concatenate([*self.crossed_of, _NONE]) * size + crossed, return_inverse=True)
+        crossed, loads, of = map(np.concatenate, zip(*self.crossed, strict=True))
+        cells, cell = np.unique(of * size + crossed, return_inverse=True)
         load = np.bincount(cell, weights=loads, minlength=len(cells))
         cells, load = cells[load != 0], load[load != 0]
         return np.searchsorted(cells, np.arange(n + 1) * size), cells % size, load
@@ -89,7 +72,7 @@ def laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
     _engine(total, b[a < 0], much[a < 0], each[a < 0], to_switch=False)
     pair = (a >= 0) & (b >= 0) & (a != b) & (much != 0)
     same = pair & (home[a] == home[b]) & (home[a] >= 0)
-    total.inside(a[same], b[same], much[same], each[same])
+    total.inside.append((a[same], b[same], much[same], each[same]))
     away = pair & ~same
     if away.any():
         _outside(total, Transfers(*(column[away] for column in all_)), each[away])
@@ -110,8 +93,7 @@ def _engine(total: _Sum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: boo
 
 
 def _inside(total: _Sum) -> None:
-    a, b, of = (np.concatenate(column) for column in (total.a, total.b, total.of))
-    amount = np.concatenate(total.amount)
+    a, b, amount, of = map(np.concatenate, zip(*total.inside, strict=True))
     islands = total.router.islands
     for key, rows in _groups(islands.template[islands.of[a]], islands.local[a], islands.local[b]):
         template, src, dst = key
@@ -130,7 +112,9 @@ def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Float
         home = np.flatnonzero(sums)
         amount = sums[home]
     crossed = islands.links[(islands.link_start[home][:, None] + links).ravel()]
-    total.links(crossed, (amount[:, None] * share).ravel(), np.repeat(of, len(links)) if total.apart else _NONE)
+    total.crossed.append(
+        (crossed, (amount[:, None] * share).ravel(), np.repeat(of, len(links)) if total.apart else _NONE)
+    )
 
 
 def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
@@ -159,7 +143,8 @@ def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
     back, to, fro = enter.legs(row, into)
     order = np.argsort(np.concatenate([leg, back]), kind="stable")
     leg = np.concatenate([leg, back])[order]
-    total.inside(np.concatenate([tails, fro])[order], np.concatenate([heads, to])[order], much[leg], of[row[leg]])
+    tails, heads = np.concatenate([tails, fro])[order], np.concatenate([heads, to])[order]
+    total.inside.append((tails, heads, much[leg], of[row[leg]]))
     try:
         crossed, links = router.network.paths(leave.ports(row, out), enter.ports(row, into), flows[row])
     except LookupError as error:
@@ -168,7 +153,7 @@ def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
     size = router.topology.n_links
     cells, cell = np.unique(of[row[crossed]] * size + links, return_inverse=True)
     load = np.bincount(cell, much[crossed], len(cells)).astype(np.float64)
-    total.links(cells % size, load, cells // size)
+    total.crossed.append((cells % size, load, cells // size))
 
 
 class _Ends:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from clustersim.errors import TopologyError
 from clustersim.memo import kept_with_first
 from clustersim.routing.alike import builds
+from clustersim.routing.loads import Transfers, laid
 from clustersim.routing.local import GPU_LINKS, Template, class_rank, cut, near_gpus, nics_of
 from clustersim.routing.network import mix, network
 from clustersim.topology import GPU, Floats, Ints, Topology
@@ -240,8 +241,6 @@ class Router:
         ------
         TopologyError : a transfer that has no route.
         """
-        from clustersim.routing.loads import Transfers, laid
-
         return laid(self, Transfers.of(src, dst, amount, rail, flow), apart=False).per_link()
 
     def loads_of_each(
@@ -253,8 +252,6 @@ class Router:
         -------
         ptr : (E + 1,) int, links of transfer ``i`` are ``links[ptr[i]:ptr[i + 1]]``, sorted. weights : as they.
         """
-        from clustersim.routing.loads import Transfers, laid
-
         transfers = Transfers.of(src, dst, 1.0, rail, 0)
         return laid(self, transfers, apart=True).per_transfer(len(transfers.src))
 
