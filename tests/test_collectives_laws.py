@@ -233,6 +233,15 @@ def test_four_nics_a_gpu_are_four_stripes_of_one_channel():
     assert len({channel.nic for channel in laid}) == 32
 
 
+def test_on_a_node_that_lost_a_nic_rings_leave_by_the_nics_of_the_gpus_they_leave_from():
+    topology = fabrics.change(machine("hgx-h100", 4), fabrics.Change("node1/nic0", remove=True))
+    members = Group(topology, topology.gpus)
+    for channel in channels(members, 7)[3:]:  # GPU 0 has no NIC now, and uses the others' in three stripes
+        last = int(np.flatnonzero(members.nodes[channel.order] == 1)[-1])
+        name = topology.vertex_names[members.gpus[channel.order[last]]]
+        assert name == f"node1/gpu{channel.edge_rails[last]}"
+
+
 def test_two_thousand_nodes_are_laid_out_over_every_rank():
     members = whole("hgx-h100", 2048)
     router(members.topology)

@@ -16,7 +16,7 @@ import numpy as np
 from clustersim import routing
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Channel, Group
-from clustersim.collectives.islands import Shape, owned_nics, rail_of, shapes
+from clustersim.collectives.islands import Shape, owned_nics, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
 from clustersim.errors import ProgramError, nearest
 from clustersim.memo import kept_with_topology
@@ -106,7 +106,7 @@ def _slots(group: Group, shape: Shape) -> list[Slot]:
         if nics:
             owners = tuple(i for i, own in enumerate(owned) if own == nics)
             beside = tuple(i for i, close in enumerate(near) if set(nics) <= close)
-            found.append(Slot(tuple(rail_of(topology, nic) for nic in nics), owners, beside))
+            found.append(Slot(tuple(router.rail(nic) for nic in nics), owners, beside))
     everyone = tuple(range(shape.size))
     return found or [Slot((-1,), everyone, everyone)]
 

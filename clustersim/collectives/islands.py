@@ -101,10 +101,3 @@ def owned_nics(topology: Topology, gpus: Ints) -> list[tuple[int, ...]]:
             owned[gpu] = dealt or near[j % len(near) :][:1] if near else ()
     # A CPU owns none of them, and uses what is near.
     return [owned[v] if v in owned else tuple(int(nic) for nic in near_of(v)) for v in gpus.tolist()]
-
-
-def rail_of(topology: Topology, nic: int) -> int:
-    """Index of a NIC inside its node."""
-    owner = topology.vertex_node[topology.nics]  # ascending: nics are node-major
-    first = int(np.searchsorted(owner, topology.vertex_node[nic]))
-    return int(np.searchsorted(topology.nics[first:], nic))
