@@ -6,7 +6,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-from clustersim.collectives.nccl import Nic, NodeView, Slot, System
+from clustersim.collectives.nccl.view import Nic, NodeView, Slot, System
 
 DATA = Path(__file__).parent / "data" / "nccl"
 ALGORITHMS = {"Tree": "tree", "Ring": "ring", "NVLS": "nvls", "NVLSTree": "nvls_tree", "PAT": "pat"}

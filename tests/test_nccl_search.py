@@ -13,8 +13,10 @@ from nccl_systems import ALGORITHMS, DGX1, VIEWS, pair_matrix, system, table
 
 from clustersim import fabrics
 from clustersim.collectives.base import Group
-from clustersim.collectives.nccl import Graph, NodeView, Slot, System, exec_channels, search, system_of
-from clustersim.collectives.nccl.search import _search_view
+from clustersim.collectives.nccl.derive import system_of
+from clustersim.collectives.nccl.graph import Graph
+from clustersim.collectives.nccl.search import _search_view, exec_channels, search
+from clustersim.collectives.nccl.view import NodeView, Slot, System
 from clustersim.collectives.nccl.walk import Walk
 from clustersim.collectives.nccl.wiring import wiring
 from clustersim.errors import TopologyError

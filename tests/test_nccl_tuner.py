@@ -11,19 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nccl_systems import ALGORITHMS, KINDS, VIEWS, example, system, table
 
-from clustersim.collectives.nccl import (
-    Asked,
-    Candidate,
-    Graph,
-    Rating,
-    System,
-    candidates,
-    channels_used,
-    choose,
-    exec_channels,
-    ratings,
-    search,
-)
+from clustersim.collectives.nccl.graph import Graph
+from clustersim.collectives.nccl.ratings import Rating, ratings
+from clustersim.collectives.nccl.search import exec_channels, search
+from clustersim.collectives.nccl.tuner import Candidate, candidates, channels_used, choose
+from clustersim.collectives.nccl.view import Asked, System
 from clustersim.errors import ProgramError
 from clustersim.topology import PATH_CLASSES
 

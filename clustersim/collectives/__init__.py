@@ -42,9 +42,7 @@ def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int 
         hop latencies only).
     n_channels : int, pins the number of channels; None leaves it to the backend.
 
-    Raises
-    ------
-    ProgramError : for an unknown backend or algorithm, or a pin that cannot do this kind.
+    Raises :class:`ProgramError` for an unknown backend or algorithm, or a pin that cannot do this kind.
     """
     if backend not in BACKENDS:
         raise ProgramError(f"no collective backend {backend!r}; {nearest(backend, BACKENDS)}")

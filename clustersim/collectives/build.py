@@ -38,14 +38,7 @@ class ScheduleWriter:
         self._lanes: dict[tuple[int, int, int], int] = {}
 
     def send(
-        self,
-        src: int,
-        dst: int,
-        chunk: int,
-        *,
-        after: Sequence[int] = (),
-        reduce: bool = False,
-        way: Way = ANY_WAY,
+        self, src: int, dst: int, chunk: int, *, after: Sequence[int] = (), reduce: bool = False, way: Way = ANY_WAY
     ) -> int:
         """Add one transfer and return its id. ``after`` names transfers that must have arrived."""
         rail, channel = way

@@ -18,10 +18,13 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
-from clustersim.collectives import ideal, nccl
+from clustersim.collectives import ideal
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl.search import search_channels
+from clustersim.collectives.nccl.tuner import channels_used, choose
+from clustersim.collectives.nccl.view import Asked
 from clustersim.collectives.nccl_sends import direct_shares, p2p_device, p2p_law
 from clustersim.collectives.nccl_terms import (
     ROOTED,
@@ -132,16 +135,16 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Cho
         return Choice(request, group, "direct", "Simple", 1)
     where = placement(group)
     system, allowed = where.system, transport(where.net).protocols
-    tuned = nccl.choose(
+    tuned = choose(
         request.kind,
         request.nbytes,
         system,
-        nccl.Asked(request.dtype, request.redop, group.nccl_version),
+        Asked(request.dtype, request.redop, group.nccl_version),
         algorithm=request.algorithm,
         protocol=request.protocol or (",".join(allowed) if where.islands > 1 else None),
     )
-    count = n_channels or nccl.search_channels(tuned.algorithm, system)
-    blocks = nccl.channels_used(tuned, request.nbytes, system, request.kind)
+    count = n_channels or search_channels(tuned.algorithm, system)
+    blocks = channels_used(tuned, request.nbytes, system, request.kind)
     return Choice(request, group, tuned.algorithm, tuned.protocol, count, blocks)
 
 

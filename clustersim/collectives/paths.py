@@ -12,11 +12,13 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
-from clustersim.collectives import nccl
 from clustersim.collectives.base import Channel, Group, Request, Traffic
 from clustersim.collectives.channels import channels
 from clustersim.collectives.islands import kinds_of_members, member_islands
 from clustersim.collectives.loads import link_loads
+from clustersim.collectives.nccl.derive import system_of
+from clustersim.collectives.nccl.search import search
+from clustersim.collectives.nccl.view import System
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs, generation
 from clustersim.device import device
@@ -48,7 +50,7 @@ class Placement(msgspec.Struct, eq=False):
     generation; ``net``: transport.
     """
 
-    system: nccl.System
+    system: System
     islands: int
     per_island: int
     age: str
@@ -60,7 +62,7 @@ class Placement(msgspec.Struct, eq=False):
 @kept_with_topology(maxsize=1024)
 def placement(group: Group) -> Placement:
     """Where a group's members sit, as NCCL sees their system."""
-    system = nccl.system_of(group)
+    system = system_of(group)
     counts = np.bincount(member_islands(group))
     net = group.node_type.net
     # NCCL's system has no AMD GPUs and takes a Hopper's place for them; the constants have a generation of their own.
@@ -88,7 +90,7 @@ def loads_of(request: Request, group: Group, algorithm: str, count: int) -> Path
 def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Channel, ...]:
     """NCCL's own orders where its search laid them out inside one island; else channels over all rails."""
     where = placement(group)
-    graph = nccl.search(where.system).get(algorithm)
+    graph = search(where.system).get(algorithm)
     if where.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
         return channels(group, count, layout)
     if any(len(order) != group.size for order in graph.orders):  # NCCL before 2.21 sees a rack's trays as nodes

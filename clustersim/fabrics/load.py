@@ -25,10 +25,7 @@ from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, 
 
 
 def load(
-    name_or_path: str,
-    nodes: int | None = None,
-    device: str | None = None,
-    fabric: Table | None = None,
+    name_or_path: str, nodes: int | None = None, device: str | None = None, fabric: Table | None = None
 ) -> Topology:
     """A cluster of ``nodes`` machines of a shipped topology, or of the user's own file.
 
@@ -39,9 +36,7 @@ def load(
     device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``; None keeps the file's.
     fabric : fields of ``[fabric]`` to change, such as ``{"oversubscription": 4}``; with ``kind``, a whole one.
 
-    Raises
-    ------
-    TopologyError : an unknown name (with the nearest), a file that cannot be read or that contradicts itself.
+    Raises :class:`TopologyError` for an unknown name (with the nearest), or a file that cannot be read.
     """
     path = _find(name_or_path)
     texts = tuple((file, reading.text_of(file)) for file in files(name_or_path))

@@ -12,11 +12,4 @@ from __future__ import annotations
 from clustersim.routing.cuts import bisection_bandwidth, cut_bandwidth, injection_bandwidth, unreachable_pairs
 from clustersim.routing.router import Router, router
 
-__all__ = [
-    "Router",
-    "bisection_bandwidth",
-    "cut_bandwidth",
-    "injection_bandwidth",
-    "router",
-    "unreachable_pairs",
-]
+__all__ = ["Router", "bisection_bandwidth", "cut_bandwidth", "injection_bandwidth", "router", "unreachable_pairs"]

@@ -108,9 +108,7 @@ class Network:
 
         They go a hop at a time, all by the links that :class:`~clustersim.routing.levels.Levels` looks up.
 
-        Raises
-        ------
-        LookupError : for pairs without a way; its argument is the first one's row.
+        Raises :class:`LookupError` for pairs without a way; its argument is the first one's row.
         """
         leaving, entering = self._sides
         kinds, of = np.unique(entering.kind[dst], return_inverse=True)

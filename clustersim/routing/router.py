@@ -93,9 +93,7 @@ class Router:
         rail : number of the NIC to use on both sides if the nodes differ (3 for ``nic3``; another NIC where that one is
             missing or down); -1 for the NICs nearest to each end.
 
-        Raises
-        ------
-        TopologyError : no way, naming both vertices.
+        Raises :class:`TopologyError` where there is no way, naming both vertices.
         """
         return self._find(int(src), int(dst), int(flow), int(rail))
 
@@ -237,9 +235,7 @@ class Router:
         -------
         links : (k,) int, sorted link ids. weights : (k,) float, the sum of what crosses each.
 
-        Raises
-        ------
-        TopologyError : a transfer that has no route.
+        Raises :class:`TopologyError` for a transfer that has no route.
         """
         return laid(self, Transfers.of(src, dst, amount, rail, flow), apart=False).per_link()
 

@@ -57,10 +57,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def times(
-    orders: Orders,
-    placement: str,
-    durations: Costs | Sequence[Costs] = UNIT,
-    pair: PairCost | None = None,
+    orders: Orders, placement: str, durations: Costs | Sequence[Costs] = UNIT, pair: PairCost | None = None
 ) -> Times:
     """When everything ends if every rank runs its list in order, each action as soon as its input is there.
 
@@ -71,9 +68,7 @@ def times(
         function makes a pair one thing that starts when both inputs are there and takes ``pair(first, second)``:
         ``operator.add`` if nothing is gained by running them beside each other, ``max`` if everything is.
 
-    Raises
-    ------
-    ScenarioError : where ranks wait for each other forever; names a rank and the action it never gets to.
+    Raises :class:`ScenarioError` where ranks wait for each other forever, naming one and the action it never gets to.
     """
     p, chunks = len(orders), chunk_count(orders)
     costs = _of_each(durations, stage_count(placement, p, chunks))

@@ -35,9 +35,7 @@ def system_of(group: Group) -> System:
     Nodes joined by shared NVSwitches are one (multi-node NVLink, from NCCL 2.21). Nodes that differ in build, in the
     GPUs used or in NIC speed give one view each.
 
-    Raises
-    ------
-    TopologyError : several nodes, and one of them has no NIC.
+    Raises :class:`TopologyError` for several nodes of which one has no NIC.
     """
     routes = router(group.topology)
     version = group.nccl_version

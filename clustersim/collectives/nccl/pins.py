@@ -64,9 +64,7 @@ def pinned_algorithms(pin: str | None, kind: str = "all_reduce") -> tuple[str, .
     >>> pinned_algorithms("NVLSTree,ring"), pinned_algorithms("ring;allreduce:^tree,collnet", "broadcast")
     (('ring', 'nvls_tree'), ('ring',))
 
-    Raises
-    ------
-    ProgramError : an unknown name, with the nearest known one.
+    Raises :class:`ProgramError` for an unknown name, with the nearest known one.
     """
     return _read(pin, kind, _SPELT, "NCCL algorithm")
 
@@ -77,8 +75,6 @@ def pinned_protocols(pin: str | None, kind: str = "all_reduce") -> tuple[str, ..
     >>> pinned_protocols("^LL128")
     ('LL', 'Simple')
 
-    Raises
-    ------
-    ProgramError : an unknown name, with the nearest known one.
+    Raises :class:`ProgramError` for an unknown name, with the nearest known one.
     """
     return _read(pin, kind, {name: name for name in PROTOCOLS}, "NCCL protocol")

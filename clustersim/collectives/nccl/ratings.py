@@ -42,17 +42,10 @@ class Rating(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def ratings(
-    kind: str,
-    system: System,
-    graphs: Mapping[str, Graph],
-    asked: Asked | None = None,
-) -> tuple[Rating, ...]:
+def ratings(kind: str, system: System, graphs: Mapping[str, Graph], asked: Asked | None = None) -> tuple[Rating, ...]:
     """Every pair for a kind, in NCCL's order; those NCCL would not use carry the reason.
 
-    Raises
-    ------
-    ProgramError : a kind NCCL's tuner has nothing to choose for.
+    Raises :class:`ProgramError` for a kind NCCL's tuner has nothing to choose for.
     """
     if kind not in KINDS:
         raise ProgramError(f"NCCL has no algorithms to choose from for {kind!r}; {nearest(kind, KINDS)}")

@@ -57,9 +57,7 @@ def choose(
         commas, per collective ``allreduce:tree;broadcast:ring``). A pinned LL128 is used even where NCCL holds it
         unsafe, as there.
 
-    Raises
-    ------
-    ProgramError : an unknown kind or pin, or pins that leave nothing.
+    Raises :class:`ProgramError` for an unknown kind or pin, or pins that leave nothing.
     """
     algorithms = pinned_algorithms(algorithm, kind)
     protocols = pinned_protocols(protocol, kind)

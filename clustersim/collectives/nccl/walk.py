@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Graph, better
 from clustersim.collectives.nccl.links import Vertex
-from clustersim.collectives.nccl.room import Costs, Room
-from clustersim.collectives.nccl.turns import Turns
+from clustersim.collectives.nccl.room import Costs, Room, Turns
 from clustersim.collectives.nccl.wiring import Wiring
 
 _FREE, _AS_LISTED, _REPLAY = 0, 1, 2
