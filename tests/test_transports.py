@@ -14,8 +14,7 @@ from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import choice, seconds
-from clustersim.collectives.nccl_sends import P2P_LL, p2p_device
-from clustersim.collectives.nccl_terms import host_floor
+from clustersim.collectives.nccl_terms import P2P_LL, host_floor, p2p_device
 from clustersim.costs import COSTS, overlaid
 from clustersim.errors import ProgramError
 from clustersim.fabrics.schema import Net

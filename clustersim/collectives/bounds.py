@@ -28,12 +28,8 @@ def lower_bound(request: Request, group: Group) -> float:
     """
     if group.size < 2:
         return 0.0
-    return max(
-        (
-            latency + request.nbytes * slope
-            for latency, slope in _slopes(group, request.kind, request.root, request.matrix)
-        )
-    )
+    slopes = _slopes(group, request.kind, request.root, request.matrix)
+    return max(latency + request.nbytes * slope for latency, slope in slopes)
 
 
 @kept_with_topology(maxsize=1024)
@@ -61,30 +57,24 @@ def _longest(need: Floats, bandwidth: Floats) -> float:
 @kept_with_topology(maxsize=1024)
 def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
     """Per way to cut the group: part of each member, bandwidth out of and into each part [bytes/s], latency [s]."""
-    topology, islands = group.topology, member_islands(group)
-    several = int(islands.max()) > 0
-    out, into = (side[group.gpus] for side in _vertex_bandwidth(topology, _all_direct(group, several)))
+    topology, islands, routes = group.topology, member_islands(group), routing.router(group.topology)
+    several, gpus = int(islands.max()) > 0, group.gpus.tolist()
+    direct = not several and all(routes.path_class(gpus[0], gpu) in _DIRECT for gpu in gpus[1:])
+    out, into = (side[group.gpus] for side in _vertex_bandwidth(topology, direct))
     first = np.unique(islands, return_index=True)[1]
     beside = np.flatnonzero(islands == islands[0])[1:2]
     found: list[tuple[Ints, Floats, Floats, float]] = [
         (np.arange(group.size, dtype=np.int64), out, into, _latency(group, beside if len(beside) else first[1:5]))
     ]
     if several:
-        found.append((islands, *_island_bandwidth(group, islands), _latency(group, first[1:5])))
+        mine = routes.islands.of[group.gpus[first]]
+        out, into = (side[mine] for side in _island_bandwidth(topology))
+        found.append((islands, out, into, _latency(group, first[1:5])))
     return tuple(found)
 
 
 def _summed(ends: Ints, bandwidth: Floats, n: int) -> Floats:
     return np.asarray(np.bincount(ends, weights=bandwidth, minlength=n), dtype=np.float64)
-
-
-def _all_direct(group: Group, several: bool) -> bool:
-    """Whether GPU links join every pair of members (seen from a few)."""
-    if several:
-        return False
-    router = routing.router(group.topology)
-    first = int(group.gpus[0])
-    return all(router.path_class(first, int(gpu)) in _DIRECT for gpu in group.gpus[1:])
 
 
 def _latency(group: Group, others: Ints) -> float:
@@ -108,24 +98,12 @@ def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]
 
 
 @kept_with_first(maxsize=16)
-def _edge_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
+def _island_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
     """Line rate out of and into every island of a machine: all links that cross its edge."""
     of = routing.router(topology).islands.of
-    ends, count = (of[topology.link_src], of[topology.link_dst]), int(of.max()) + 1
-    crossing = ends[0] != ends[1]
-    sides = []
-    for side in ends:
-        mine = crossing & (side >= 0)
-        sides.append(_summed(side[mine], topology.link_bandwidth[mine], count))
-    return sides[0], sides[1]
-
-
-def _island_bandwidth(group: Group, islands: Ints) -> tuple[Floats, Floats]:
-    """Line rate out of and into each island of the group."""
-    topology, first = group.topology, np.unique(islands, return_index=True)[1]
-    mine = routing.router(topology).islands.of[group.gpus[first]]
-    out, into = _edge_bandwidth(topology)
-    return out[mine], into[mine]
+    src, dst, n = of[topology.link_src], of[topology.link_dst], int(of.max()) + 1
+    edge = np.where(src != dst, topology.link_bandwidth, 0.0)
+    return _summed(src[src >= 0], edge[src >= 0], n), _summed(dst[dst >= 0], edge[dst >= 0], n)
 
 
 def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple[Floats, Floats]:
@@ -150,18 +128,12 @@ def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple
         return _pairwise(request, group, part, len(counts))
     if kind == "barrier":
         return np.zeros(len(counts)), np.zeros(len(counts))
-    return _rooted(request, part, own, rest)
-
-
-def _rooted(request: Request, part: Ints, own: Floats, rest: Floats) -> tuple[Floats, Floats]:
-    """The root's part against the others: broadcast, scatter and their mirror images reduce and gather."""
-    rooted = np.zeros(len(own), dtype=bool)
-    rooted[part[request.root]] = True
-    if request.kind in {"broadcast", "reduce"}:
-        at_root, elsewhere = np.where(rooted, request.nbytes, 0.0), np.where(rooted, 0.0, request.nbytes)
-    else:
-        at_root, elsewhere = np.where(rooted, rest, 0.0), np.where(rooted, 0.0, own)
-    return (at_root, elsewhere) if request.kind in _ROOT_SENDS else (elsewhere, at_root)
+    # The root's part against the others: broadcast, scatter and their mirror images reduce and gather.
+    rooted = np.arange(len(counts)) == part[request.root]
+    entire = kind in {"broadcast", "reduce"}
+    at_root = np.where(rooted, size if entire else rest, 0.0)
+    elsewhere = np.where(rooted, 0.0, size if entire else own)
+    return (at_root, elsewhere) if kind in _ROOT_SENDS else (elsewhere, at_root)
 
 
 def _pairwise(request: Request, group: Group, part: Ints, parts: int) -> tuple[Floats, Floats]:

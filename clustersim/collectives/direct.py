@@ -17,7 +17,7 @@ from clustersim.collectives.base import Algorithm, Channel, Group, Request, Sche
 from clustersim.collectives.build import ScheduleWriter, Way, everyone, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
-from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds
+from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds, powers_below
 
 _ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 KINDS = _ALL_PAIRS | {"broadcast", "reduce", "scatter", "gather", "send", "sendrecv", "barrier"}
@@ -70,8 +70,8 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
 @lru_cache(maxsize=32)
 def _barrier(n: int) -> Steps:
     """Dissemination: in round k everybody tells the member 2^k further on (Hensgen, Finkel and Manber 1988)."""
-    member, shifts = np.arange(n, dtype=np.int64), (1 << k for k in range((n - 1).bit_length()))
-    rounds = [Round(member, (member + shift) % n, 0.0, lambda _: [0], reduce=True) for shift in shifts]
+    member = np.arange(n, dtype=np.int64)
+    rounds = [Round(member, (member + shift) % n, 0.0, lambda _: [0], reduce=True) for shift in powers_below(n)]
     return Steps(tuple(rounds), np.zeros(1), blocking=False)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from clustersim.arrays import Ints
-from clustersim.collectives.rounds import Round, Steps, rounds_algorithm, trade
+from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm, trade
 
 
 def _members(n: int, *, odd: bool) -> tuple[Ints, int]:
@@ -19,10 +19,6 @@ def _members(n: int, *, odd: bool) -> tuple[Ints, int]:
     p = 1 << (n.bit_length() - 1)
     v = np.arange(p, dtype=np.int64)
     return np.where(v < n - p, 2 * v + odd, v + n - p), n - p
-
-
-def _bits(p: int) -> list[int]:
-    return [1 << k for k in range(p.bit_length() - 1)]
 
 
 def recursive_doubling(kind: str, n: int, root: int = 0) -> Steps:
@@ -35,15 +31,15 @@ def recursive_doubling(kind: str, n: int, root: int = 0) -> Steps:
         return bruck(kind, n) if kind == "all_gather" else recursive_halving(kind, n)
     v = np.arange(n, dtype=np.int64)
     if kind == "all_gather":
-        return Steps(tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in _bits(n)), np.full(n, 1 / n))
+        return Steps(tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in powers_below(n)), np.full(n, 1 / n))
     if kind == "reduce_scatter":
-        owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in _bits(n)]
-        rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(_bits(n))]
+        owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in powers_below(n)]
+        rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(powers_below(n))]
         return Steps(tuple(rounds), np.full(n, 1 / n))
     at, r = _members(n, odd=True)
     share, first = float(kind == "all_reduce"), np.arange(0, 2 * r, 2, dtype=np.int64)
     fold = [Round(first, first + 1, share, lambda _: [0], reduce=True)] if r else []
-    traded = [Round(at, at[np.arange(len(at)) ^ b], share, lambda _: [0], reduce=True) for b in _bits(len(at))]
+    traded = [Round(at, at[np.arange(len(at)) ^ b], share, lambda _: [0], reduce=True) for b in powers_below(len(at))]
     told = [Round(first + 1, first, share, lambda _: [0])] if r else []
     return Steps((*fold, *traded, *told), np.full(1, share))
 
@@ -58,10 +54,10 @@ def rabenseifner(kind: str, n: int, root: int = 0) -> Steps:
         rounds.append(Round(src, dst, 0.5, lambda e: right if e < r else left, reduce=True))
         rounds.append(Round(even + 1, even, 0.5, lambda _: right))
     v = np.arange(p, dtype=np.int64)
-    rounds += [trade(at, at[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in _bits(p)]
+    rounds += [trade(at, at[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
     if kind == "reduce":
         return Steps((*rounds, *_gathered(at, root, r)), np.full(p, 1 / p))
-    rounds += [trade(at, at[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in _bits(p)[::-1]]
+    rounds += [trade(at, at[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in powers_below(p)[::-1]]
     if r:
         rounds.append(Round(even, even + 1, 1.0, lambda _: range(p)))
     return Steps(tuple(rounds), np.full(p, 1 / p))
@@ -74,7 +70,7 @@ def _gathered(at: Ints, root: int, r: int) -> list[Round]:
         rounds.append(Round(at[:1], np.array([root]), 1 / len(at), lambda _: [0]))
         at[0] = root
     away = v ^ int(np.flatnonzero(at == root)[0])
-    for b in _bits(len(at))[::-1]:
+    for b in powers_below(len(at))[::-1]:
         src = v[(away & b > 0) & (away < 2 * b)]
         rounds.append(trade(at[src], at[src ^ b], v % (2 * b), src % (2 * b), reduce=False))
     return rounds
@@ -84,7 +80,7 @@ def recursive_halving(kind: str, n: int, root: int = 0) -> Steps:
     """Trade halves with the farthest first; member m's block is in slot m // 2 of the pairs, or m - r."""
     at, r = _members(n, odd=True)
     v, slot, rounds = np.arange(len(at), dtype=np.int64), _slots(n, r), _handed_over(n, r)
-    rounds += [trade(at, at[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in _bits(len(at))[::-1]]
+    rounds += [trade(at, at[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in powers_below(len(at))[::-1]]
     if r:
         rounds.append(Round(at[:r], at[:r] - 1, 1 / n, lambda e: [2 * e]))
     return Steps(tuple(rounds), np.full(n, 1 / n))
@@ -98,7 +94,7 @@ def butterfly(kind: str, n: int, root: int = 0) -> Steps:
     v, width = np.arange(p, dtype=np.int64), p.bit_length() - 1
     mirror = np.array([int(f"{i:0{width}b}"[::-1], 2) if width else 0 for i in range(p)], dtype=np.int64)
     key = np.arange(n, dtype=np.int64) if not r else mirror[_slots(n, r)]
-    rounds += [trade(at, at[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in _bits(p)]
+    rounds += [trade(at, at[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
     if r:
         owner = np.arange(n, dtype=np.int64)
         src = at[mirror[_slots(n, r)]]
@@ -120,7 +116,7 @@ def _handed_over(n: int, r: int) -> list[Round]:
 def bruck(kind: str, n: int, root: int = 0) -> Steps:
     """ceil(log2 n) rounds to members 2^k away: all blocks so far, or those whose way has bit k (Bruck et al. 1997)."""
     v, rounds = np.arange(n, dtype=np.int64), []
-    for b in (1 << k for k in range((n - 1).bit_length())):
+    for b in powers_below(n):
         if kind == "all_gather":
             count = min(b, n - b)
             rounds.append(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.collectives.rounds import Round, Steps, rounds_algorithm, trade
+from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm, trade
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
@@ -20,7 +20,7 @@ def steps(kind: str, n: int, root: int = 0) -> Steps:
     """Fold, halve, double, unfold, as far as the kind needs them."""
     slots = 1 << (n.bit_length() - 1)
     v, extra = np.arange(slots, dtype=np.int64), np.arange(slots, n, dtype=np.int64)
-    bits = [1 << k for k in range(slots.bit_length() - 1)]
+    bits = powers_below(slots)
     # The slot that answers for each piece: a piece per slot for all_reduce, else one per member.
     slot = np.arange(slots if kind == "all_reduce" else n, dtype=np.int64) % slots
     one, whole, found = 1.0 / len(slot), slot.tolist(), []

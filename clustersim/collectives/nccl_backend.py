@@ -19,23 +19,13 @@ import numpy as np
 from clustersim.arrays import Floats, Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import ideal
+from clustersim.collectives import nccl_terms as terms
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.search import search_channels
 from clustersim.collectives.nccl.tuner import channels_used, choose
 from clustersim.collectives.nccl.view import Asked
-from clustersim.collectives.nccl_sends import direct_shares, p2p_device, p2p_law
-from clustersim.collectives.nccl_terms import (
-    ROOTED,
-    busy_steps,
-    fill,
-    floored,
-    hop_time,
-    host_floor,
-    kernel_ceiling,
-    rendezvous,
-)
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import Costs
@@ -111,7 +101,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     wire = request.nbytes / way.rate
     latency, host = _law(chosen, way.hops, costs)(wire) - wire, 0.0
     if request.kind not in TUNED:
-        host = max(latency + wire - p2p_device(request, group, costs)(wire), 0.0)
+        host = max(latency + wire - terms.p2p_device(request, group, costs)(wire), 0.0)
     return Plan(
         kind=request.kind,
         algorithm=chosen.algorithm,
@@ -175,9 +165,9 @@ def _limits(group: Group, picked: Picked, loads: PathLoads, costs: Costs) -> tup
     """(4,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
     kind, algorithm, protocol = picked.kind, picked.algorithm, picked.protocol
     if kind not in TUNED:
-        return direct_shares(kind, group, costs), math.inf, 0.0
-    ceiling = kernel_ceiling(kind, group, algorithm, protocol, costs)
-    hops = hop_time(kind, algorithm, protocol, loads, group, costs)
+        return terms.direct_shares(kind, group, costs), math.inf, 0.0
+    ceiling = terms.kernel_ceiling(kind, group, algorithm, protocol, costs)
+    hops = terms.hop_time(kind, algorithm, protocol, loads, group, costs)
     return shares_of(algorithm, protocol, group, costs), ceiling, hops
 
 
@@ -208,19 +198,19 @@ def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
     """Seconds of the collective, given those its bytes take on the narrowest link."""
     request, group = chosen.request, chosen.group
     if request.kind not in TUNED:
-        return p2p_law(request, group, costs)
-    base = costs.rooted_base if request.kind in ROOTED else costs.base
+        return terms.p2p_law(request, group, costs)
+    base = costs.rooted_base if request.kind in terms.ROOTED else costs.base
     if group.launch == "threads":
         base += costs.threads_base
-    floor = host_floor(request.kind, group, costs, chosen.blocks)
-    hops *= busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
+    floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
+    hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
     if transport(placement(group).net).eager < math.inf:
-        base += rendezvous(
+        base += terms.rendezvous(
             chosen.algorithm, chosen.protocol, request.nbytes / chosen.blocks, chosen.loads, group, costs
         )
 
     def seconds(wire: float) -> float:
-        return floored(base + hops + wire + fill(hops, wire, costs), floor, costs)
+        return terms.floored(base + hops + wire + terms.fill(hops, wire, costs), floor, costs)
 
     return seconds
 
@@ -242,8 +232,8 @@ def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs:
     slowdown = float(weights.sum() / loads.by_class.sum()) if loads.by_class.any() else 1.0
     ceiling = textbook.ceiling / slowdown
     wire = request.nbytes / ceiling
-    hops = hop_time(request.kind, textbook.algorithm, "Simple", loads, group, costs)
-    total = floored(costs.base + hops + wire, host_floor(request.kind, group, costs), costs)
+    hops = terms.hop_time(request.kind, textbook.algorithm, "Simple", loads, group, costs)
+    total = terms.floored(costs.base + hops + wire, terms.host_floor(request.kind, group, costs), costs)
     return replace(
         textbook, latency=total - wire, links=loads.links, weights=weights, ceiling=ceiling, protocol="Simple"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.arrays import Ints
-from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
+from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
 
@@ -19,7 +19,7 @@ def steps(kind: str, n: int, root: int = 0) -> Steps:
     """Everybody trades with the members at the round's distance; who has several pieces for one sends them together."""
     near, reduces = np.arange(n, dtype=np.int64), kind == "reduce_scatter"
     rounds = []
-    for distance in (1 << k for k in reversed(range((n - 1).bit_length()))):
+    for distance in reversed(powers_below(n)):
         # How far behind the nearer one the owners of the pieces are that go this much further.
         behind, far = np.arange(0, n - distance, 2 * distance), (near + distance) % n
         ends = (far, near) if reduces else (near, far)

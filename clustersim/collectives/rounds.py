@@ -63,6 +63,15 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm
     return Algorithm(name, kinds, traffic, schedule)
 
 
+def powers_below(n: int) -> list[int]:
+    """1, 2, 4, ... below n: the distances in rounds of doubling.
+
+    >>> powers_below(8), powers_below(9)
+    ([1, 2, 4], [1, 2, 4, 8])
+    """
+    return [1 << k for k in range((n - 1).bit_length())]
+
+
 def in_rounds(rounds: Sequence[Round], group: Group) -> Traffic:
     """The bytes of every round."""
     crossing = sum(bool((group.nodes[one.src] != group.nodes[one.dst]).any()) for one in rounds)

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.exchanges import bruck, recursive_doubling, round_a_ring
-from clustersim.collectives.rounds import Maker, Round, Steps, rounds_algorithm
+from clustersim.collectives.rounds import Maker, Round, Steps, powers_below, rounds_algorithm
 
 Levels = list[tuple[Ints, Ints]]
 """(parents, children) of each round from the root outwards."""
@@ -65,14 +65,13 @@ def in_order_binary(n: int) -> Levels:
 def binomial(n: int) -> Levels:
     """Round k: the 2^k members that have it send to those 2^k further on."""
     v = np.arange(n, dtype=np.int64)
-    return [(v[: min(b, n - b)], v[b : 2 * b]) for b in (1 << k for k in range((n - 1).bit_length()))]
+    return [(v[: min(b, n - b)], v[b : 2 * b]) for b in powers_below(n)]
 
 
 def in_order_binomial(n: int) -> Levels:
     """Round k, the largest step first: every 2^(k+1)th member sends to the one 2^k further on, and its subtree."""
     v = np.arange(n, dtype=np.int64)
-    steps = [1 << k for k in range((n - 1).bit_length())][::-1]
-    return [(v[b::2*b] - b, v[b::2*b]) for b in steps]  # fmt: skip
+    return [(v[b::2*b] - b, v[b::2*b]) for b in reversed(powers_below(n))]  # fmt: skip
 
 
 def knomial(n: int) -> Levels:

@@ -11,13 +11,61 @@ free transfers. Gradient accumulation is the schedule of one stage:
 ['F0 F1 B0 F2 B1 B2', 'F0 B0 F1 B1 F2 B2']
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from clustersim.errors import ScenarioError, nearest
 from clustersim.schedules.base import Action, Costs, Option, Order, Orders, Schedule, Slot, rank_and_chunk, stage_of
 from clustersim.schedules.beside import beside
+from clustersim.schedules.dualpipe import DUALPIPE
+from clustersim.schedules.dualpipev import DUALPIPEV
+from clustersim.schedules.gpipe import GPIPE
+from clustersim.schedules.interleaved import INTERLEAVED
+from clustersim.schedules.interleaved_zero_bubble import INTERLEAVED_ZERO_BUBBLE
+from clustersim.schedules.looped_bfs import LOOPED_BFS
+from clustersim.schedules.naive import NAIVE
 from clustersim.schedules.notation import parse, text
+from clustersim.schedules.one_f_one_b import ONE_F_ONE_B
+from clustersim.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
 from clustersim.schedules.play import Times, times
 from clustersim.schedules.playable import check
-from clustersim.schedules.registry import SCHEDULES, schedule
 from clustersim.schedules.torch_csv import from_csv
+from clustersim.schedules.v_pattern import V_HALF, V_MIN
+from clustersim.schedules.zbv import ZBV
+from clustersim.schedules.zbv_torch import ZBV_TORCH
+from clustersim.schedules.zero_bubble import ZB_2P, ZB_H1
+
+_ROWS = (
+    NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZB_2P, ZBV, ZBV_TORCH,
+    V_HALF, V_MIN, DUALPIPE, DUALPIPEV, PIPEDREAM, PIPEDREAM_2BW,
+)  # fmt: skip
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def _bare(name: str) -> str:
+    """A name without what systems write differently: case, hyphens, underscores."""
+    return re.sub(r"[-_\s]", "", name).lower()
+
+
+_BY_BARE_NAME = {_bare(name): row for row in _ROWS for name in (*row.aliases, row.name)}
+
+
+def schedule(name: str) -> Schedule:
+    """The schedule of this name or of another system's name for it. Raises :class:`ScenarioError` with the nearest.
+
+    >>> schedule("ZB-H1").name, schedule("Interleaved1F1B").name, schedule("ZBVZeroBubble").name
+    ('zb_h1', 'interleaved_1f1b', 'zbv_torch')
+    """
+    try:
+        return _BY_BARE_NAME[_bare(name)]
+    except KeyError:
+        known = [*SCHEDULES, *(alias for row in _ROWS for alias in row.aliases)]
+        raise ScenarioError(f"no pipeline schedule {name!r}; {nearest(name, known)} (at $.parallel.schedule)") from None
+
 
 __all__ = [
     "SCHEDULES", "Action", "Costs", "Option", "Order", "Orders", "Schedule", "Slot", "Times", "beside", "check",
