@@ -96,7 +96,7 @@ class Group:
     @property
     def ranks_per_node(self) -> int:
         """The largest number of members on one node."""
-        return int(np.bincount(np.searchsorted(np.unique(self.nodes), self.nodes)).max())
+        return int(np.unique(self.nodes, return_counts=True)[1].max())
 
     @property
     def node_type(self) -> NodeType:

@@ -57,9 +57,8 @@ def on_hosts(group: Group, library: str) -> Group:
     """The group of the CPUs each member's process runs on: the nearest to its GPU; a member that is a CPU stays."""
     topology, router = group.topology, routing.router(group.topology)
     cpus: dict[int, list[int]] = {}
-    for vertex, kind in enumerate(topology.vertex_kinds):
-        if kind == CPU:
-            cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
+    for vertex in topology.cpus.tolist():
+        cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
     found = []
     for gpu, node in zip(group.gpus.tolist(), group.nodes.tolist(), strict=True):
         if topology.vertex_kinds[gpu] == CPU:

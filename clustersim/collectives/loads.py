@@ -22,9 +22,8 @@ def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     ``(links (k,), weights (k,))``, links ascending. Raises :class:`clustersim.errors.TopologyError` where there is no
     way.
     """
-    src = np.where(traffic.src >= 0, group.gpus[traffic.src], -1)
-    dst = np.where(traffic.dst >= 0, group.gpus[traffic.dst], -1)
-    return routing.router(group.topology, traffic.relay).loads(src, dst, traffic.fraction, traffic.rail)
+    gpus, router = np.append(group.gpus, -1), routing.router(group.topology, traffic.relay)
+    return router.loads(gpus[traffic.src], gpus[traffic.dst], traffic.fraction, traffic.rail)
 
 
 def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weights: Floats) -> EdgeCosts:

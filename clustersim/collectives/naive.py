@@ -8,10 +8,13 @@ rounds, (n-1) S out of every member, n/2 times what a ring of cut tensors needs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from clustersim.collectives import ring
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, traffic_of
+from clustersim.collectives.build import traffic_of
 from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
 
 KINDS = frozenset({"all_reduce"})
@@ -36,19 +39,8 @@ def unsplit_traffic(request: Request, group: Group, channels: tuple[Channel, ...
 
 def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Piece ``c * n + k`` is channel c's part of member k's whole tensor; members add up what they gathered."""
-    writer, n = ScheduleWriter(), group.size
-    fractions: list[float] = []
-    for c, channel in enumerate(channels):
-        order, rail = channel.order.tolist(), channel.edge_rails.tolist()
-        arrived: list[tuple[int, ...]] = [()] * n
-        for step in range(n - 1):
-            piece = [c * n + order[(i - step - 1) % n] for i in range(n)]
-            arrived = [
-                (writer.send(order[i - 1], order[i], piece[i], after=arrived[i - 1], way=Way(rail[i - 1], c)),)
-                for i in range(n)
-            ]
-        fractions += [channel.share] * n
-    return writer.done(np.array(fractions))
+    gathered = ring.schedule(replace(request, kind="all_gather"), group, channels)
+    return replace(gathered, chunk_fraction=np.repeat([channel.share for channel in channels], group.size))
 
 
 SEQUENTIAL = rounds_algorithm("sequential", KINDS, sequential)

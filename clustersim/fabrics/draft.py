@@ -65,9 +65,8 @@ class Draft(msgspec.Struct):
 
     def topology(self, name: str, fabric: str, routing: str = "destination") -> Topology:
         """The finished, immutable graph."""
-        src, dst, bandwidth, latency = (
-            (np.concatenate(column) for column in zip(*self.links, strict=True)) if self.links else _no_links()
-        )
+        none = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        src, dst, bandwidth, latency = map(np.concatenate, zip(none, *self.links, strict=True))
         return Topology(
             name=name,
             vertex_names=tuple(self.names),
@@ -84,16 +83,11 @@ class Draft(msgspec.Struct):
         )
 
 
-def _no_links() -> tuple[Ints, Ints, Floats, Floats]:
-    return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-
-
 def join_ports(parts: Sequence[Ports]) -> Ports:
     """Ports of several runs of nodes, one after the other."""
-    if not parts:
-        return Ports(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    columns = [np.concatenate([getattr(p, c) for p in parts]) for c in ("vertex", "node", "rail", "rate")]
-    return Ports(*columns)
+    none = Ports(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    columns = ([getattr(one, name) for one in (none, *parts)] for name in Ports.__struct_fields__)
+    return Ports(*map(np.concatenate, columns))
 
 
 def lay(nodes: Sequence[Node]) -> Draft:

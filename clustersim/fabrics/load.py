@@ -20,7 +20,7 @@ from clustersim.fabrics.node import Ends, Node, Wire, add_wires, build_node, tra
 from clustersim.memo import ByWeight
 from clustersim.mesh import Mesh
 from clustersim.paths import data_path, shipped
-from clustersim.texts import Table, is_file, plain_file, short, shown, there
+from clustersim.texts import Table, is_file, plain_file, short, shown, text_of, there
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeType, Topology
 
 
@@ -39,7 +39,7 @@ def load(
     Raises :class:`TopologyError` for an unknown name (with the nearest), or a file that cannot be read.
     """
     path = _find(name_or_path)
-    texts = tuple((file, reading.text_of(file)) for file in files(name_or_path))
+    texts = tuple((file, text_of(file, TopologyError)) for file in files(name_or_path))
     key = (path, texts, nodes, device, msgspec.json.encode(dict(fabric or {}), order="sorted"))
     return _KNOWN.get(key, lambda: _built(path, nodes, device, fabric))
 

@@ -67,12 +67,7 @@ def _readable(names: str, where: str) -> None:
 
 def read(path: Path) -> TopologyFile:
     """A checked file from disk. Raises :class:`TopologyError`."""
-    return parse(text_of(path), str(path))
-
-
-def text_of(path: Path) -> str:
-    """What a file says. Raises :class:`TopologyError`."""
-    return texts.text_of(path, TopologyError)
+    return parse(texts.text_of(path, TopologyError), str(path))
 
 
 @lru_cache(maxsize=64)

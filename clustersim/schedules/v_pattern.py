@@ -151,31 +151,24 @@ class _Line:
         """The most it ever holds."""
         return max(held for held, _ in self.after)
 
-    def fits(self, kind: int, old: int, new: int, limit: int) -> bool:
-        """Whether a pass may move from slot ``old`` to the empty slot ``new`` before it without exceeding the limit."""
+    def move(self, kind: int, j: int, new: int, limit: int) -> bool:
+        """Put a micro-batch's pass into an earlier empty slot, unless more than the limit were then held."""
+        old, states = self.slots[kind][j], []
         state = self.after[new - 1] if new else (0, 0)
         for slot in range(new, len(self.line)):
             state = self._step(*state, kind if slot == new else EMPTY if slot == old else self.line[slot])
             if state[0] > limit:
                 return False
             if slot >= old and state == self.after[slot]:
-                return True
-        return True
-
-    def move(self, kind: int, j: int, new: int) -> None:
-        """Put a micro-batch's pass into an earlier empty slot."""
-        old = self.slots[kind][j]
+                break
+            states.append(state)
         if kind in (2, 3):
             del self.gradients[bisect_left(self.gradients, old)]
             insort(self.gradients, new)
         self.slots[kind][j] = new
         self.line[new], self.line[old] = kind, EMPTY
-        state = self.after[new - 1] if new else (0, 0)
-        for slot in range(new, len(self.line)):
-            state = self._step(*state, self.line[slot])
-            if slot >= old and state == self.after[slot]:
-                return
-            self.after[slot] = state
+        self.after[new : new + len(states)] = states
+        return True
 
 
 def _squeeze(ranks: list[Slots]) -> list[Slots]:
@@ -204,8 +197,7 @@ def _move_early(line: _Line, after: int, kind: int, j: int, limit: int) -> None:
     if kind == WEIGHT:
         after = max(after, line.gradients[j])
     for slot in range(after + 1, old):
-        if line.line[slot] == EMPTY and line.fits(kind, old, slot, limit):
-            line.move(kind, j, slot)
+        if line.line[slot] == EMPTY and line.move(kind, j, slot, limit):
             return
 
 
