@@ -24,7 +24,7 @@ from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.host_law import BOX
 from clustersim.collectives.mpi import asked_of, parts_of
-from clustersim.collectives.mpi_rules import NAMES, VARIABLE, chosen, forced, rules
+from clustersim.collectives.mpi_rules import chosen, forced, kinds
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.costs import MPI_COSTS as COSTS
 from clustersim.errors import ProgramError
@@ -84,17 +84,17 @@ def test_the_fixed_rules_are_open_mpis(kind, n, nbytes, name):
     assert chosen(kind, n, float(nbytes)) == name
 
 
-@pytest.mark.parametrize("kind", sorted(NAMES))
+@pytest.mark.parametrize("kind", sorted(kinds()))
 def test_every_rule_names_an_algorithm_and_grows_in_processes_and_bytes(kind):
-    *sizes, last = rules()[kind]
+    *sizes, last = kinds()[kind].below
     assert last == "more"
     assert [int(size) for size in sizes] == sorted(int(size) for size in sizes)
-    for row in rules()[kind].values():
+    for row in kinds()[kind].below.values():
         words = row.split()
         bounds = [int(word[1:]) for word in words[1::2]]
         assert bounds == sorted(bounds)
         assert len(words) % 2, "the last algorithm has no bound"
-        assert {int(number) for number in words[::2]} <= set(range(1, len(NAMES[kind]) + 1))
+        assert {int(number) for number in words[::2]} <= set(range(1, len(kinds()[kind].names) + 1))
 
 
 def test_too_few_elements_for_a_ring_or_halves_take_another_way():
@@ -106,13 +106,13 @@ def test_too_few_elements_for_a_ring_or_halves_take_another_way():
     assert parts_of(Request("broadcast", 8.0, algorithm="scatter_allgather"), 4)[0].name == "basic_linear"
 
 
-@pytest.mark.parametrize("kind", sorted(NAMES))
+@pytest.mark.parametrize("kind", sorted(kinds()))
 @pytest.mark.parametrize("n", [2, 4, 5])
 def test_a_forced_algorithm_is_taken_by_name_by_number_and_by_its_mca_variable(kind, n):
-    for number, name in enumerate(NAMES[kind], 1):
+    for number, name in enumerate(kinds()[kind].names, 1):
         if name == "two_proc" and n != 2:
             continue
-        for pin in (name, str(number), f"coll_tuned_{VARIABLE[kind]}_algorithm={number}"):
+        for pin in (name, str(number), f"coll_tuned_{kinds()[kind].variable}_algorithm={number}"):
             assert forced(kind, n, pin) == name
         found = planned(kind, 2.0**20, on_one_cpu(n), algorithm=name)
         assert found.time(np.ones(0)) > 0
@@ -179,10 +179,10 @@ def test_everything_open_mpi_chooses_can_be_priced_and_longer_is_slower(kind, n,
     group = on_one_cpu(n)
     request = Request(kind, size, root=root % n)
     parts = parts_of(request, n)
-    assert all(part.kind in NAMES or part.kind.startswith("send") for part in parts)
+    assert all(part.kind in kinds() or part.kind.startswith("send") for part in parts)
     asked = asked_of(request, group)
     assert all(np.isfinite([leg.link, leg.moved, leg.messages, leg.posts]).all() for leg in asked.work.legs)
-    pins = {"algorithm": parts[0].name} if len(parts) == 1 and kind in NAMES else {}
+    pins = {"algorithm": parts[0].name} if len(parts) == 1 and kind in kinds() else {}
     if kind != "barrier" and pins and parts[0].name != "two_proc":
         longer = replace(request, nbytes=4 * size, **pins)
         assert plan(longer, group, "mpi").time(np.ones(0)) > plan(request, group, "mpi").time(np.ones(0)) * (1 - 1e-9)
@@ -250,8 +250,8 @@ def test_the_rules_choose_what_was_measured_to_take_the_defaults_time():
              for case, one in fastest(read_capture(MEASURED).samples).items()}  # fmt: skip
     named, others = [], []
     for (kind, n, nbytes, way, pin), seconds_ in times.items():
-        if pin is None and kind in NAMES:
-            for number, name in enumerate(NAMES[kind], 1):
+        if pin is None and kind in kinds():
+            for number, name in enumerate(kinds()[kind].names, 1):
                 if (kind, n, nbytes, way, str(number)) in times:
                     apart = abs(math.log(seconds_ / times[kind, n, nbytes, way, str(number)]))
                     (named if name == chosen(kind, n, nbytes) else others).append(apart)

@@ -37,7 +37,7 @@ def held(order, until="W"):
 
 def longest_rank_span(played):
     """The longest time from a rank's own first action to its own last: a step's length without a common start."""
-    return max(end - start for start, end in zip(played.starts, played.ends, strict=True))
+    return max(rank[-1][1] - rank[0][0] for rank in played.spans)
 
 
 def found(row: dict[str, str]) -> Schedule:
@@ -80,8 +80,8 @@ def test_a_rank_holds_as_much_as_in_the_real_order(row):
 def test_a_play_with_unit_durations_has_the_examples_times(row):
     orders, placement, rank = orders_of(row), found(row).placement, int(row["rank"])
     apart, whole = times(orders, placement), times(orders, placement, pair=operator.add)
-    assert apart.starts[rank] == float(row["rank_start"])
-    assert apart.ends[rank] == float(row["rank_end"])
+    assert apart.spans[rank][0][0] == float(row["rank_start"])
+    assert apart.spans[rank][-1][1] == float(row["rank_end"])
     assert apart.busy[rank] == whole.busy[rank] == float(row["rank_busy"])
     assert apart.makespan == float(row["makespan"])
     assert longest_rank_span(apart) == float(row["longest_rank_span"])

@@ -22,7 +22,7 @@ from clustersim.collectives.build import traffic_of
 from clustersim.collectives.costs import mpi_costs_of
 from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
-from clustersim.collectives.mpi_rules import NAMES, chosen, forced
+from clustersim.collectives.mpi_rules import chosen, forced, kinds
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.trees import in_order_binomial
 from clustersim.errors import ProgramError, nearest
@@ -119,7 +119,7 @@ def _name(request: Request, n: int) -> str:
 def parts_of(request: Request, n: int) -> tuple[Part, ...]:
     """The algorithms that follow one another: most are one, some are built of two other collectives."""
     kind = request.kind
-    if kind not in NAMES or request.matrix is not None:  # sends, and MPI_Alltoallv, which sends to everybody at once
+    if kind not in kinds() or request.matrix is not None:  # sends, and MPI_Alltoallv, which sends to everybody at once
         if request.algorithm:
             forced(kind, n, request.algorithm)
         return (Part("linear", kind),)

@@ -41,19 +41,9 @@ class Times(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
 
     @property
-    def starts(self) -> tuple[float, ...]:
-        """When each rank starts its first action."""
-        return tuple(rank[0][0] for rank in self.spans)
-
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """When each rank ends its last action."""
-        return tuple(rank[-1][1] for rank in self.spans)
-
-    @property
     def makespan(self) -> float:
         """From 0, when every rank may start, until the last rank ends."""
-        return max(self.ends)
+        return max(rank[-1][1] for rank in self.spans)
 
 
 def times(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.calibration.capture.world import World
-from clustersim.collectives.mpi_rules import VARIABLE
+from clustersim.collectives.mpi_rules import kinds
 from clustersim.errors import ClusterSimError
 
 FORCED = "OMPI_MCA_coll_tuned_{}_algorithm"
@@ -34,7 +34,7 @@ def forced(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if environment.get("OMPI_MCA_coll_tuned_use_dynamic_rules", "0").lower() not in {"1", "true", "yes"}:
         return {}
-    asked = {kind: environment.get(FORCED.format(name), "0") for kind, name in VARIABLE.items()}
+    asked = {kind: environment.get(FORCED.format(one.variable), "0") for kind, one in kinds().items()}
     return {kind: value for kind, value in asked.items() if value not in {"0", "ignore"}}
 
 
