@@ -58,13 +58,12 @@ class ScheduleWriter:
         )
 
 
-def traffic_of(
-    parts: Sequence[tuple[Ints, Ints, Floats | float, Ints | int]],
-    steps: int,
-    net_steps: int,
-    rounds: Sequence[int] | None = None,
-) -> Traffic:
-    """Join edge lists ``(src, dst, fraction, rail)``; scalars are spread over their part. ``rounds``: one per part."""
+Part = tuple[Ints, Ints, Floats | float, Ints | int]
+"""Some edges of a traffic: ``(src, dst, fraction, rail)``; the last two may be one number for all."""
+
+
+def traffic_of(parts: Sequence[Part], steps: int, net_steps: int, rounds: Sequence[int] | None = None) -> Traffic:
+    """All the edges together; ``rounds``: one per part."""
     sizes = [len(part[0]) for part in parts]
     empty = np.empty(0, dtype=np.int64)
     return Traffic(

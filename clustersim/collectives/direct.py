@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, everyone, traffic_of
-from clustersim.collectives.islands import member_islands
+from clustersim.collectives.build import Part, ScheduleWriter, Way, everyone, traffic_of
+from clustersim.collectives.islands import member_islands, n_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
 from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds, powers_below
 
@@ -58,13 +58,13 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     n, fraction = group.size, _fraction(request.kind, group.size)
     if request.kind == "barrier":
         return in_rounds(_barrier(n).rounds, group)
-    crosses = int(member_islands(group).max()) > 0
     if request.matrix is None and request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
-        return replace(traffic_of(_sampled(group, fraction), 1, int(crosses)), relay=relays(group))
-    src, dst = edges(request, group)
-    share = fraction if request.matrix is None else request.matrix.array[src, dst]
-    found = traffic_of([(src, dst, share, peer_rails(src, dst, group))], 1, int(crosses))
-    return replace(found, relay=relays(group))
+        parts = _sampled(group, fraction)
+    else:
+        src, dst = edges(request, group)
+        share = fraction if request.matrix is None else request.matrix.array[src, dst]
+        parts = [(src, dst, share, peer_rails(src, dst, group))]
+    return replace(traffic_of(parts, 1, int(n_islands(group) > 1)), relay=relays(group))
 
 
 @lru_cache(maxsize=32)
@@ -75,7 +75,7 @@ def _barrier(n: int) -> Steps:
     return Steps(tuple(rounds), np.zeros(1), blocking=False)
 
 
-def _sampled(group: Group, fraction: float) -> list[tuple[Ints, Ints, Floats | float, Ints | int]]:
+def _sampled(group: Group, fraction: float) -> list[Part]:
     """Pairs inside islands exactly; for the rest a few shifts whose edges carry the others' bytes."""
     island, n = member_islands(group), group.size
     order = np.argsort(island, kind="stable")
@@ -84,7 +84,7 @@ def _sampled(group: Group, fraction: float) -> list[tuple[Ints, Ints, Floats | f
     place = np.empty(n, dtype=np.int64)
     place[order] = np.arange(n)
     first = np.cumsum(counts) - counts
-    parts: list[tuple[Ints, Ints, Floats | float, Ints | int]] = []
+    parts: list[Part] = []
     for step in range(1, most):  # inside: turn by `step` within the island
         turn = counts[island] > step
         member = everyone(group)[turn]

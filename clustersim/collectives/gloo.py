@@ -15,9 +15,8 @@ import math
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
-from clustersim.collectives.build import everyone, traffic_of
+from clustersim.collectives.build import Part, everyone, traffic_of
 from clustersim.collectives.costs import gloo_costs_of
 from clustersim.collectives.direct import DIRECT
 from clustersim.collectives.host_law import Leg, Work
@@ -105,11 +104,9 @@ def _reduce(request: Request, hosts: Group) -> Traffic:
     ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(hosts.size))
     others = np.delete(everyone(hosts), request.root)
     root = np.full(len(others), request.root, dtype=np.int64)
-    parts: list[tuple[Ints, Ints, Floats | float, Ints | int]] = [
-        (ring.src, ring.dst, ring.fraction, ring.rail),
-        (others, root, 1.0 / hosts.size, 0),
-    ]
-    return traffic_of(parts, ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
+    round_it: Part = (ring.src, ring.dst, ring.fraction, ring.rail)
+    to_root: Part = (others, root, 1.0 / hosts.size, 0)
+    return traffic_of([round_it, to_root], ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
 
 
 # ---- what it asks of the hosts --------------------------------------------------------------------------------------

@@ -102,18 +102,14 @@ def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Ch
 def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoads:
     """Traffic onto links, one row per edge class."""
     classes = _edge_classes(traffic, group)
-    parts = []
-    for index in range(len(EDGE_CLASSES)):
-        mine = classes == index
-        nothing = np.array([], dtype=np.int64), np.array([])
-        parts.append(link_loads(traffic.only(mine), group) if mine.any() else nothing)
+    parts = [link_loads(traffic.only(classes == index), group) for index in range(len(EDGE_CLASSES))]
     crossed = np.zeros(group.topology.n_links, dtype=np.bool_)
     for where, _ in parts:
         crossed[where] = True
     links = np.flatnonzero(crossed)
     by_class = np.zeros((len(EDGE_CLASSES), len(links)))
-    for index, (where, amount) in enumerate(parts):
-        by_class[index, np.searchsorted(links, where)] = amount
+    for row, (where, amount) in zip(by_class, parts, strict=True):
+        row[np.searchsorted(links, where)] = amount
     return PathLoads(links, by_class, traffic.steps, traffic.net_steps, laid)
 
 
