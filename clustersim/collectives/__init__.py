@@ -20,6 +20,7 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
 from clustersim.memo import kept_with_topology
+from clustersim.topology import CPU
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
     {
@@ -70,7 +71,7 @@ def _with_matrix(request: Request, matrix: ByteMatrix, group: Group) -> Request:
 
 @kept_with_topology(maxsize=1024)
 def _planned(group: Group, request: Request, backend: str, n_channels: int | None) -> Plan:
-    if backend == "nccl" and host_copies.has_cpu(group):
+    if backend == "nccl" and any(group.topology.vertex_kinds[member] == CPU for member in group.gpus.tolist()):
         return host_copies.plan(request, group)
     return BACKENDS[backend](request, group, n_channels)
 

@@ -64,14 +64,10 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
     for what, between, _ in _phases(request.kind, table.shape):
         for line in range(p if between else islands):
             ring = (table[:, line] if between else table[line]).tolist()
-            _ring(writer, what, ring, [_owned(table, what, between, line, at) for at in range(len(ring))], brought)
+            # Pieces that end (or begin) at each place: one between islands, a whole column inside them.
+            owned = [[member] for member in ring] if between else table.T.tolist()
+            _ring(writer, what, ring, owned, brought)
     return writer.done(np.full(group.size, 1.0 / group.size))
-
-
-def _owned(table: Ints, what: str, between: bool, line: int, at: int) -> list[int]:
-    """Pieces that end (or begin) at place ``at`` of a ring: a whole column inside islands, one piece between them."""
-    pieces: list[int] = [int(table[at, line])] if between else table[:, at].tolist()
-    return pieces
 
 
 def _ring(

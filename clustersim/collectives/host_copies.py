@@ -14,7 +14,6 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.errors import ProgramError
 from clustersim.routing import router
-from clustersim.topology import CPU
 
 COPY_SHARE = 0.88
 """Share of a PCIe or C2C link's line rate that pinned copies reach: 55.4 GB/s to and 55.1 from an H200 over PCIe gen5
@@ -25,11 +24,6 @@ COPY_LATENCY = 8e-6
 
 MESSAGE_LATENCY = 10e-6
 """Seconds a message between machines adds on top of its copies: software at both ends."""
-
-
-def has_cpu(group: Group) -> bool:
-    """Whether a member is a CPU."""
-    return any(group.topology.vertex_kinds[int(vertex)] == CPU for vertex in group.gpus)
 
 
 def plan(request: Request, group: Group) -> Plan:

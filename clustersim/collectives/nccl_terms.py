@@ -47,7 +47,7 @@ def host_floor(kind: str, group: Group, costs: Costs, blocks: int = 0) -> float:
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
     node does so, and launches, for one after the other.
     """
-    each = costs.host_block[work_storage(group)] * blocks
+    each = costs.host_block["queue" if group.nccl_version < WORK_IN_ARGUMENTS else "arguments"] * blocks
     if group.launch != "single_process":
         return costs.host_floor[group.node_type.cpu_vendor] + each
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
@@ -56,11 +56,6 @@ def host_floor(kind: str, group: Group, costs: Costs, blocks: int = 0) -> float:
 
 WORK_IN_ARGUMENTS = (2, 22)
 """NCCL whose work travels among its kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs)."""
-
-
-def work_storage(group: Group) -> str:
-    """Where NCCL writes down what a kernel's blocks have to do: a key of ``host_block``."""
-    return "queue" if group.nccl_version < WORK_IN_ARGUMENTS else "arguments"
 
 
 def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:

@@ -44,14 +44,10 @@ def load(
     return _KNOWN.get(key, lambda: _built(path, nodes, device, fabric))
 
 
-def _links(topology: Topology) -> int:
-    return topology.n_links
-
-
 PART = 500.0
 """[bytes] that a vertex or a directed link takes at least, while a topology is built."""
 
-_KNOWN: ByWeight[Topology] = ByWeight(300_000, _links)
+_KNOWN: ByWeight[Topology] = ByWeight(300_000, lambda topology: topology.n_links)
 """Topologies asked for last, by the content of their files: two of 2,048 nodes, or eighty of 8."""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clustersim.routing.local import GPU_LINKS, class_rank
+from clustersim.routing.local import GPU_LINKS
 from clustersim.routing.router import Router, router
-from clustersim.topology import SWITCH, Floats, Ints, Topology
+from clustersim.topology import PATH_CLASSES, SWITCH, Floats, Ints, Topology
 
 
 def injection_bandwidth(topology: Topology) -> Floats:
@@ -122,10 +122,10 @@ def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
 
 def _groups(routes: Router) -> dict[tuple[int, ...], Ints]:
     """GPUs by the parts of the network that the ports they get out by belong to."""
-    part = _parts(routes.topology)
+    part, joined = _parts(routes.topology), PATH_CLASSES[: PATH_CLASSES.index("NET")]
     groups: dict[tuple[int, ...], list[int]] = {}
     for gpu in routes.topology.gpus.tolist():
-        usable = (port for port, legs in routes.ends(gpu, -1) if all(_connected(routes, a, b) for a, b in legs))
+        usable = (port for port, legs in routes.ends(gpu, -1) if all(routes.path_class(*leg) in joined for leg in legs))
         heads = {int(part[routes.topology.link_dst[e]]) for port in usable for e in routes.network.out[port]}
         groups.setdefault(tuple(sorted(heads)), []).append(gpu)
     return {key: np.array(gpus, dtype=np.int64) for key, gpus in groups.items()}
@@ -143,10 +143,6 @@ def _parts(topology: Topology) -> Ints:
     graph = coo_matrix((np.ones(len(src), dtype=np.int8), (src, dst)), shape=(n, n)).tocsr()
     labels: Ints = connected_components(graph, directed=True, connection="strong")[1].astype(np.int64)
     return labels
-
-
-def _connected(routes: Router, a: int, b: int) -> bool:
-    return class_rank(routes.path_class(a, b)) < class_rank("NET")
 
 
 def _across(routes: Router, a: Ints, b: Ints) -> tuple[int, tuple[int, int]]:

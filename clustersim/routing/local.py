@@ -115,15 +115,12 @@ class Template:
 
     def _through_host(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
         """What cannot be read or written from afar NCCL stages in host memory, at the sender's CPU."""
-        for cpu in self._nearest_cpus(a):
+        ways = ((self._shortest(a, v), v) for v, kind in enumerate(self.kinds) if kind == CPU)
+        for _, cpu in sorted((len(way), cpu) for way, cpu in ways if way is not None):
             up, down = self._shortest(a, cpu), self._shortest(cpu, b)
             if up is not None and down is not None:
                 return ((1.0, up + down),)
         return ()
-
-    def _nearest_cpus(self, a: int) -> list[int]:
-        found = [(len(p), v) for v, k in enumerate(self.kinds) if k == CPU and (p := self._shortest(a, v)) is not None]
-        return [v for _, v in sorted(found)]
 
     def _shortest(self, a: int, b: int) -> Path | None:
         """Fewest hops over PCIe switches and CPUs, then widest, then lowest ids; never through a GPU or a NIC."""
