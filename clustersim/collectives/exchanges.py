@@ -119,19 +119,12 @@ def bruck(kind: str, n: int, root: int = 0) -> Steps:
     for b in powers_below(n):
         if kind == "all_gather":
             count = min(b, n - b)
-            rounds.append(
-                Round(v, (v - b) % n, count / n, partial(lambda count, e: [(e + j) % n for j in range(count)], count))
-            )
+            following = partial(lambda count, e: [(e + j) % n for j in range(count)], count)
+            rounds.append(Round(v, (v - b) % n, count / n, following))
         else:
             way = [j for j in range(n) if j & b]
-            rounds.append(
-                Round(
-                    v,
-                    (v + b) % n,
-                    len(way) / n,
-                    partial(lambda b, way, e: [_pair(e - j % b, j, n) for j in way], b, way),
-                )
-            )
+            passing = partial(lambda b, way, e: [_pair(e - j % b, j, n) for j in way], b, way)
+            rounds.append(Round(v, (v + b) % n, len(way) / n, passing))
     return Steps(tuple(rounds), np.full(n if kind == "all_gather" else n * n, 1 / n))
 
 

@@ -107,13 +107,13 @@ def _lay_run(draft: Draft, node: Node, count: int) -> Ports:
     names = [f"node{i}/{name}" for i in numbers for name in node.kinds]
     ids = draft.add_vertices(names, list(node.kinds.values()) * count, np.repeat(numbers, size))
     base = ids[:: max(size, 1)]
-    src, dst, bandwidth, latency, kinds = node.columns()
+    src, dst, bandwidth, latency, kinds = wire_columns(node.wires, node.kinds)
     draft.add_links(
         (base[:, None] + src).ravel(),
         (base[:, None] + dst).ravel(),
         np.tile(bandwidth, count),
         np.tile(latency, count),
-        list(kinds) * count,
+        kinds * count,
     )
     draft.node_types += [node.type] * count
     if node.domain:
@@ -129,8 +129,7 @@ def _lay_run(draft: Draft, node: Node, count: int) -> Ports:
 def _lay_domains(draft: Draft, node: Node, domain: Domain, base: Ints) -> None:
     """The shared parts of each ``domain.nodes`` consecutive nodes of a run."""
     size = len(node.kinds)
-    index = {name: i for i, name in enumerate([*node.kinds, *domain.kinds])}
-    src, dst, bandwidth, latency, kinds = wire_columns(domain.wires, index)
+    src, dst, bandwidth, latency, kinds = wire_columns(domain.wires, [*node.kinds, *domain.kinds])
     done = sum(name.startswith("domain") for name in draft.names) // max(len(domain.kinds), 1)
     for number, start in enumerate(range(0, len(base), domain.nodes), start=done):
         names = [f"domain{number}/{name}" for name in domain.kinds]
@@ -138,4 +137,4 @@ def _lay_domains(draft: Draft, node: Node, domain: Domain, base: Ints) -> None:
         for node_base in base[start : start + domain.nodes]:
             a = np.where(src < size, node_base + src, shared[0] + src - size)
             b = np.where(dst < size, node_base + dst, shared[0] + dst - size)
-            draft.add_links(a, b, bandwidth, latency, list(kinds))
+            draft.add_links(a, b, bandwidth, latency, kinds)

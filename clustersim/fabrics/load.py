@@ -248,9 +248,8 @@ def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topolog
     if count < 1 or nodes not in (None, count):
         raise TopologyError(f"{where}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
     draft = Draft(node_types=_listed_types(spec, kinds, place, count, where))
-    ids = draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
-    src, dst, bandwidth, latency, link_kinds = wire_columns(wires, dict(zip(kinds, ids.tolist(), strict=True)))
-    draft.add_links(src, dst, bandwidth, latency, list(link_kinds))
+    draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
+    draft.add_links(*wire_columns(wires, kinds))
     return draft.topology(spec.name, "listed")
 
 

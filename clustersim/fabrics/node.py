@@ -53,20 +53,15 @@ class Node(msgspec.Struct, frozen=True, eq=False):
     domain: Domain | None = None
     sources: Mapping[str, str] = msgspec.field(default_factory=dict)
 
-    def columns(self) -> tuple[Ints, Ints, Floats, Floats, tuple[str, ...]]:
-        """Links as (source, destination, bandwidth, latency, kind) columns of local vertex ids."""
-        return wire_columns(self.wires, {name: i for i, name in enumerate(self.kinds)})
 
-
-def wire_columns(
-    wires: Mapping[Ends, Wire], index: Mapping[str, int]
-) -> tuple[Ints, Ints, Floats, Floats, tuple[str, ...]]:
-    """Links by name as columns of vertex ids."""
+def wire_columns(wires: Mapping[Ends, Wire], names: Iterable[str]) -> tuple[Ints, Ints, Floats, Floats, list[str]]:
+    """Links as columns of source, destination, bandwidth, latency and kind; vertices by their place among ``names``."""
+    index = {name: i for i, name in enumerate(names)}
     src = np.array([index[a] for a, _ in wires], dtype=np.int64)
     dst = np.array([index[b] for _, b in wires], dtype=np.int64)
     bandwidth = np.array([w.bandwidth for w in wires.values()], dtype=np.float64)
     latency = np.array([w.latency for w in wires.values()], dtype=np.float64)
-    return src, dst, bandwidth, latency, tuple(w.kind for w in wires.values())
+    return src, dst, bandwidth, latency, [w.kind for w in wires.values()]
 
 
 def build_node(name: str, spec: NodeSpec, base: Node | None, domain: DomainSpec | None, where: str) -> Node:
