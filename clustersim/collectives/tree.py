@@ -8,14 +8,18 @@ leave a member over NVLink on average; S per island leave by the NICs where two 
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TypeVar
 
-from clustersim.arrays import Floats, Ints
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, Way, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 
+Number = TypeVar("Number", np.int64, np.float64)
 KINDS = frozenset({"all_reduce", "broadcast", "reduce"})
 
 
@@ -76,14 +80,16 @@ def _reroot(parent: Ints, root: int) -> None:
 
 
 def levels(parent: Ints) -> Ints:
-    """(n,) int: hops from each member to the root, by pointer doubling."""
-    up = np.where(parent < 0, np.arange(len(parent)), parent)
-    depth = (parent >= 0).astype(np.int64)
-    while True:
-        further = depth + depth[up]
-        if np.array_equal(further, depth):
-            return depth
-        depth, up = further, up[up]
+    """(n,) int: hops from each member to the root."""
+    return _path_sums(parent, (parent >= 0).astype(np.int64))
+
+
+def _path_sums(parent: Ints, step: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """(n,) sum of ``step`` over each member's way to the root, whose own is 0, by pointer doubling."""
+    up, total = np.where(parent < 0, np.arange(len(parent)), parent), step
+    while (parent[up] >= 0).any():
+        total, up = total + total[up], up[up]
+    return total
 
 
 def _root(request: Request) -> int | None:
@@ -189,15 +195,6 @@ def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
             after.append(down + np.tile(edge[top], len(top)))
         at = down + len(child)
     return np.concatenate(before), np.concatenate(after)
-
-
-def _path_sums(parent: Ints, step: Floats) -> Floats:
-    """(n,) sum of ``step`` over each member's way to the root."""
-    up = np.where(parent < 0, np.arange(len(parent)), parent)
-    total = step.copy()  # pointer doubling; the root's own step is zero
-    for _ in range(int(levels(parent).max()).bit_length() + 1):
-        total, up = total + total[up], up[up]
-    return total
 
 
 TREE = Algorithm("tree", KINDS, traffic, schedule, layout="tree", fill=fill)
