@@ -66,11 +66,7 @@ def check(topology: Topology) -> Report:
         bisection_bandwidth=routing.bisection_bandwidth(topology),
         n_unreachable=count,
         unreachable=pairs,
-        warnings=tuple(
-            warning
-            for look in (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots)
-            for warning in look(topology)
-        ),
+        warnings=tuple(warning for look in _LOOKS for warning in look(topology)),
     )
 
 
@@ -133,9 +129,8 @@ def _slips(topology: Topology) -> Iterator[str]:
 def _slot_rates(topology: Topology) -> Floats:
     """(V,) bytes/s a vertex's own node can hand it; infinite if nothing says."""
     inside = topology.vertex_node[topology.link_src] >= 0
-    rates = np.bincount(
-        topology.link_dst[inside], weights=topology.link_bandwidth[inside], minlength=len(topology.vertex_names)
-    )
+    ends, rate = topology.link_dst[inside], topology.link_bandwidth[inside]
+    rates = np.bincount(ends, weights=rate, minlength=len(topology.vertex_names))
     return np.where(rates > 0, rates, np.inf)
 
 
@@ -184,3 +179,6 @@ def _isolated(topology: Topology) -> Iterator[str]:
     if len(lone):
         kinds = sorted({topology.vertex_kinds[v] for v in lone.tolist()})
         yield f"{_some(topology, lone)} ({', '.join(kinds)}): no link"
+
+
+_LOOKS = (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots)

@@ -74,14 +74,12 @@ class Wiring:
                         continue
                     rate = min(known.bandwidth, self.bandwidth[link])
                     before = found.get(there, _NOWHERE)
-                    if not (
-                        (before.bandwidth == 0 or len(before.links) > len(known.links)) and before.bandwidth < rate
-                    ):
+                    longer = before.bandwidth == 0 or len(before.links) > len(known.links)
+                    if not longer or before.bandwidth >= rate:
                         continue
                     back = link ^ 1  # links are made in pairs
-                    found[there] = Path(
-                        (back, *known.links), rate, max(known.kind, self._step(here, there, link, known))
-                    )
+                    worst = max(known.kind, self._step(here, there, link, known))
+                    found[there] = Path((back, *known.links), rate, worst)
                     if there not in reached:
                         reached.append(there)
             frontier = reached
@@ -119,9 +117,11 @@ class Wiring:
             self._coherent()
         for n in range(self.n_nets):
             net: Vertex = ("net", n)
+            direct = self.view.nics[n].gdr and self.view.sm >= 35
             for gpu in gpus:
                 self._relay(gpu, net)
-                if self.between(gpu, net).kind < PHB and not self._gdr(gpu, net):
+                near = self.between(gpu, net).kind
+                if near < PHB and not (direct and near <= PXN):
                     self._via(net, self._local_cpu(gpu), gpu)
                     self._via(gpu, self._local_cpu(gpu), net)
 
@@ -131,7 +131,7 @@ class Wiring:
         return kind <= far and (self.view.p2p or kind <= NVB)
 
     def _local_cpu(self, gpu: Vertex) -> Vertex:
-        return ("cpu", socket_of(self.view, self.view.gpus[gpu[1]]))
+        return ("cpu", self.socket_of(gpu[1]))
 
     def _via(self, a: Vertex, middle: Vertex, b: Vertex, kind: int | None = None) -> None:
         one, two = self.between(a, middle), self.between(middle, b)
@@ -160,12 +160,8 @@ class Wiring:
         other = ("gpu", local)
         near, mine = self.between(other, net), self.between(gpu, net)
         better = near.bandwidth > mine.bandwidth or mine.kind > PXN
-        if (
-            near.kind <= PXB
-            and self.between(other, gpu).kind <= NVL
-            and self._host(other) == self._host(gpu)
-            and better
-        ):
+        beside = self.between(other, gpu).kind <= NVL and self._host(other) == self._host(gpu)
+        if near.kind <= PXB and beside and better:
             self._via(gpu, other, net, PXN)
 
     def socket_of(self, gpu: int) -> int:
@@ -174,10 +170,6 @@ class Wiring:
 
     def _host(self, gpu: Vertex) -> int:
         return self.view.socket_host[self._local_cpu(gpu)[1]]
-
-    def _gdr(self, gpu: Vertex, net: Vertex) -> bool:
-        path = self.between(gpu, net)
-        return self.view.nics[net[1]].gdr and self.view.sm >= 35 and path.kind <= PXN
 
     # ------------------------------------------------------------------------------------------ who is near
 
