@@ -242,6 +242,18 @@ def test_on_a_node_that_lost_a_nic_rings_leave_by_the_nics_of_the_gpus_they_leav
         assert name == f"node1/gpu{channel.edge_rails[last]}"
 
 
+@pytest.mark.parametrize("backend", ["nccl", "ideal"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("nic", [0, 3])
+def test_a_nic_whose_cable_is_out_is_as_good_as_gone(backend, algorithm, nic):
+    times = []
+    for match in (f"node1/nic{nic}", f"node1/nic{nic} <-> leaf{nic}"):
+        topology = fabrics.change(machine("hgx-h100", 4), fabrics.Change(match, remove=True))
+        found = plan(Request("all_reduce", GIB, algorithm=algorithm), Group(topology, topology.gpus), backend)
+        times.append(found.time(topology.link_bandwidth))
+    assert times[0] == pytest.approx(times[1], rel=1e-12)
+
+
 def test_two_thousand_nodes_are_laid_out_over_every_rank():
     members = whole("hgx-h100", 2048)
     router(members.topology)

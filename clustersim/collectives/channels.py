@@ -29,7 +29,7 @@ class Slot(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    rails : NIC indices, used side by side (EFA: four 100 Gb/s NICs a GPU are one slot); -1 without NICs.
+    rails : of NICs used side by side (EFA: four 100 Gb/s NICs a GPU are one slot); -1 without NICs.
     owners : members (index in the shape) whose own NICs these are. near : members to which they are nearest.
     """
 

@@ -57,12 +57,13 @@ def n_islands(group: Group) -> int:
 @kept_with_topology(maxsize=64)
 def shapes(group: Group) -> tuple[Shape, ...]:
     """The group's islands, sorted into shapes: same build and same local indices of members."""
-    cut = routing.router(group.topology).islands
-    island, local = member_islands(group), cut.local[group.gpus]
+    routes = routing.router(group.topology)
+    cut, island = routes.islands, member_islands(group)
+    local = cut.local[group.gpus]
     order = np.lexsort((local, island))
     counts = np.bincount(island)
     start = np.concatenate([[0], np.cumsum(counts)])
-    build = cut.template[cut.of[group.gpus[order[start[:-1]]]]]
+    build = routes.builds[cut.of[group.gpus[order[start[:-1]]]]]
     found: list[Shape] = []
     for size in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == size)
