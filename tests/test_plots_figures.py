@@ -351,7 +351,7 @@ def test_a_film_is_any_figure_at_one_moment_after_the_other(split_run):
 
 
 def test_a_long_title_has_its_changes_below_and_neither_is_wider_than_the_picture():
-    from clustersim.plots.style import new_figure, titled
+    from clustersim.plots.drawing import new_figure, titled
 
     changes = ", ".join(f"cluster.some_key_{i}={i}" for i in range(40))
     figure = titled(new_figure(3.0), f"a_scenario ({changes})", "words")

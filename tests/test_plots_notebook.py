@@ -15,7 +15,7 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.per_step import per_step
 from clustersim.analysis.pieces import STATES
 from clustersim.errors import ProgramError
-from clustersim.plots.style import image
+from clustersim.plots.drawing import image
 from clustersim.units import format_time
 
 

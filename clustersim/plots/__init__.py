@@ -11,6 +11,8 @@ from clustersim.plots.animation import ring_run as ring_run
 from clustersim.plots.animation import swap_run as swap_run
 from clustersim.plots.curves import scaling as scaling
 from clustersim.plots.degrees import degrees as degrees
+from clustersim.plots.drawing import alt_text as alt_text
+from clustersim.plots.drawing import save as save
 from clustersim.plots.exchange import exchange_times as exchange_times
 from clustersim.plots.footprint import footprint as footprint
 from clustersim.plots.footprint import memory_over_time as memory_over_time
@@ -39,9 +41,7 @@ from clustersim.plots.storyboard import storyboard as storyboard
 from clustersim.plots.studies import efficiency_losses as efficiency_losses
 from clustersim.plots.studies import network_speed as network_speed
 from clustersim.plots.studies import tornado as tornado
-from clustersim.plots.style import alt_text as alt_text
 from clustersim.plots.style import palette as palette
-from clustersim.plots.style import save as save
 from clustersim.plots.table import Table as Table
 from clustersim.plots.table import table as table
 from clustersim.plots.timeline import gantt as gantt

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, new_figure, plain_axes, series, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from clustersim.plots.drawing import Axes, Figure, new_figure, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, series
 
 MOST = 8
 """Parts that get a colour of their own; the rest share the last."""

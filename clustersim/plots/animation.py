@@ -11,14 +11,12 @@ import numpy as np
 
 from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, series, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, titled
+from clustersim.plots.style import FAINT, INK, QUIET, series
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from clustersim.collectives.base import Schedule
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
+from clustersim.plots.drawing import Axes, Figure, inches_wide, legend_below
 from clustersim.plots.intervals import joined, packed
-from clustersim.plots.style import Look, inches_wide, legend_below, palette
+from clustersim.plots.style import Look, palette
 from clustersim.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
 from clustersim.timeline import Timeline
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 LABELS = {
     "forward": "forward",

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ProgramError
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
 from clustersim.plots.lines import Axis, lines
-from clustersim.plots.style import INK, QUIET, drawn_on, legend_below, palette, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, palette
 from clustersim.units import DAY, HOUR
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from clustersim.campaign.answer import Part
     from clustersim.campaign.whatif import Point
 

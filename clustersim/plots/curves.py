@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import FAINT, INK, QUIET, curve_styles, new_figure, plain_axes, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from clustersim.plots.drawing import Axes, Figure, new_figure, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, QUIET, curve_styles
 
 
 def scaling(

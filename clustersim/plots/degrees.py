@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.scales import load_map
-from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, load_map
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     from clustersim.planner.rows import Degrees

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,24 +11,9 @@ from clustersim.analysis.dimensions import named
 from clustersim.arrays import Columns
 from clustersim.errors import ProgramError
 from clustersim.facts import Groups, MeshMap
-from clustersim.plots.scales import byte_unit
-from clustersim.plots.style import (
-    INK,
-    QUIET,
-    dimensions,
-    drawn_on,
-    inches_wide,
-    new_figure,
-    only_one,
-    plain_axes,
-    titled,
-)
+from clustersim.plots.drawing import Axes, Figure, drawn_on, inches_wide, new_figure, only_one, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, byte_unit, dimensions
 from clustersim.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 KIND_WORDS = {
     "nvlink": "NVLink",

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import byte_unit
-from clustersim.plots.style import INK, drawn_on, legend_below, palette, part_styles, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.plots.style import INK, byte_unit, palette, part_styles
 from clustersim.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def footprint(

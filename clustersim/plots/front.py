@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clustersim.errors import ClusterSimError
-from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, drawn_on, legend_below, plain_axes, series, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, series
 
 MOST_FAMILIES = 7
 """More colours cannot be told apart: the rest is "other"."""

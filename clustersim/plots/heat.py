@@ -9,13 +9,11 @@ import numpy as np
 from clustersim.analysis.hotspots import parts
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import load_map, time_unit
-from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, load_map, time_unit
 from clustersim.timeline import LinkUse
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 

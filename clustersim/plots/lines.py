@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -11,13 +11,9 @@ import numpy.typing as npt
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import FAINT, INK, MARKERS, drawn_on, legend_below, plain_axes, series, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, series, time_unit
 from clustersim.units import format_bandwidth, format_bytes, format_time
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Curve: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Points: TypeAlias = tuple[Floats, Floats]

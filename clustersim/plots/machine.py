@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,11 @@ import numpy.typing as npt
 from clustersim.arrays import Floats
 from clustersim.errors import TopologyError
 from clustersim.plots import layout
+from clustersim.plots.drawing import Axes, Figure, drawn_on, inches_wide, only_one, titled
 from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
-from clustersim.plots.scales import load_map
-from clustersim.plots.style import FAINT, INK, QUIET, drawn_on, inches_wide, only_one, titled
+from clustersim.plots.style import FAINT, INK, QUIET, load_map
 from clustersim.timeline import LinkUse
 from clustersim.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, SWITCH, Topology
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 MAX_COLUMNS = 32
 """GPUs side by side that are still readable; a larger machine is summarised."""

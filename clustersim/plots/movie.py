@@ -13,13 +13,12 @@ import numpy as np
 from clustersim.errors import ProgramError
 from clustersim.outputs import fresh
 from clustersim.plots.animation import Film, film_frame
+from clustersim.plots.drawing import Figure, image
 from clustersim.plots.pipeline import pipeline_frame, pipeline_grid, usual_step
-from clustersim.plots.style import image
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL.Image import Image as Pixels
 
 FPS, FRAMES_A_STEP, FRAMES, HOLD = 12, 9, 36, 14

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,20 +16,16 @@ from clustersim.analysis.waterfall import waterfall as falls
 from clustersim.analysis.where import where
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.plots.dimensions import mesh_on_machine, traffic
+from clustersim.plots.drawing import Axes, Figure, only_one
 from clustersim.plots.footprint import footprint, memory_over_time
 from clustersim.plots.heat import link_heat
 from clustersim.plots.machine import link_loads, loaded_topology
 from clustersim.plots.pipeline import pipeline_grid
 from clustersim.plots.shares import breakdown
 from clustersim.plots.stages import stage_bars, stage_memory
-from clustersim.plots.style import only_one
 from clustersim.plots.timeline import gantt
 from clustersim.plots.waterfall import waterfall
 from clustersim.traces.saved import SavedRun
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

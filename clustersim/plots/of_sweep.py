@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,8 @@ import numpy.typing as npt
 from clustersim.arrays import Ints
 from clustersim.errors import ClusterSimError
 from clustersim.plots.curves import scaling
-from clustersim.plots.style import FAINT, INK, curve_styles, drawn_on, new_figure, only_one, plain_axes, series, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from clustersim.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, curve_styles, series
 
 MOST_CURVES = 8
 """More cannot be told apart."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import INK, QUIET, drawn_on, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, time_unit
 from clustersim.plots.tracks import last_step, representatives
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _APART = 1.5
 """Rows between the two runs, for the name of the second."""

@@ -11,14 +11,12 @@ import numpy as np
 
 from clustersim.analysis import pipeline, plays
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import FAINT, INK, QUIET, Look, drawn_on, inches_wide, legend_below, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, inches_wide, legend_below, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, QUIET, Look, time_unit
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
 SHADES = {"F": 0.86, "I": 0.72, "B": 0.66, "W": 0.52, "R": 0.78}

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis.per_step import per_step
 from clustersim.errors import ProgramError
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, titled
 from clustersim.plots.shares import alt, stack
-from clustersim.plots.style import drawn_on, legend_below, titled
 from clustersim.timeline import Timeline
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None, *, ax: Axes | None = None) -> Figure:

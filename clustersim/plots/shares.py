@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +11,8 @@ from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.pieces import KERNELS
 from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import INK, Look, drawn_on, kernels, legend_below, palette, plain_axes, series, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.plots.style import INK, Look, kernels, palette, series, time_unit
 
 STATE_STYLE: dict[str, Look] = {
     "compute-bound": Look(kernels["compute"], width=0.6),

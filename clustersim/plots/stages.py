@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,29 +12,11 @@ from clustersim.analysis.where import BUBBLES, Where
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.facts import Moments
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
 from clustersim.plots.pipeline import usual_step
-from clustersim.plots.scales import byte_unit, time_unit
-from clustersim.plots.style import (
-    FAINT,
-    INK,
-    QUIET,
-    Look,
-    dimensions,
-    drawn_on,
-    legend_below,
-    new_figure,
-    palette,
-    part_styles,
-    plain_axes,
-    titled,
-)
+from clustersim.plots.style import FAINT, INK, QUIET, Look, byte_unit, dimensions, palette, part_styles, time_unit
 from clustersim.timeline import Timeline
 from clustersim.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 LEAST = 0.002
 """Share of the step below which a part is not drawn."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, QUIET, new_figure, palette, titled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from clustersim.plots.drawing import Axes, Figure, new_figure, titled
+from clustersim.plots.style import INK, QUIET, palette
 
 Move: TypeAlias = tuple[int, int, int, bool]
 """(sender, receiver, chunk, whether the receiver adds it to its own)."""

@@ -8,25 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ProgramError
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
 from clustersim.plots.lines import Axis, lines
-from clustersim.plots.style import (
-    FAINT,
-    INK,
-    QUIET,
-    drawn_on,
-    legend_below,
-    new_figure,
-    palette,
-    plain_axes,
-    series,
-    titled,
-)
+from clustersim.plots.style import FAINT, INK, QUIET, palette, series
 from clustersim.units import format_change
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from clustersim.sensitivity.network import BreakEven
     from clustersim.sensitivity.scaling import Point
     from clustersim.sensitivity.tornado import Swing

@@ -9,13 +9,11 @@ import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.plots import layout
+from clustersim.plots.drawing import Axes, Figure, new_figure, titled
 from clustersim.plots.layout import Places
-from clustersim.plots.style import INK, QUIET, new_figure, titled
+from clustersim.plots.style import INK, QUIET
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from clustersim.plots.machine import Canvas
 
 

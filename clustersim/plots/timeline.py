@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis.occupancy import occupancy
 from clustersim.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import INK, QUIET, drawn_on, new_figure, only_one, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, time_unit
 from clustersim.plots.tracks import representatives, who
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def gantt(

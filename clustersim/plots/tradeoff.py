@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import (
-    FAINT,
-    INK,
-    MARKERS,
-    QUIET,
-    drawn_on,
-    legend_below,
-    palette,
-    plain_axes,
-    series,
-    titled,
-)
+from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, palette, series
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from clustersim.planner.rows import Answer, Row
 
 

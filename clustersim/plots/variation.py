@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.plots.style import INK, new_figure, plain_axes, series, titled
+from clustersim.plots.drawing import Figure, new_figure, plain_axes, titled
+from clustersim.plots.style import INK, series
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from clustersim.scenario.spread import Distribution
 
 BINS = 60

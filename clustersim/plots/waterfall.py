@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from clustersim.analysis.waterfall import LEAST, WORDS, Waterfall
 from clustersim.errors import ProgramError
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import INK, QUIET, Look, drawn_on, kernels, palette, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.plots.style import INK, QUIET, Look, kernels, palette, time_unit
 from clustersim.units import format_time
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STYLE = {
     "bubble": Look("#C9CED3", "......"),

@@ -11,8 +11,7 @@ import numpy as np
 from clustersim.arrays import Ints
 from clustersim.plots.bars import LABELS
 from clustersim.plots.intervals import Intervals, packed
-from clustersim.plots.scales import time_unit
-from clustersim.plots.style import FAINT, INK, QUIET, palette
+from clustersim.plots.style import FAINT, INK, QUIET, palette, time_unit
 from clustersim.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
 from clustersim.program import COMPUTE_STREAM
 from clustersim.timeline import OpInfo, Timeline

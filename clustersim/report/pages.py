@@ -12,7 +12,7 @@ import msgspec
 
 from clustersim import plots
 from clustersim.paths import data_path
-from clustersim.plots.style import alt_text
+from clustersim.plots.drawing import alt_text
 
 if TYPE_CHECKING:
     from markupsafe import Markup
