@@ -1,7 +1,8 @@
 """Figures. matplotlib is imported inside the functions; figures need no display and are saved with ``savefig``.
 
 One file a picture; each takes a Timeline, a Topology or a table and returns a matplotlib Figure, whose
-:func:`alt_text` says in words what it shows.
+:func:`alt_text` says in words what it shows. A picture of one axes can be drawn on the caller's instead of a figure of
+its own: ``ax``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from clustersim.plots.drawing import alt_text as alt_text
 from clustersim.plots.drawing import save as save
 from clustersim.plots.exchange import exchange_times as exchange_times
 from clustersim.plots.footprint import footprint as footprint
+from clustersim.plots.footprint import footprints as footprints
 from clustersim.plots.footprint import memory_over_time as memory_over_time
-from clustersim.plots.footprints import footprints as footprints
 from clustersim.plots.front import Dot as Dot
 from clustersim.plots.front import front as front
 from clustersim.plots.heat import link_heat as link_heat
@@ -33,10 +34,9 @@ from clustersim.plots.of_run import PICTURES as PICTURES
 from clustersim.plots.of_run import View as View
 from clustersim.plots.of_run import picture as picture
 from clustersim.plots.of_sweep import sweep_curves as sweep_curves
-from clustersim.plots.pair import gantt_pair as gantt_pair
 from clustersim.plots.pipeline import pipeline_grid as pipeline_grid
-from clustersim.plots.runs import breakdowns as breakdowns
 from clustersim.plots.shares import breakdown as breakdown
+from clustersim.plots.shares import breakdowns as breakdowns
 from clustersim.plots.storyboard import storyboard as storyboard
 from clustersim.plots.studies import efficiency_losses as efficiency_losses
 from clustersim.plots.studies import network_speed as network_speed
@@ -45,6 +45,7 @@ from clustersim.plots.style import palette as palette
 from clustersim.plots.table import Table as Table
 from clustersim.plots.table import table as table
 from clustersim.plots.timeline import gantt as gantt
+from clustersim.plots.timeline import gantt_pair as gantt_pair
 from clustersim.plots.tracks import last_step as last_step
 from clustersim.plots.tracks import representatives as representatives
 from clustersim.plots.tracks import worth_a_trace as worth_a_trace

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from clustersim.arrays import Bools, Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.drawing import Axes, Figure, new_figure, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, new_figure, percents, plain_axes, titled
 from clustersim.plots.style import FAINT, INK, MARKERS, QUIET, series
 
 MOST = 8
@@ -47,7 +47,13 @@ def accuracy(
     left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.0])
     _diagonal(left, x, y, {name: of == name for name in names}, unit)
     _errors(right, {name: y[of == name] / x[of == name] - 1.0 for name in names}, part_name)
-    return titled(figure, title, _alt(x, y, names))
+    error = np.abs(y / x - 1.0)
+    said = (
+        f"Predicted against measured for {len(x):,} rows in {len(names)} parts ({', '.join(names[:6])}"
+        f"{', ...' if len(names) > 6 else ''}): half of the rows are within {np.median(error):.1%}, nine in ten within "
+        f"{np.percentile(error, 90):.0%}."
+    )
+    return titled(figure, title, said)
 
 
 def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, Bools], unit: str) -> None:
@@ -65,8 +71,6 @@ def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, Bools], unit
 
 
 def _errors(axes: Axes, errors: Mapping[str, Floats], part_name: str) -> None:
-    from matplotlib.ticker import PercentFormatter
-
     for i, error in enumerate(errors.values()):
         k = min(i, MOST - 1)
         p10, q1, middle, q3, p90 = np.percentile(error, [10, 25, 50, 75, 90])
@@ -82,19 +86,10 @@ def _errors(axes: Axes, errors: Mapping[str, Floats], part_name: str) -> None:
     axes.set_xlim(max(-1.0, min(-0.25, 1.1 * spread.min())), min(1.5, max(0.25, 1.1 * spread.max())))
     axes.set_yticks(range(len(errors)), [name or "(none)" for name in errors])
     axes.set_ylim(len(errors) - 0.5, -0.5)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    percents(axes.xaxis)
     axes.set_xlabel("predicted over measured, less 1", fontsize=9)
     heading = f"error by {part_name}" if part_name else "error"
     axes.set_title(f"{heading}: median, quartiles, 10 to 90 %", loc="left", fontsize=9.5, color=INK)
     axes.grid(axis="x", color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     plain_axes(axes)
-
-
-def _alt(x: Floats, y: Floats, names: Sequence[str]) -> str:
-    error = np.abs(y / x - 1.0)
-    return (
-        f"Predicted against measured for {len(x):,} rows in {len(names)} parts ({', '.join(names[:6])}"
-        f"{', ...' if len(names) > 6 else ''}): half of the rows are within {np.median(error):.1%}, nine in ten within "
-        f"{np.percentile(error, 90):.0%}."
-    )

@@ -150,7 +150,7 @@ def film(schedule: Schedule, timeline: Timeline) -> Film:
 
 
 def film_frame(shown: Film, time: float, title: str | None = None, *, ax: Axes | None = None) -> Figure:
-    """One moment: pieces in each GPU, and those on their way. ``ax`` : drawn on instead of a new figure."""
+    """One moment: pieces in each GPU, and those on their way."""
     figure, axes = drawn_on(ax, 5.2, 5.6)
     axes.set_aspect("equal")
     axes.set_xlim(-_WIDTH, _WIDTH)

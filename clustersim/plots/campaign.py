@@ -41,7 +41,6 @@ def month(spans: Sequence[tuple[float, float, str]], title: str | None = None, *
     Parameters
     ----------
     spans : (begin [s], end [s], state), in order; saves and evaluations are part of ``training``.
-    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no spans.
     """
@@ -81,10 +80,7 @@ def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
 
 
 def ledger(parts: Mapping[str, Part], title: str | None = None, *, ax: Axes | None = None) -> Figure:
-    """Elapsed time as one bar, and below it what is no new step, drawn larger.
-
-    ``ax`` : drawn on instead of a new figure.
-    """
+    """Elapsed time as one bar, and below it what is no new step, drawn larger."""
     figure, axes = drawn_on(ax, 2.5)
     rest = {name: one for name, one in parts.items() if name != "productive"}
     whole, other = (sum(one.days for one in some.values()) for some in (parts, rest))
@@ -126,7 +122,6 @@ def loss_over_interval(
     """Share of time that is no new step, over the time between saves: simulated, and by the closed form.
 
     points : over [s]. now : the campaign's own interval [s].
-    ax : drawn on instead of a new figure.
     """
     x = np.array([one.x for one in points]) / 60.0
     lost = {
@@ -149,7 +144,7 @@ def goodput_over_gpus(
 ) -> Figure:
     """Effective training time of the middle run over the GPUs of the job, and by the closed form.
 
-    points : over nodes. ax : drawn on instead of a new figure.
+    points : over nodes.
     """
     x = np.array([one.x for one in points]) * gpus_per_node
     share = {key: 100.0 * np.array([getattr(one, key) for one in points]) for key in ("simulated", "closed_form")}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from clustersim.errors import ProgramError
-from clustersim.plots.drawing import Axes, Figure, new_figure, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, new_figure, percents, plain_axes, titled
 from clustersim.plots.style import FAINT, INK, QUIET, curve_styles
 
 
@@ -47,15 +47,16 @@ def scaling(
     for name, (n, rate) in points.items():
         styles[name].draw(left, n, rate, name)
         styles[name].draw(right, n, rate / n / (rate[0] / n[0]))
-    _axes(left, unit, logarithmic=True)
-    _axes(right, "efficiency", logarithmic=False)
     ticks = sorted({int(v) for n, _ in points.values() for v in n})
-    for axes in (left, right):
-        shown = ticks if len(ticks) <= 8 else ticks[:: -(-len(ticks) // 8)]
-        axes.set_xticks(shown, [f"{t:,}" for t in shown])
-        axes.minorticks_off()
+    _axes(left, unit, ticks, logarithmic=True)
+    _axes(right, "efficiency", ticks, logarithmic=False)
     figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5, handlelength=3.4)
-    return titled(figure, title, _alt(points, unit))
+    said = (
+        f"{name}: {n[0]:,.0f} to {n[-1]:,.0f} GPUs, {rate[0]:,.4g} to {rate[-1]:,.4g} {unit}, "
+        f"{rate[-1] / n[-1] / (rate[0] / n[0]):.0%} efficient at the largest"
+        for name, (n, rate) in points.items()
+    )
+    return titled(figure, title, f"Scaling curves. {'; '.join(said)}.")
 
 
 def _points(name: str, n: npt.ArrayLike, rate: npt.ArrayLike) -> tuple[Any, Any]:
@@ -66,8 +67,8 @@ def _points(name: str, n: npt.ArrayLike, rate: npt.ArrayLike) -> tuple[Any, Any]
     return x[order], y[order]
 
 
-def _axes(axes: Axes, label: str, *, logarithmic: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, PercentFormatter
+def _axes(axes: Axes, label: str, ticks: Sequence[int], *, logarithmic: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     plain_axes(axes, ("bottom", "left"))
     axes.set_xscale("log", base=2)
@@ -81,13 +82,7 @@ def _axes(axes: Axes, label: str, *, logarithmic: bool) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
     else:
         axes.set_ylim(0.0, max(1.05, axes.get_ylim()[1]))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _alt(points: Mapping[str, tuple[Any, Any]], unit: str) -> str:
-    said = [
-        f"{name}: {n[0]:,.0f} to {n[-1]:,.0f} GPUs, {rate[0]:,.4g} to {rate[-1]:,.4g} {unit}, "
-        f"{rate[-1] / n[-1] / (rate[0] / n[0]):.0%} efficient at the largest"
-        for name, (n, rate) in points.items()
-    ]
-    return "Scaling curves. " + "; ".join(said) + "."
+        percents(axes.yaxis)
+    shown = ticks if len(ticks) <= 8 else ticks[:: -(-len(ticks) // 8)]
+    axes.set_xticks(shown, [f"{t:,}" for t in shown])
+    axes.minorticks_off()

@@ -13,18 +13,16 @@ from clustersim.plots.style import INK, QUIET, load_map
 from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from matplotlib.patches import Patch
-
     from clustersim.planner.rows import Degrees
 
 
 def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A heat map, a row for each pp and a column for each tp: dark is slow, "at least" where nothing was simulated.
 
-    ``ax`` : drawn on instead of a new figure.
-
     Raises :class:`ClusterSimError` where no cell has a time.
     """
+    from matplotlib.patches import Rectangle
+
     timed = [one.step_s for one in cells if one.step_s is not None]
     if not timed:
         raise ClusterSimError("nothing to draw: no degrees fit")
@@ -43,7 +41,7 @@ def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | No
         weight = "bold" if one.best else "normal"
         axes.text(x, y, text, ha="center", va="center", fontsize=9, color=colour, weight=weight)
         if one.best:
-            axes.add_patch(_frame(x, y))
+            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fill=False, edgecolor=INK, lw=2.0))
     axes.imshow(level, aspect="auto", cmap=load_map(), vmin=0.0, vmax=1.15, interpolation="nearest")
     plain_axes(axes)
     axes.set_xticks(range(len(tps)), [f"tp {n}" for n in tps], fontsize=9)
@@ -54,9 +52,3 @@ def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | No
         if one.step_s is not None
     )
     return titled(figure, title, f"The shortest step of each tensor- and pipeline-parallel degree. {said}.", ax)
-
-
-def _frame(x: int, y: int) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fill=False, edgecolor=INK, lw=2.0)

@@ -80,6 +80,22 @@ def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
         axes.tick_params(axis="y", length=0)
 
 
+def percents(axis: Any) -> None:
+    """Have the ticks of an axis in percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def colour_bar(figure: Figure, axes: Axes, colours: Any, words: str, size: float, **where: Any) -> None:
+    """What the ``colours`` of shares mean, beside the axes; ``size`` : of the figures [points]."""
+    bar = figure.colorbar(colours, ax=axes, **where)
+    percents(bar.ax.xaxis if bar.orientation == "horizontal" else bar.ax.yaxis)
+    bar.ax.tick_params(labelsize=size, color=QUIET, labelcolor=INK)
+    bar.outline.set_visible(False)
+    bar.set_label(words, fontsize=8.5, color=INK)
+
+
 def drawn_on(ax: Axes | None, height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     """Where a picture of one axes is drawn: on the caller's, or on those of a new figure of so many inches."""
     if ax is not None:

@@ -32,7 +32,6 @@ def exchange_times(
     ----------
     rows : of :func:`clustersim.scenario.exchange.exchanges`. nbytes [bytes], bandwidth [bytes/s] of a device's link:
         given both, the formulas for a server, 2 N Z / B, and a ring, 2 (N-1)/N Z / B, are drawn as well.
-    ax : drawn on instead of a new figure.
     """
     from clustersim.scenario.exchange import SERVER  # the engine is not needed to draw other pictures
 

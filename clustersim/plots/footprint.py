@@ -21,7 +21,6 @@ def footprint(
     Parameters
     ----------
     parts : bytes by what holds them, as :meth:`clustersim.memory.MemoryUse.parts` gives them. capacity : [bytes].
-    ax : drawn on instead of a new figure.
     """
     held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
     if not held:
@@ -48,6 +47,61 @@ def footprint(
     return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}", ax)
 
 
+def footprints(
+    runs: Mapping[str, Mapping[str, float]], capacity: float | None = None, title: str | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """One GPU's memory at its fullest moment, a bar for each run.
+
+    Parameters
+    ----------
+    runs : bytes by what holds them, by run: a column of :class:`clustersim.memory.Course` at its peak, or any parts of
+        a whole. capacity : of the GPU [bytes].
+
+    Raises :class:`ProgramError` where nothing holds memory.
+    """
+    totals = {name: float(sum(parts.values())) for name, parts in runs.items()}
+    if not totals or not max(totals.values()):
+        raise ProgramError("nothing to draw: nothing holds memory")
+    parts = [
+        p for p in dict.fromkeys(p for held in runs.values() for p in held) if any(r.get(p) for r in runs.values())
+    ]
+    longest = max(*totals.values(), capacity or 0.0)
+    scale, unit = byte_unit(longest)
+    figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
+    y, left = np.arange(len(runs))[::-1], np.zeros(len(runs))
+    styles = part_styles(parts)
+    for part in parts:
+        width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
+        look = styles[name := part.replace("_", " ")]
+        axes.barh(y, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=name)
+        left += width
+    for at, end, total in zip(y, left, totals.values(), strict=True):
+        over = bool(capacity and total > capacity)
+        words = f" {format_bytes(total)}" + (", too much" if over else "")
+        axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
+    if capacity:
+        axes.axvline(capacity / scale, color=palette["stall"], lw=1.6, ls=(0, (4, 2)), zorder=0)
+        axes.text(capacity / scale, len(runs) - 0.5, f"{format_bytes(capacity)} of the GPU", fontsize=9, ha="center",
+                  va="bottom", color=palette["stall"], bbox={"fc": "white", "ec": "none", "pad": 1.0})  # fmt: skip
+    plain_axes(axes)
+    axes.set_yticks(y, list(runs), fontsize=10)
+    axes.set(xlim=(0, longest / scale * 1.2), ylim=(-0.55, len(runs) - 0.1))
+    axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)
+    legend_below(figure, ax, axes, ncols=min(len(parts), 5), fontsize=9, handlelength=1.3)
+    return titled(figure, title, _alt(runs, totals, capacity), ax)
+
+
+def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:
+    said = [
+        f"{name}: {format_bytes(totals[name])}, "
+        + ", ".join(f"{part.replace('_', ' ')} {format_bytes(n)}" for part, n in held.items() if n > 0)
+        for name, held in runs.items()
+    ]
+    limit = f" The GPU has {format_bytes(capacity)}." if capacity else ""
+    return f"Memory of one GPU. {'; '.join(said)}.{limit}"
+
+
 def memory_over_time(
     moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None, *,
     ax: Axes | None = None,
@@ -57,7 +111,6 @@ def memory_over_time(
     Parameters
     ----------
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
-    ax : drawn on instead of a new figure.
     """
     held = {
         name.replace("_", " "): np.asarray(n, dtype=np.float64)

@@ -42,7 +42,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
 
     Parameters
     ----------
-    dots : (n,). x, y : what the axes hold. ax : drawn on instead of a new figure.
+    dots : (n,). x, y : what the axes hold.
 
     Raises :class:`ClusterSimError` for no dots.
     """

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from clustersim.analysis.hotspots import parts
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
-from clustersim.plots.style import INK, QUIET, load_map, time_unit
+from clustersim.plots.drawing import Axes, Figure, colour_bar, drawn_on, plain_axes, titled
+from clustersim.plots.style import load_map, time_unit
 from clustersim.timeline import LinkUse
-
-if TYPE_CHECKING:
-    from matplotlib.image import AxesImage
-
 
 MAX_LINKS, BINS = 24, 360
 
@@ -56,21 +50,11 @@ def link_heat(
     ]
     axes.set_yticks(range(len(links)), labels, fontsize=8)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
-    _scale_of(figure, axes, image)
+    where = {"location": "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
+    colour_bar(figure, axes, image, "share of the line rate", 8, **where)
     peak, mean = level.max(axis=1), level.mean(axis=1)
     said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
     return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
-
-
-def _scale_of(figure: Figure, axes: Axes, image: AxesImage) -> None:
-    """What the colours of an image mean, beside it."""
-    from matplotlib.ticker import PercentFormatter
-
-    bar = figure.colorbar(image, ax=axes, location="right", fraction=0.025, aspect=30, pad=0.01)
-    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    bar.ax.tick_params(labelsize=8, color=QUIET, labelcolor=INK)
-    bar.outline.set_visible(False)
-    bar.set_label("share of the line rate", fontsize=8.5, color=INK)
 
 
 def _busiest(use: LinkUse, n: int) -> dict[int, int]:

@@ -53,18 +53,14 @@ def packed(
     stretches = []
     for run in runs:
         left[run] = False
-        edges = _edges(float(starts[run[0]]), float(ends[run[-1]]), (end - begin) * STRETCH)
+        first, last = float(starts[run[0]]), float(ends[run[-1]])
+        edges = np.linspace(first, last, max(1, round((last - first) / ((end - begin) * STRETCH))) + 1)
         for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             took = np.maximum(np.minimum(ends[run], high) - np.maximum(starts[run], low), 0.0)
             share = np.bincount(kinds[run], weights=took, minlength=len(row)) / (high - low)
             stretches.append((low, high, {n: float(t) for n, t in zip(row, share.tolist(), strict=True) if t > 0}))
     rest = {name: (starts[left & (kinds == k)], ends[left & (kinds == k)]) for k, name in enumerate(row)}
     return rest, stretches
-
-
-def _edges(begin: float, end: float, width: float) -> Floats:
-    """Bounds of equal parts about ``width`` wide."""
-    return np.linspace(begin, end, max(1, round((end - begin) / width)) + 1)
 
 
 def _flat(row: dict[str, Intervals], begin: float, end: float) -> tuple[Ints, Floats, Floats]:

@@ -6,7 +6,7 @@ top the NICs, which meet the leaves above. What hangs on the same PCIe switch st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,9 +46,11 @@ def place_node(topology: Topology, node: int) -> Places:
     for kind in (PCIE_SWITCH, CPU, NIC, NVSWITCH, SWITCH):
         row = [v for v in mine if kinds[v] == kind]
         if kind == NVSWITCH:
-            x |= _even(row, width)
+            x |= {v: place for v, (place, _) in evenly(row, 0.0, width).items()}
             continue
-        wanted = {v: _middle(near[v], x, kinds, kind, width) for v in row}
+        # A CPU does not stand where another CPU does.
+        known = {v: [x[w] for w in near[v] if w in x and kinds[w] not in {kind, NVSWITCH}] for v in row}
+        wanted = {v: float(np.mean(places)) if places else width / 2 for v, places in known.items()}
         x |= _spread(wanted, 1.0 if kind in {NIC, PCIE_SWITCH} else 1.4, width)
     return {v: (x[v], ROWS.get(kinds[v], ROWS[NIC])) for v in mine}
 
@@ -62,16 +64,9 @@ def _gpu_order(gpus: list[int], near: Neighbours, kinds: Mapping[int, str]) -> l
     return sorted(gpus, key=lambda g: (first[parents[g]], g))
 
 
-def _middle(joined: Iterable[int], x: Mapping[int, float], kinds: Mapping[int, str], kind: str, width: float) -> float:
-    """The middle of a vertex' neighbours that have a place; a CPU does not stand where another CPU does."""
-    known = [x[v] for v in joined if v in x and kinds[v] != kind and kinds[v] != NVSWITCH]
-    return float(np.mean(known)) if known else width / 2
-
-
-def _even(row: list[int], width: float) -> dict[int, float]:
-    """Evenly over a width."""
-    n = len(row)
-    return {v: (i + 0.5) * (width + 1) / n - 0.5 for i, v in enumerate(row)}
+def evenly(row: Sequence[int], y: float, width: float) -> Places:
+    """A row at a height, its vertices evenly over a width."""
+    return {v: ((i + 0.5) * (width + 1) / len(row) - 0.5, y) for i, v in enumerate(row)}
 
 
 def _spread(wanted: Mapping[int, float], gap: float, width: float) -> dict[int, float]:

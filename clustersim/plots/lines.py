@@ -73,7 +73,6 @@ def lines(
     ----------
     curves : by name (x, y), each (n,). laws : the same, of formulas: thin and dashed.
     x, y : what the axes hold; words alone are those of an :class:`Axis` that is not logarithmic.
-    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no curves, points that do not pair, and values a logarithmic axis cannot show.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from clustersim.arrays import Floats
 from clustersim.errors import TopologyError
 from clustersim.plots import layout
-from clustersim.plots.drawing import Axes, Figure, drawn_on, inches_wide, only_one, titled
+from clustersim.plots.drawing import Axes, Figure, colour_bar, drawn_on, inches_wide, only_one, titled
 from clustersim.plots.layout import FIRST_TIER, ROWS, TIER, Places
 from clustersim.plots.style import FAINT, INK, QUIET, load_map
 from clustersim.timeline import LinkUse
@@ -43,8 +42,6 @@ def link_loads(topology: Topology, use: LinkUse, window: tuple[float, float] | N
     """
     if len(use.link_bandwidth) != topology.n_links:
         raise TopologyError(f"{topology.name} has {topology.n_links} links, the run {len(use.link_bandwidth)}")
-    from dataclasses import replace
-
     begin, end = window or (0.0, float(use.segment_end.max(initial=0.0)))
     inside = replace(
         use, segment_start=np.clip(use.segment_start, begin, end), segment_end=np.clip(use.segment_end, begin, end)
@@ -66,7 +63,9 @@ def loaded_topology(topology: Topology, loads: Floats, title: str | None = None,
     link, and the busiest node in full.
     """
     columns = len(topology.gpus)
-    canvas = Canvas(topology, np.asarray(loads), _scale_end(loads))
+    busiest = float(np.max(loads, initial=0.0))
+    scale_end = next((end for end in SCALES if busiest <= end * 1.0001), 1.0)
+    canvas = Canvas(topology, np.asarray(loads), scale_end)
     if columns <= MAX_COLUMNS or topology.n_nodes == 1:
         places, boxes = _whole(topology)
     else:
@@ -100,9 +99,9 @@ def _whole(topology: Topology) -> tuple[Places, list[tuple[float, float, float, 
         boxes.append((at - 0.7, low - 0.85, columns + 1.4, high - low + 1.3, f"node {node}"))
         at += columns + 2.1
     width = at - 2.1
-    places |= _spread_row(layout.shared_switches(topology), -1.1, width)
+    places |= layout.evenly(layout.shared_switches(topology), -1.1, width)
     for i, tier in enumerate(layout.tiers(topology)):
-        places |= _spread_row(_by_below(topology, tier, places), FIRST_TIER + i * TIER, width)
+        places |= layout.evenly(_by_below(topology, tier, places), FIRST_TIER + i * TIER, width)
     return places, boxes
 
 
@@ -111,15 +110,6 @@ def _by_below(topology: Topology, tier: list[int], places: Places) -> list[int]:
     near = layout.neighbours(topology, [*tier, *places])
     x = {v: [places[w][0] for w in near[v] if w in places] for v in tier}
     return sorted(tier, key=lambda v: (round(float(np.mean(x[v])), 6) if x[v] else 0.0, v))
-
-
-def _spread_row(row: Sequence[int], y: float, width: float) -> Places:
-    return {v: ((i + 0.5) * (width + 1) / len(row) - 0.5, y) for i, v in enumerate(row)}
-
-
-def _scale_end(loads: Floats) -> float:
-    busiest = float(np.max(loads, initial=0.0))
-    return next((end for end in SCALES if busiest <= end * 1.0001), 1.0)
 
 
 @dataclass
@@ -203,22 +193,17 @@ class Canvas:
         wide = inches_wide(self.axes) + 0.7
         self.axes.set_xlim(low - (high - low) * 1.15 / wide, high + 0.01 * (high - low))
         if self.loads.max(initial=0.0) > 0:  # a machine at rest has no scale
-            colour_bar(figure, self.axes, self.end)
+            scale_of_loads(figure, self.axes, self.end)
 
 
-def colour_bar(figure: Figure, axes: Axes, end: float) -> None:
+def scale_of_loads(figure: Figure, axes: Axes, end: float) -> None:
     """The scale of loads, below."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
-    from matplotlib.ticker import PercentFormatter
 
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(0.0, end), load_map()), ax=axes, location="bottom", fraction=0.04, aspect=50, pad=0.02
-    )
-    bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    bar.ax.tick_params(labelsize=8.5, color=QUIET, labelcolor=INK)
-    bar.outline.set_visible(False)
-    bar.set_label("share of the line rate used, mean over the time shown, busier direction", fontsize=8.5, color=INK)
+    colours, where = ScalarMappable(Normalize(0.0, end), load_map()), {"location": "bottom", "fraction": 0.04}
+    words = "share of the line rate used, mean over the time shown, busier direction"
+    colour_bar(figure, axes, colours, words, 8.5, **where, aspect=50, pad=0.02)
 
 
 def spacing(places: Places) -> dict[float, float]:

@@ -35,8 +35,7 @@ class View:
     Parameters
     ----------
     title : None is the run's own. ranks : of a Gantt chart or a pipeline. window, zoom : (begin, end) [s].
-    step : instead of a window. arrows : in a pipeline, from stage to stage. ax : drawn on instead of a new figure, by
-    pictures of one axes.
+    step : instead of a window. arrows : in a pipeline, from stage to stage. ax : of pictures of one axes.
     """
 
     title: str | None = None
@@ -57,23 +56,13 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
         raise ClusterSimError(f"no picture {kind!r}; {nearest(kind, PICTURES)}")
     view = view or View()
     title = view.title if view.title is not None else run.facts.title or None
-    window = view.window if view.step is None else _step(run, view.step)
+    window = view.window
+    if view.step is not None:
+        found = windows(run.timeline)
+        if view.step not in found:
+            raise ClusterSimError(f"no step {view.step} in this run; it has {', '.join(map(str, list(found)[:12]))}")
+        window = found[view.step]
     return PICTURES[kind](run, replace(view, title=title, window=window))
-
-
-def _step(run: SavedRun, step: int) -> tuple[float, float]:
-    found = windows(run.timeline)
-    if step not in found:
-        raise ClusterSimError(f"no step {step} in this run; it has {', '.join(map(str, list(found)[:12]))}")
-    return found[step]
-
-
-def _pipeline(run: SavedRun, view: View) -> Figure:
-    return pipeline_grid(run.timeline, view.window, view.title, view.ranks, view.arrows, ax=view.ax)
-
-
-def _gantt(run: SavedRun, view: View) -> Figure:
-    return gantt(run.timeline, view.ranks, view.window, view.title, view.zoom, ax=view.ax)
 
 
 def _breakdown(run: SavedRun, view: View) -> Figure:
@@ -118,10 +107,6 @@ def _memory(run: SavedRun, view: View) -> Figure:
     return memory_over_time(course.moments, still | parts, held.device_bytes, view.title, ax=view.ax)
 
 
-def _stages(run: SavedRun, view: View) -> Figure:
-    return stage_bars(where(run.timeline), view.title, ax=view.ax)
-
-
 def _stage_memory(run: SavedRun, view: View) -> Figure:
     only_one(view.ax, "stage-memory")
     found = run.facts.stage_memory
@@ -143,14 +128,14 @@ def _mesh(run: SavedRun, view: View) -> Figure:
 
 
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
-    "gantt": _gantt,
-    "pipeline": _pipeline,
+    "gantt": lambda run, of: gantt(run.timeline, of.ranks, of.window, of.title, of.zoom, ax=of.ax),
+    "pipeline": lambda run, of: pipeline_grid(run.timeline, of.window, of.title, of.ranks, of.arrows, ax=of.ax),
     "breakdown": _breakdown,
     "waterfall": _waterfall,
     "topology": _topology,
     "links": _links,
     "memory": _memory,
-    "stages": _stages,
+    "stages": lambda run, of: stage_bars(where(run.timeline), of.title, ax=of.ax),
     "stage-memory": _stage_memory,
     "traffic": _traffic,
     "mesh": _mesh,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from clustersim.arrays import Ints
 from clustersim.errors import ClusterSimError
 from clustersim.plots.curves import scaling
-from clustersim.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
+from clustersim.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, percents, plain_axes, titled
 from clustersim.plots.style import FAINT, INK, curve_styles, series
 
 MOST_CURVES = 8
@@ -41,7 +41,11 @@ def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None
         return _bars(table, [name for name in axes if counts[name] > 1] or list(axes[:1]), title, ax)
     only_one(ax, "a sweep over numbers")
     if len(np.unique(table["gpus"])) > 1:
-        return _over_gpus(table, [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)], title)
+        others = [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)]
+        unit = "samples" if np.isnan(table["tokens_per_s"]).any() else "tokens"
+        groups = _groups(table, others).items()
+        curves = {said: (table["gpus"][rows], table[f"{unit}_per_s"][rows]) for said, rows in groups}
+        return scaling(curves, title=title, unit=f"{unit}/s")
     x = max(numbers, key=lambda name: counts[name])
     return _over(table, x, [name for name in axes if name != x and counts[name] > 1], title)
 
@@ -70,16 +74,6 @@ def _said(name: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{name.rsplit('.', 1)[-1].replace('_', ' ')} {value:g}"
 
 
-def _rate(table: Columns) -> tuple[str, str]:
-    return ("samples_per_s", "samples/s") if np.isnan(table["tokens_per_s"]).any() else ("tokens_per_s", "tokens/s")
-
-
-def _over_gpus(table: Columns, others: Sequence[str], title: str | None) -> Figure:
-    name, unit = _rate(table)
-    curves = {said: (table["gpus"][rows], table[name][rows]) for said, rows in _groups(table, others).items()}
-    return scaling(curves, title=title, unit=unit)
-
-
 def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> Figure:
     figure = new_figure(3.5)
     left, right = figure.subplots(1, 2)
@@ -98,18 +92,12 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
         axis.set_xlabel(x, fontsize=9)
         axis.grid(axis="y", color=FAINT, lw=0.7)
         axis.set_ylim(0.0, max(axis.get_ylim()[1], 0.05) if axis is right else axis.get_ylim()[1] * 1.05)
-    _percent(right)
+    percents(right.yaxis)
     if said[0].split(":")[0] != "all":
         figure.legend(
             loc="outside lower center", ncols=min(len(said), 4), frameon=False, fontsize=8.5, handlelength=3.2
         )
     return titled(figure, title, f"Curves over {x}. " + "; ".join(said) + ".")
-
-
-def _percent(axes: Any) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _bars(table: Columns, names: Sequence[str], title: str | None, ax: Axes | None) -> Figure:

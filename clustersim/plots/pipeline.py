@@ -63,8 +63,7 @@ def pipeline_grid(
     Parameters
     ----------
     window : (begin, end) [s]; None is the steady step whose time is the median. ranks : a row for each; None is the
-        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom. ax : drawn on instead of a new
-        figure.
+        first replica, one rank per stage. arrows : draw who hands a micro-batch to whom.
 
     Raises :class:`ProgramError` for a run without stages, and for a window without actions.
     """
@@ -89,7 +88,12 @@ def _drawn(timeline: Timeline, grid: Grid, title: str | None, arrows: bool = Fal
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
     handles = _legend(grid, rest, rows=ax is None)
     legend_below(figure, ax, axes, handles, ncols=len(handles) // 2, handlelength=1.4, columnspacing=1.1)
-    return titled(figure, title, _alt(grid), ax)
+    idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in zip(grid.rows, _idle(grid), strict=True))
+    said = (
+        f"Pipeline of {len(grid.rows)} stages and {len(grid.microbatches)} micro-batches over "
+        f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Idle: {idle}."
+    )
+    return titled(figure, title, said, ax)
 
 
 def usual_step(timeline: Timeline) -> tuple[float, float]:
@@ -237,11 +241,3 @@ def _legend(grid: Grid, rest: list[str], rows: bool) -> list[Patch]:
     # Legends are filled column by column.
     pairs = zip_longest(above, below, fillvalue=Patch(fc="none", label=" "))
     return [handle for pair in pairs for handle in pair] if rows else [*above, *below]
-
-
-def _alt(grid: Grid) -> str:
-    idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in zip(grid.rows, _idle(grid), strict=True))
-    return (
-        f"Pipeline of {len(grid.rows)} stages and {len(grid.microbatches)} micro-batches over "
-        f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Idle: {idle}."
-    )

@@ -1,4 +1,4 @@
-"""Where the time went: a bar for each group of ranks, its parts adding up to the step."""
+"""Where the time went: a bar for each group of ranks or each run, its parts adding up to the step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.per_step import per_step
 from clustersim.analysis.pieces import KERNELS
 from clustersim.arrays import Floats, Ints
 from clustersim.errors import ProgramError
 from clustersim.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
 from clustersim.plots.style import INK, Look, kernels, palette, series, time_unit
+from clustersim.timeline import Timeline
 
 STATE_STYLE: dict[str, Look] = {
     "compute-bound": Look(kernels["compute"], width=0.6),
@@ -41,7 +43,6 @@ def breakdown(
     Parameters
     ----------
     groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
-    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for a table without ranks.
     """
@@ -50,10 +51,33 @@ def breakdown(
         raise ProgramError("nothing to draw: the breakdown has no ranks")
     chosen = rank_groups(seconds) if groups is None else {n: np.asarray(r, dtype=np.int64) for n, r in groups.items()}
     bars = {name: seconds[np.isin(table.rank, ranks)].mean(axis=0) for name, ranks in chosen.items()}
-    figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.35 if title else 1.0))
-    stack(axes, bars, table.states)
-    legend_below(figure, ax, axes, ncols=len(table.states), handlelength=1.4, columnspacing=1.2)
-    return titled(figure, title, alt(table.states, bars), ax)
+    return _drawn(bars, table.states, 0.34, title, ax)
+
+
+def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+    """Seconds of a step in each state, a bar for each run, mean over the ranks that train.
+
+    ``timelines`` : by what to call each run. Raises :class:`ProgramError` for no runs.
+    """
+    tables = {name: per_step(timeline) for name, timeline in timelines.items()}
+    if not tables:
+        raise ProgramError("nothing to draw: no runs")
+    states = list(next(iter(tables.values())))
+    bars = {name: np.array([table[state] for state in states]) for name, table in tables.items()}
+    return _drawn(bars, states, 0.42, title, ax)
+
+
+def _drawn(bars: Mapping[str, Floats], states: list[str], each: float, title: str | None, ax: Axes | None) -> Figure:
+    """A picture of these bars, each so many inches high."""
+    figure, axes = drawn_on(ax, each * len(bars) + (1.35 if title else 1.0))
+    _stack(axes, bars, states)
+    legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
+    parts = []
+    for name, bar in bars.items():
+        total = float(bar.sum()) or 1.0
+        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
+        parts.append(f"{name}: {said}")
+    return titled(figure, title, f"Where the time of a step goes. {'; '.join(parts)}.", ax)
 
 
 def rank_groups(seconds: Floats) -> dict[str, Ints]:
@@ -87,7 +111,7 @@ def _named(members: Ints) -> str:
     return f"{len(members)} ranks, as {members[0]}"
 
 
-def stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
+def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
     """A bar of seconds per name, in the colours and hatches of its states, with the shares written in."""
     longest = max(float(bar.sum()) for bar in bars.values())
     scale, unit = time_unit(longest)
@@ -118,13 +142,3 @@ def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, w
                 start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,
                 color="white" if dark else INK, bbox=box,
             )  # fmt: skip
-
-
-def alt(states: list[str], bars: Mapping[str, Floats]) -> str:
-    """The bars in words."""
-    parts = []
-    for name, bar in bars.items():
-        total = float(bar.sum()) or 1.0
-        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
-        parts.append(f"{name}: {said}")
-    return "Where the time of a step goes. " + "; ".join(parts) + "."

@@ -33,8 +33,7 @@ def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | No
 
     Parameters
     ----------
-    rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last. ax : drawn on instead of a new
-        figure.
+    rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last.
 
     Raises :class:`ProgramError` without rows.
     """
@@ -104,7 +103,8 @@ def stage_memory(
     """
     if not courses:
         raise ProgramError("nothing to draw: no stage's memory is known")
-    held = [_held(course) for course in courses]
+    columns = [course.columns().items() for course in courses]
+    held = [{name.replace("_", " "): column for name, column in some if column.any()} for some in columns]
     totals = [np.sum(list(parts.values()), axis=0) for parts in held]
     shown = _shown([float(total.max()) for total in totals])
     top = max(float(total.max()) for total in totals)
@@ -141,10 +141,6 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
         handles.append(rows[0].lines[-1])
         labels.append(limit)
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
-
-
-def _held(course: Moments) -> dict[str, Floats]:
-    return {name.replace("_", " "): column for name, column in course.columns().items() if column.any()}
 
 
 def _shown(peaks: Sequence[float]) -> list[int]:

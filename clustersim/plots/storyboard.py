@@ -42,7 +42,9 @@ def storyboard(states: Sequence[npt.ArrayLike], moves: Sequence[Sequence[Move]],
     figure = new_figure(rows * (0.30 * chunks + 0.75) + 0.55)
     for k, state in enumerate(shown):
         axes = figure.add_subplot(rows, COLUMNS, k + 1)
-        _panel(axes, state, inside[k].mean(axis=2), moves[k - 1] if k else (), _caption(k, moves))
+        adds = k and all(add for *_, add in moves[k - 1])
+        caption = f"step {k}: {'add' if adds else 'keep'} what arrives" if k else "start"
+        _panel(axes, state, inside[k].mean(axis=2), moves[k - 1] if k else (), caption)
     words = (
         "fuller colour: more GPUs' numbers are in the sum      white on blue: complete      orange frame: just arrived"
     )
@@ -61,12 +63,6 @@ def _contributions(n: int, chunks: int, moves: Sequence[Sequence[Move]]) -> list
             new[dst, chunk] = found[-1][src, chunk] | (found[-1][dst, chunk] & add)
         found.append(new)
     return found
-
-
-def _caption(k: int, moves: Sequence[Sequence[Move]]) -> str:
-    if k == 0:
-        return "start"
-    return f"step {k}: {'add what arrives' if all(add for *_, add in moves[k - 1]) else 'keep what arrives'}"
 
 
 def _panel(axes: Axes, state: npt.NDArray[np.generic], share: Floats, step: Sequence[Move], caption: str) -> None:

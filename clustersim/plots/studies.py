@@ -35,7 +35,6 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
     Parameters
     ----------
     swings : largest first. swing : how much was turned, 0.2 for 20 %.
-    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` for no swings.
     """
@@ -65,10 +64,7 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
 
 
 def network_speed(network: BreakEven, title: str | None = None, *, ax: Axes | None = None) -> Figure:
-    """The step over a NIC's line rate, with the length that is accepted; the network's switches scale with its NICs.
-
-    ``ax`` : drawn on instead of a new figure.
-    """
+    """The step over a NIC's line rate, with the length that is accepted; the network's switches scale with its NICs."""
     speeds = np.asarray(network.speeds, dtype=np.float64) * 8e-9
     steps = np.asarray(network.steps, dtype=np.float64)
     now = float(np.interp(network.nic * 8e-9, speeds, steps))
@@ -119,7 +115,8 @@ def _stacked(axes: Axes, points: Sequence[Point]) -> None:
     places = np.arange(len(points))
     efficiency = np.array([one.efficiency for one in points])
     axes.bar(places, efficiency, color=COLOURS["efficiency"], width=0.66, label="efficiency")
-    losses = {part: np.array([max(0.0, one.losses.get(part, 0.0)) for one in points]) for part in _parts(points)}
+    parts = [part for part in COLOURS if part != "efficiency"]
+    losses = {part: np.array([max(0.0, one.losses.get(part, 0.0)) for one in points]) for part in parts}
     whole = np.maximum(sum(losses.values(), np.zeros(len(points))), 1e-12)
     share = np.clip(1.0 - efficiency, 0.0, None) / whole
     base = efficiency.copy()
@@ -136,7 +133,3 @@ def _stacked(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_yticks([])
     axes.set_xticks(places, [f"{one.gpus:,}" + ("" if one.fits else "\ndoes not fit") for one in points], fontsize=9)
     axes.set_xlabel("GPUs", fontsize=9)
-
-
-def _parts(points: Sequence[Point]) -> list[str]:
-    return [part for part in COLOURS if part != "efficiency" and any(part in one.losses for one in points)]

@@ -26,7 +26,7 @@ _WIDE, _BASE = 31.0, 10.0
 
 def summarised(canvas: Canvas, title: str | None) -> Figure:
     """The network on top, the nodes in the middle, the busiest of them in full at the bottom."""
-    from clustersim.plots.machine import alt_of, colour_bar
+    from clustersim.plots.machine import alt_of, scale_of_loads
 
     topology = canvas.topology
     tiers = layout.tiers(topology)
@@ -42,7 +42,7 @@ def summarised(canvas: Canvas, title: str | None) -> Figure:
     for one in axes:
         one.set_axis_off()
         one.set_xlim(-5.0, _WIDE + 0.8)
-    colour_bar(figure, axes[2], canvas.end)
+    scale_of_loads(figure, axes[2], canvas.end)
     return titled(figure, title, alt_of(topology, canvas.loads))
 
 
@@ -62,7 +62,7 @@ def _network(canvas: Canvas, axes: Axes, tiers: list[list[int]]) -> None:
     places: Places = {}
     for i, tier in enumerate(tiers):
         shown = _sample(tier, canvas)
-        places |= {v: ((k + 0.5) * (_WIDE + 1) / len(shown) - 0.5, _BASE + i) for k, v in enumerate(shown)}
+        places |= layout.evenly(shown, _BASE + i, _WIDE)
         left_out = f", {len(shown)} busiest shown" if len(shown) < len(tier) else ""
         _row_name(axes, _BASE + i, tier_name(i, len(tiers)), f"{len(tier)}{left_out}")
     canvas.axes = axes

@@ -23,7 +23,6 @@ def tradeoff(
     ----------
     said : a plan's answer, as :func:`clustersim.planner.plan` returns it, of a plan with tokens and prices.
     deadline : [days]. budget : [USD]. Both are drawn as limits.
-    ax : drawn on instead of a new figure.
 
     Raises :class:`ProgramError` where no option has both a time and a price.
     """
@@ -51,7 +50,9 @@ def tradeoff(
     axes.set_xlabel("days", fontsize=10.5)
     axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
     legend_below(figure, ax, axes, ncols=4, fontsize=10)
-    return titled(figure, title, _alt(said.front, len(rows)), ax)
+    told = (f"{one.option}: {one.days:.2f} days, {one.usd:,.0f} USD" for one in said.front if one.days and one.usd)
+    words = f"Cost against days of {len(rows)} options. On the front, fastest first: {'; '.join(told)}."
+    return titled(figure, title, words, ax)
 
 
 def _places(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
@@ -82,8 +83,3 @@ def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
             0.99, budget, "budget", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=9.5,
             color=QUIET,
         )  # fmt: skip
-
-
-def _alt(front: Sequence[Row], n: int) -> str:
-    said = [f"{row.option}: {row.days:.2f} days, {row.usd:,.0f} USD" for row in front if row.days and row.usd]
-    return f"Cost against days of {n} options. On the front, fastest first: {'; '.join(said)}."

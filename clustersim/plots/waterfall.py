@@ -31,8 +31,7 @@ STYLE = {
 def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Shares of all GPUs' time, from peak down to the MFU.
 
-    ``rows`` : of :func:`clustersim.analysis.waterfall.waterfall`; the first is drawn. ``ax`` : drawn on
-    instead of a new figure.
+    ``rows`` : of :func:`clustersim.analysis.waterfall.waterfall`; the first is drawn.
 
     Raises :class:`ProgramError` where no FLOPs are known, as of a profiler's trace.
     """
@@ -54,7 +53,9 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes |
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
     _bar(axes, last, 0.0, left, Look(kernels["compute"]), f"{left:.1f} %")
     _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
-    return titled(figure, title, _words(shares, left), ax)
+    said = ", ".join(f"{WORDS[key]} {-share:+.1f} %" for key, share in shares.items())
+    words = f"From peak to an MFU of {left:.1f} %, shares of all GPUs' time: {said}."
+    return titled(figure, title, words, ax)
 
 
 def _bar(axes: Axes, y: float, low: float, high: float, look: Look, said: str) -> None:
@@ -74,8 +75,3 @@ def _framed(axes: Axes, labels: list[str], step: float) -> None:
     axes.set_xlim(0, 100)
     scale, unit = time_unit(step)
     axes.set_xlabel(f"% of the time of all GPUs; 100 % are a step of {step * scale:,.4g} {unit}", fontsize=9)
-
-
-def _words(shares: dict[str, float], mfu: float) -> str:
-    said = ", ".join(f"{WORDS[key]} {-share:+.1f} %" for key, share in shares.items())
-    return f"From peak to an MFU of {mfu:.1f} %, shares of all GPUs' time: {said}."
