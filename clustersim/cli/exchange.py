@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import PATH, json_option, print_json, set_option
-from clustersim.cli.new_parts import write_new
+from clustersim.cli.new import write_new
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.outputs import together, writing
 

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from string import Template
 
 import click
 
 from clustersim.cli.common import PATH
-from clustersim.cli.new_parts import as_written, dtype_of, fits, has_tokens, machine_of, model_line, write_new
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import fresh, writing
+from clustersim.paths import data_path, shipped
 
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
 topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
 model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, or a config.json.")
-
-
-CAMPAIGN = """
-[campaign]                   # the weeks of it: `clustersim campaign`
-tokens = {tokens:g}
-failures = "llama3"          # rates of 16,384 H100s; `clustersim list failures` has others, and yours are inputs
-
-[campaign.detection]
-report = "1 min"             # until a failure that something reports is noticed
-timeout = "10 min"           # until a silent one is
-
-[campaign.recovery]
-policy = "replace"           # or requeue, shrink, drop_replica
-restart = "5 min"
-
-[[campaign.checkpoints]]
-every = "best"               # or "30 min", "100 steps"
-tier = "storage"
-
-[campaign.storage]
-write = "100 GB/s"
-read = "100 GB/s"
-
-[campaign.nodes]
-spares = 1
-repair = "12 h"
-"""
-"""How long and how dear a training is depends on these."""
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
@@ -75,35 +52,27 @@ def scenario(
     write_new(file, text, scenarios.load)
 
 
-def _scenario(file: Path, machine: str, nodes: int, model_name: str, tokens: float | None, kind: str) -> str:
-    return f'''# {model_name} on {nodes} node(s) of {machine}: `clustersim run {file.name}`.
+def _scenario(file: Path, machine: str, nodes: int, model: str, tokens: float | None, kind: str) -> str:
+    return _filled(
+        "scenario",
+        file=file.name,
+        machine=machine,
+        topology=as_written(machine, file),
+        nodes=nodes,
+        model=model,
+        model_line=model_line(model, file),
+        dtype=dtype_of(machine),
+        attention='attention = "flash"' if has_tokens(model) else "",
+        kept="none" if kind == "ddp" else "full",
+        kind=f'"{kind}"'.ljust(17),
+        campaign="" if tokens is None else _filled("campaign", tokens=f"{tokens:g}"),
+    )
 
-[cluster]
-topology = "{as_written(machine, file)}"        # `clustersim list topologies`, or a file of your own
-nodes = {nodes}
-# device = "..."             # another GPU in the same sockets; `clustersim list devices`
-# changes = [{{match = "node0/nic0", bandwidth = "100 Gb/s"}}]   # parts degraded, or gone: remove = true
 
-[model]
-{model_line(model_name, file)}
-dtype = "{dtype_of(machine)}"               # of the matrix products
-{"attention = " + chr(34) + "flash" + chr(34) if has_tokens(model_name) else ""}
-activation_checkpointing = "{"none" if kind == "ddp" else "full"}"   # "none"; "full" or "selective" save memory
-
-[strategy]
-kind = "{kind}"{" " * (15 - len(kind))}      # `clustersim list strategies`
-micro_batch_size = 1
-gradient_accumulation_steps = 1
-
-# [parallel]                 # splits the model over ranks
-# tp = 8
-# pp = 2
-# global_batch_size = 128
-
-[run]
-steps = 3
-seed = 0
-{"" if tokens is None else CAMPAIGN.format(tokens=tokens)}'''
+def _filled(draft: str, /, **values: object) -> str:
+    """A shipped draft of a file, with these values in it."""
+    text = (data_path("data") / "new" / f"{draft}.txt").read_text("utf-8")
+    return Template(text).substitute(values).rstrip() + "\n"
 
 
 @new.command()
@@ -231,36 +200,16 @@ nodes = {list(nodes)}
         for machine in machines
     )
     dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in machines) else "fp16"
-    text = f'''# Which strategy for {model_name}, and how many GPUs? `clustersim plan {file.name} --out DIR`.
-
-title = "{model_name} on {" or ".join(machines)}"
-
-[model]
-{model_line(model_name, file)}
-dtype = "{dtype}"
-
-{tables}
-[batch]
-samples = [256, 1024]        # of a step, over all ranks: at least, at most
-
-[limits]
-memory_margin = 0.05         # share of a GPU's memory that stays free
-{"# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   "}             # to train on; then also
-# deadline = "30 d"
-# budget_usd = 1e6
-
-[try]
-micro_batch_size = [1, 2, 4]
-activation_checkpointing = ["none", "full"]
-
-[[try.strategies]]           # any knob may be a list of values
-kind = "fsdp"
-data_parallel_replicate_degree = [1, 2]
-
-[[try.strategies]]
-kind = "zero"
-zero_optimization = {{ stage = [1, 2, 3] }}
-'''
+    text = _filled(
+        "plan",
+        file=file.name,
+        model=model_name,
+        model_line=model_line(model_name, file),
+        machines=" or ".join(machines),
+        dtype=dtype,
+        tables=tables,
+        tokens="# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   ",
+    )
     write_new(file, text, load)
 
 
@@ -271,22 +220,80 @@ def sweep(file: Path, base: str) -> None:
     """A sweep for clustersim sweep: one scenario, many values."""
     from clustersim.sweeps.spec import load
 
-    text = f'''# {base}, over nodes and networks: `clustersim sweep {file.name} --out DIR --report page.html`.
+    write_new(file, _filled("sweep", file=file.name, base=base), load)
 
-base = "{base}"
 
-[set]                        # of every scenario of the sweep
-run.steps = 3
+def machine_of(gpu: str | None, topology: str | None) -> str:
+    """The topology asked for; of a GPU, the plainest shipped machine that carries it."""
+    from clustersim import fabrics
+    from clustersim.device import device_from_text
 
-[[axes]]
-key = "cluster.nodes"
-values = [1, 2, 4]           # or range = {{start = 1, stop = 8, step = 1}}, log = {{start = 1, stop = 8, factor = 2}}
+    if topology is not None:
+        fabrics.load(topology)
+        return topology
+    named, known = gpu or "H100", shipped("topologies")
+    if (plain := f"hgx-{named.lower()}") in known:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
+        return plain
+    wanted = device_from_text(named).name
+    carry = [name for name in known if devices(name) == {wanted}]
+    if not carry:
+        raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
+    return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name)))
 
-[[axes]]
-name = "network"
-key = "cluster.changes+"     # + makes a list longer
-[axes.values]
-"as built" = []
-"half the rate" = [{{match = "node*/nic*", factor = 0.5}}]
-'''
-    write_new(file, text, load)
+
+def devices(topology: str) -> set[str]:
+    """GPUs of a machine."""
+    from clustersim import fabrics
+
+    return {kind.device for kind in fabrics.load(topology).node_types}
+
+
+def dtype_of(topology: str) -> str:
+    """bf16, or fp16 on GPUs without it."""
+    from clustersim.device import device
+
+    return "bf16" if all("bf16" in device(name).peak for name in devices(topology)) else "fp16"
+
+
+def model_line(name: str, file: Path) -> str:
+    """The line of ``[model]`` that names it; a path is written relative to the file."""
+    from clustersim.models.catalog import model
+
+    path = Path(name)
+    if path.suffix != ".json" and not path.is_dir():
+        return f'name = "{model(name).name}"'
+    return f'hf_config = "{os.path.relpath(path, file.parent)}"'
+
+
+def as_written(machine: str, file: Path) -> str:
+    """A machine's name, or its path from the folder of the file that names it."""
+    return os.path.relpath(machine, file.parent) if machine.endswith(".toml") else machine
+
+
+def has_tokens(name: str) -> bool:
+    """Whether a model reads text."""
+    from clustersim.models.catalog import file
+
+    return file(name) is not None
+
+
+def fits(text: str, file: Path) -> bool:
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.held import held
+
+    found = held(from_table(tomllib.loads(text), file))
+    return found.use.fits(found.card).ok
+
+
+def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
+    """The file, if it can be read back as what it is; an existing one is left alone."""
+    if file.exists():
+        raise ClusterSimError(f"{file}: is there already; choose another name")
+    if file.suffix != ".toml":
+        raise ClusterSimError(f"{file}: these files end in .toml")
+    with writing(file), fresh(file) as path:
+        path.write_text(re.sub(r"\n\n\n+", "\n\n", text), encoding="utf-8")
+        load(path)
+    if said:
+        click.echo(f"wrote {file}")
