@@ -8,6 +8,8 @@ import click
 from msgspec import to_builtins
 
 from clustersim.cli.common import json_option, print_json, stdout, working
+from clustersim.errors import ClusterSimError, nearest
+from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
     from clustersim.bench import Fit, Played
@@ -26,7 +28,6 @@ def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> N
     Targets are in units, so that they hold on any machine: a unit is the CPU time of a million bare SimPy timeouts.
     """
     from clustersim import bench as benchmarks
-    from clustersim.errors import ClusterSimError, nearest
 
     rows = {row.name: row for row in benchmarks.ROWS}
     for name in only:
@@ -65,11 +66,8 @@ def _print(console: Terminal, rows: list[Played], line: Fit | None, repeats: int
     console.say(*(f"{row.name}: {row.error}" for row in rows if row.error), style="red")
     compared = [row for row in rows if row.differs and row.peer != "-"]
     console.say(*dict.fromkeys(f"- {row.peer.split(' ')[0]}: {row.differs}" for row in compared))
-    if line:
-        _print_fit(console, line)
-
-
-def _print_fit(console: Terminal, line: Fit) -> None:
+    if line is None:
+        return
     console.print(f"{'ranks':>8} {'ops':>6} {'CPU s':>8}")
     for ranks, ops, seconds in zip(line.ranks, line.ops, line.seconds, strict=True):
         console.print(f"{ranks:8,} {ops:6,} {seconds:8.3f}")
@@ -84,6 +82,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _memory(value: float | None) -> str:
-    from clustersim.units import format_bytes
-
     return "-" if value is None else format_bytes(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ import msgspec
 
 from clustersim.cli.common import PATH, json_option, print_json, rich_table, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
+from clustersim.outputs import fresh, ours, output_folder, writing
+from clustersim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.arrays import Bools
@@ -31,10 +34,7 @@ def calibrate(
 ) -> None:
     """Fit the constants of the time models to DATA of one machine, and write a topology file that carries them. DATA
     are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
-    from datetime import UTC, datetime
-
     from clustersim.calibration.fit.calibrated import MARK, topology_text
-    from clustersim.outputs import fresh, ours, writing
 
     if out.suffix != ".toml":
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
@@ -73,7 +73,6 @@ def _draw(found: Calibrated, folder: Path) -> None:
     import numpy as np
 
     from clustersim import plots
-    from clustersim.outputs import output_folder
     from clustersim.ranges import size_class
 
     with output_folder(folder):
@@ -176,7 +175,6 @@ def _print(found: Calibrated) -> None:
 
 def _cells(one: FittedOne) -> Iterator[str]:
     from clustersim.calibrated import unit_of
-    from clustersim.units import format_bandwidth, format_bytes, format_time
 
     formats: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_bandwidth, "B": format_bytes}
     show = formats.get(unit_of(one.part, one.name), "{:.3g}".format)

@@ -13,6 +13,7 @@ import click
 
 from clustersim.cli.common import PATH
 from clustersim.errors import ClusterSimError, needs
+from clustersim.units import parse_message_size, parse_time
 
 
 @click.command(short_help="Measure this machine with PyTorch.")
@@ -34,7 +35,6 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibration.capture --out DIR
     """
     from clustersim.calibration.capture.parts import free
-    from clustersim.units import parse_message_size, parse_time
 
     mpi = options["backend"] == "mpi"
     if find_spec("mpi4py" if mpi else "torch") is None:

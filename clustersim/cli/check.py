@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import json_option, print_json, working
+from clustersim.units import format_bandwidth
 
 if TYPE_CHECKING:
     from clustersim.fabrics.check import Report
@@ -37,8 +38,6 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    from clustersim.units import format_bandwidth
-
     yield f"{report.name}: {report.n_nodes} node(s), fabric {report.fabric or 'none'}"
     chips = ", ".join(f"{count} x {name}" for name, count in report.devices.items())
     yield f"{'GPUs' if 'gpu' in report.vertices else 'CPUs':24s} {chips}"

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.cli.common import json_option, number_table, print_json, stdout, working
-
-if TYPE_CHECKING:
-    from clustersim.scenario.claims import Claim
 
 
 @click.command(short_help="Check the textbooks' formulas against runs.")
@@ -20,19 +16,14 @@ def claims(as_json: bool) -> None:
     """Run shipped scenarios and compare them with the formulas of textbooks and papers: bytes a GPU sends,
     what a parameter server's links carry, what ZeRO keeps. Exit code 1 if a claim does not hold."""
     from clustersim.scenario.claims import claims as made
+    from clustersim.scenario.claims import told
 
     with working("playing shipped scenarios") as progress:
         rows = made(progress)
     if as_json:
         print_json({"claims": [dataclasses.asdict(row) | {"holds": row.holds} for row in rows]})
     else:
-        _print(rows)
+        cells = ((row.what, row.formula, *told(row), "yes" if row.holds else "NO") for row in rows)
+        title = "claims: N ranks, Z bytes of gradients, Psi parameters"
+        stdout().print(number_table(title, ("claim", "formula", "says", "run", "holds"), cells, words=2))
     sys.exit(0 if all(row.holds for row in rows) else 1)
-
-
-def _print(rows: list[Claim]) -> None:
-    from clustersim.scenario.claims import told
-
-    cells = ((row.what, row.formula, *told(row), "yes" if row.holds else "NO") for row in rows)
-    title = "claims: N ranks, Z bytes of gradients, Psi parameters"
-    stdout().print(number_table(title, ("claim", "formula", "says", "run", "holds"), cells, words=2))

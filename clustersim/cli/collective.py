@@ -11,6 +11,7 @@ import msgspec
 from clustersim.cli.common import json_option, print_json, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.limits import MOST_VALUES, counted
+from clustersim.units import parse_message_size, parse_nccl_version
 
 if TYPE_CHECKING:
     from clustersim.collectives.base import Group, Request
@@ -113,7 +114,6 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
     gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
     from clustersim import fabrics, fitting
-    from clustersim.units import parse_nccl_version
 
     asked = Asked(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
@@ -134,8 +134,6 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
 
 def sizes(asked: Asked) -> Iterator[int]:
     """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
-    from clustersim.units import parse_message_size
-
     size, first, last = asked.size, asked.minbytes, asked.maxbytes
     if size is not None and (first or last):
         raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from clustersim.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario.comparison import Compared
@@ -46,8 +47,6 @@ def _print(scenario: str, rows: list[Compared], *, split: bool) -> None:
 
 
 def _cells(row: Compared, *, split: bool) -> list[str]:
-    from clustersim.units import format_bytes, format_time
-
     if row.fits is None:
         return [*[""] * 6, "-"]
     step, bubble, exposed, waiting = (

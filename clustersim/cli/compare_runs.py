@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from clustersim.cli.common import PATH, json_option, picture_path, print_json, working, write_picture
 from clustersim.cli.explain import load
-
-if TYPE_CHECKING:
-    from clustersim.timeline import Timeline
 
 
 @click.command(short_help="Say where two runs differ, worst first.")
@@ -35,7 +31,13 @@ def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
     with working("comparing"):
         found = compared(one.timeline, other.timeline)
     names = f"A: {one.title}", f"B: {other.title}"
-    drawn = None if plot is None else _draw((names[0], one.timeline), (names[1], other.timeline), plot)
+    drawn = ""
+    if plot is not None:
+        from clustersim import plots
+
+        with working(f"drawing {plot}"):
+            figure = plots.gantt_pair((names[0], one.timeline), (names[1], other.timeline))
+            drawn = write_picture(figure, plot)
     if as_json:
         print_json({"a": one.title, "b": other.title, **msgspec.structs.asdict(found)})
         return
@@ -43,13 +45,5 @@ def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
         click.echo(text)
     for i, text in enumerate(sentences(found, top), 1):
         click.echo(f"{i:2d}. {text}")
-    if drawn is not None:
+    if drawn:
         click.echo(drawn)
-
-
-def _draw(one: tuple[str, Timeline], other: tuple[str, Timeline], file: Path) -> str:
-    """Both Gantt charts on one axis; returns what to say of the file."""
-    from clustersim import plots
-
-    with working(f"drawing {file}"):
-        return write_picture(plots.gantt_pair(one, other), file)

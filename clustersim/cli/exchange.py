@@ -12,6 +12,7 @@ from clustersim.cli.common import PATH, json_option, print_json, set_option
 from clustersim.cli.new import write_new
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.outputs import together, writing
+from clustersim.texts import is_folder
 
 if TYPE_CHECKING:
     from clustersim.exchange import Exported, Imported
@@ -115,7 +116,6 @@ def export_config(
 def _scenario(name: str, option: int | None) -> Scenario:
     """A scenario, or an option of a plan's front."""
     from clustersim import planner, scenario
-    from clustersim.texts import is_folder
 
     if is_folder(name):
         return planner.option_of(Path(name), option or 1)[0]

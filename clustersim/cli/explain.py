@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.cli.common import json_option, print_json, set_option, working
+from clustersim.errors import TraceError
 
 if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation
@@ -74,7 +75,6 @@ def load(run: str, changes: tuple[str, ...] = (), *more: str) -> Loaded:
     """A run by name; simulates a scenario. ``more`` : the other files of a trace. Raises :class:`ClusterSimError` for
     one that cannot be found or read."""
     from clustersim import scenario as scenarios
-    from clustersim.errors import TraceError
 
     path = Path(run)
     if more or path.is_dir() or (path.is_file() and path.suffix != ".toml"):
@@ -90,7 +90,6 @@ def load(run: str, changes: tuple[str, ...] = (), *more: str) -> Loaded:
 def _over(path: Path, *more: Path) -> Loaded:
     """A run that was saved or measured."""
     from clustersim import traces
-    from clustersim.errors import TraceError
     from clustersim.facts import Facts
     from clustersim.traces.saved import NAME, SavedRun, load_run
 

@@ -6,8 +6,8 @@ The meaning is the Struct's own docstring: in ``Parameters``, ``name : what it i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import cast
 
 import msgspec
@@ -76,33 +76,24 @@ def _unit_schema(kind: type) -> Table:
     raise NotImplementedError(kind)
 
 
-def _scenario() -> Iterator[tuple[str, type]]:
-    from clustersim.scenario.schema import ScenarioFile
-    from clustersim.strategies import STRATEGIES, StrategyConfig
-
-    yield "", ScenarioFile
-    yield "strategy", StrategyConfig
-    for name, strategy in STRATEGIES.items():
-        yield f"strategy[kind={name}]", strategy.config
-
-
-def _one(module: str, name: str) -> Iterator[tuple[str, type]]:
-    from importlib import import_module
-
-    yield "", getattr(import_module(module), name)
-
-
-KINDS: Mapping[str, Callable[[], Iterator[tuple[str, type]]]] = {
-    "scenario": _scenario,
-    "topology": partial(_one, "clustersim.fabrics.schema", "TopologyFile"),
-    "plan": partial(_one, "clustersim.planner.spec", "PlanFile"),
-    "sweep": partial(_one, "clustersim.sweeps.spec", "SweepFile"),
+KINDS = {
+    "scenario": ("clustersim.scenario.schema", "ScenarioFile"),
+    "topology": ("clustersim.fabrics.schema", "TopologyFile"),
+    "plan": ("clustersim.planner.spec", "PlanFile"),
+    "sweep": ("clustersim.sweeps.spec", "SweepFile"),
 }
-"""Kinds of files, and the Structs they are read by; a strategy's is read for the table that ``kind`` names."""
+"""Kinds of files, and the module and Struct they are read by."""
 
 
 def _roots(kind: str) -> Iterator[tuple[str, type]]:
-    return KINDS[kind]()
+    """Where in a file a Struct stands; a scenario's strategy is read by one for each ``kind`` of it."""
+    module, name = KINDS[kind]
+    yield "", getattr(import_module(module), name)
+    if kind == "scenario":
+        from clustersim.strategies import STRATEGIES, StrategyConfig
+
+        yield "strategy", StrategyConfig
+        yield from ((f"strategy[kind={name}]", strategy.config) for name, strategy in STRATEGIES.items())
 
 
 def _of(struct: type, path: str) -> Iterator[Key]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from clustersim.cli.common import (
     PATH,
@@ -45,8 +46,6 @@ def plan(
     are off, and what to measure before you decide. Results are kept in OUT: the same command goes on after an
     interruption.
     """
-    from msgspec import structs
-
     from clustersim import planner
     from clustersim.report.plan import pictures
 

@@ -9,17 +9,14 @@ import click
 
 from clustersim.cli.common import PATH, picture_path, rank_list, ranks_option, stdout, working, write_picture
 from clustersim.errors import ClusterSimError
+from clustersim.units import parse_time
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from clustersim.traces.saved import SavedRun
 
 
 def span(text: str | None) -> tuple[float, float] | None:
     """``"700 ms..1.06 s"`` in seconds. Raises :class:`ClusterSimError`."""
-    from clustersim.units import parse_time
-
     if text is None:
         return None
     begin, dots, end = text.partition("..")
@@ -29,16 +26,6 @@ def span(text: str | None) -> tuple[float, float] | None:
     if high <= low:
         raise ClusterSimError(f"{text!r} ends before it begins")
     return low, high
-
-
-def _at_rest(name: str, nodes: int | None, title: str | None) -> Figure:
-    """A machine that no run is known of."""
-    import numpy as np
-
-    from clustersim import fabrics, plots
-
-    topology = fabrics.load(name, nodes=nodes)
-    return plots.loaded_topology(topology, np.zeros(topology.n_links), title or topology.name)
 
 
 def _run(path: Path) -> SavedRun:
@@ -79,12 +66,17 @@ def plot(
     RUN is a folder that `clustersim run --out` wrote, or a trace: a file, or a folder. Of topology it may be a machine,
     too: a topology's file or name.
     """
+    import numpy as np
+
     from clustersim import plots
 
     picture_path(file)
     with working(f"drawing {file}"):
         if kind == "topology" and (run_dir.suffix == ".toml" or not run_dir.exists()):
-            figure = _at_rest(str(run_dir), nodes, title)
+            from clustersim import fabrics
+
+            topology = fabrics.load(str(run_dir), nodes=nodes)
+            figure = plots.loaded_topology(topology, np.zeros(topology.n_links), title or topology.name)
         elif nodes is not None:
             raise click.UsageError("--nodes is for the picture of a machine; a run has its own")
         else:

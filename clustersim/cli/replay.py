@@ -56,13 +56,13 @@ def replay(
     """
     from clustersim import traces
     from clustersim.calibration.trace_replay import replay as played
-    from clustersim.cli.replay_chakra import is_chakra, play
     from clustersim.timeline import Timeline
+    from clustersim.traces.saved import save_run
 
-    if is_chakra(files):
+    if _is_chakra(files):
         if name is None or times > 1 or scales:
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
-        play(files, name, nodes, backend or "nccl", out, as_json)
+        _play_chakra(files, name, nodes, backend or "nccl", out, as_json)
         return
     folder = None if out is None else _folder(out, files, [name, nodes, times, *scales, backend])
     with working(f"replaying {len(files)} file(s)"):
@@ -76,7 +76,9 @@ def replay(
         backend = backend or traces.backend_of(measured) or "nccl"
         result = played(measured, *(machine or ()), scale=scale, backend=backend)
         if folder is not None:
-            _save(result, machine[0] if machine else None, folder)
+            with folder.files() as path_of:
+                save_run(result.measured, path_of(SAVED[0]))
+                save_run(result.simulated, path_of(SAVED[1]), machine[0] if machine else None)
     if as_json:
         print_json(_json(result))
     else:
@@ -169,20 +171,11 @@ def _json(result: Replayed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _save(result: Replayed, topology: Topology | None, folder: Folder) -> None:
-    from clustersim.traces.saved import save_run
-
-    with folder.files() as path_of:
-        save_run(result.measured, path_of(SAVED[0]))
-        save_run(result.simulated, path_of(SAVED[1]), topology)
-
-
 STEPS = 8
 """Steps to print one by one."""
 
 
 def _print(result: Replayed, backend: str) -> None:
-
     from clustersim.calibration.trace_replay import TOTALS
 
     console = stdout()
@@ -222,3 +215,48 @@ def _collectives(result: Replayed) -> Table:
 def _pair(measured: float, simulated: float) -> tuple[str, str, str]:
     difference = f"{simulated / measured - 1:+.1%}" if measured > 0 else "-"
     return format_time(measured), format_time(simulated), difference
+
+
+def _is_chakra(paths: tuple[Path, ...]) -> bool:
+    """Whether the first file is a Chakra trace, by its content."""
+    from clustersim.exchange import chakra_schema
+    from clustersim.traces import files
+
+    found = files.files_of(paths)
+    first = next((path for path in found if path.name.endswith((".et", ".et.gz"))), found[0])
+    return chakra_schema.sniff(files.head(first))
+
+
+def _play_chakra(
+    paths: tuple[Path, ...], name: str, nodes: int | None, backend: str, out: Path | None, as_json: bool
+) -> None:
+    """Play the program on ``nodes`` machines (None: as many as its ranks fill), print its times, save it in ``out``."""
+    from clustersim import fabrics, fitting
+    from clustersim.calibration.trace_replay import TOTALS, totals_of
+    from clustersim.engine import simulate
+    from clustersim.exchange import chakra_reading
+    from clustersim.traces.saved import save_run
+
+    with working(f"playing {len(paths)} file(s)"):
+        program = chakra_reading.read(paths)
+        world, one = program.world_size, fitting.load(name, nodes=1)
+        machines = nodes or -(-world // len(one.homes))
+        if world % machines:
+            raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
+        topology = fitting.load(name, nodes=machines)
+        mesh = fabrics.mesh(topology, nproc_per_node=world // machines)
+        timeline = simulate(program, topology, mesh, backend=backend)
+        if out is not None:
+            of = [*(str(path.resolve()) for path in paths), name, nodes, backend]
+            folder = Folder(out, "replay", paths[0].name, ("run.npz",), of)
+            with folder.files() as path_of:
+                save_run(timeline, path_of("run.npz"), topology)
+    totals = totals_of(timeline, range(program.world_size))
+    if as_json:
+        print_json({"ranks": program.world_size, "nodes": machines, "topology": topology.name, "totals": totals,
+                    "notes": program.notes})  # fmt: skip
+        return
+    stdout().say(f"{program.world_size} ranks on {machines} x {topology.name}")
+    for key, words in TOTALS.items():
+        click.echo(f"  {words:50s} {format_time(totals[key]):>10s}")
+    click.echo("".join(f"- {note}\n" for note in program.notes), nl=False)

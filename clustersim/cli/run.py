@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.cli.common import PATH, json_option, number_table, print_json, rank_words, set_option, stdout, working
+from clustersim.outputs import Folder, json_text
+from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from clustersim.analysis.where import Where
     from clustersim.arrays import Columns
     from clustersim.cli.fitting import Terminal
     from clustersim.outputs import Folder
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
 """What a run leaves in its folder."""
+LEAST = 5e-4
+"""Shares of a step below this are no column of where it goes."""
 
 
 @click.command(short_help="Simulate a scenario.")
@@ -30,7 +36,6 @@ FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png"
 def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
     from clustersim import scenario as scenarios
-    from clustersim.outputs import json_text
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     folder = None if out is None else _folder(loaded, out)
@@ -52,7 +57,6 @@ def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
     """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
-    from clustersim.outputs import Folder
     from clustersim.sweeps import Fingerprints
 
     known = Fingerprints()(scenario)
@@ -80,7 +84,6 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.markup import escape
     from rich.table import Table
 
-    from clustersim.cli.split_tables import print_dimensions, print_where
     from clustersim.scenario.ran import figures, ran, trust
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
@@ -96,9 +99,9 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     elif result.verdict.doubtful:
         console.say(f"{result.verdict}", style="yellow")
     console.say(f"trust: {trust(result.prepared)}")
-    print_where(console, result.where)
+    _print_where(console, result.where)
     if result.where:
-        print_dimensions(console, result.where[0], result.volume_by_dimension)
+        _print_dimensions(console, result.where[0], result.volume_by_dimension)
     _print_volume(console, result.volume)
     _print_links(console, result.summary["hottest_links"])
     console.say(*(result.of_strategy.lines() if result.of_strategy else ()), *(f"- {note}" for note in result.notes))
@@ -138,3 +141,35 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> No
     for (_, share), alike in list(like.items())[:3]:
         (name, moved), others = alike[0], " and others like it" if len(alike) > 1 else ""
         console.print(f"busy link: {escape(name)}{others}, {share} of its line rate ({value_text(moved, 'bytes')})")
+
+
+def _print_where(console: Terminal, rows: Sequence[Where]) -> None:
+    """A row per stage, shares of the step; groups first, then the bubble's parts that are there at all."""
+    from clustersim.analysis.where import BUBBLES, WORDS
+
+    if len(rows) < 2:
+        return
+    groups = [key for key in WORDS if max(row.groups[key] for row in rows) >= LEAST * rows[0].step]
+    parts = [name for name in BUBBLES if max(row.bubble.get(name, 0.0) for row in rows) >= LEAST * rows[0].step]
+    cells = []
+    for row in (*rows[1:], rows[0]):
+        values = *(row.groups[key] for key in groups), *(row.bubble.get(name, 0.0) for name in parts)
+        cells.append(["all" if row.stage < 0 else str(row.stage), *(f"{100 * v / row.step:.1f}" for v in values)])
+    title = "where a step goes, % of it; the bubble's parts to the right"
+    console.print(number_table(title, ("stage", *(WORDS[key] for key in groups), *parts), cells))
+
+
+def _print_dimensions(console: Terminal, whole: Where, moved: Columns) -> None:
+    """A row per dimension: what its transfers cost, and what they move."""
+    names = [str(name) for name in moved["dimension"]]
+    if not names:
+        return
+    kinds = [name for name in moved if name.startswith("link_")]
+    heads = ("over", "exposed transfer", "waiting for a peer", "sent")
+    links = (f"on {kind.removeprefix('link_')} links" for kind in kinds)
+    cells = []
+    for i, name in enumerate(names):
+        times = (format_time(found.get(name, 0.0)) for found in (whole.exposed, whole.waiting))
+        cells.append([name, *times, *(format_bytes(moved[column][i]) for column in ("sent_per_gpu", *kinds))])
+    title = "by dimension of the mesh, per GPU and step; links: all of a kind"
+    console.print(number_table(title, (*heads, *links), cells))

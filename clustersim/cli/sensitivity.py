@@ -19,6 +19,7 @@ from clustersim.cli.common import (
     working,
     written_study,
 )
+from clustersim.errors import ClusterSimError
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -82,8 +83,6 @@ def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario
 
 
 def _nodes(text: str | None) -> list[int] | None:
-    from clustersim.errors import ClusterSimError
-
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

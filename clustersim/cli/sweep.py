@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from clustersim.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout
+from clustersim.errors import ClusterSimError
+from clustersim.outputs import output_folder, together
+from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.arrays import Columns
@@ -44,8 +48,6 @@ def sweep(
     Rows are appended to OUT/results.jsonl as they finish; run the same command again to go on after an interruption.
     A scenario that is there is not simulated again.
     """
-    from msgspec import to_builtins
-
     from clustersim import sweeps
 
     plan = sweeps.load(file)
@@ -80,8 +82,6 @@ def _executor(name: str, address: str | None, jobs: int | None) -> Executor | No
 def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
     """The table as CSV and a picture where one can be drawn; their names."""
     from clustersim import plots, sweeps
-    from clustersim.errors import ClusterSimError
-    from clustersim.outputs import output_folder, together
 
     with output_folder(out), together(out) as path_of:
         sweeps.write(table, path_of("table.csv"))
@@ -118,8 +118,6 @@ def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote:
 
 
 def _table(table: Columns, axes: list[str], title: str) -> Any:
-    from clustersim.units import format_bytes, format_time
-
     tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
     rate = "tokens_per_s" if tokens else "samples_per_s"
     heads = ("GPUs", "step time", "tokens/s" if tokens else "samples/s", "MFU", "exposed", "peak memory", "fits")
@@ -170,7 +168,5 @@ class _Lines:
 
 
 def _left(now: Progress) -> str:
-    from clustersim.units import format_time
-
     failed = f", {now.failed:,} failed" if now.failed else ""
     return failed if now.left_s is None else f", about {format_time(round(now.left_s, 0) or 1.0)} left{failed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
             samples = digest.of_samples(read)
             said, lines = msgspec.to_builtins(samples), _samples(samples)
         else:
-            said, lines = msgspec.to_builtins(read), _told(read)
+            said, lines = msgspec.to_builtins(read), chain(read.lines, _tail(read.skipped))
     if pins:
         click.echo(nccl_debug.pins(_choices(read)), nl=False)
     elif as_json:
@@ -96,11 +97,6 @@ def _choices(read: Timeline | Samples | Told) -> NcclLog:
             f"{read.source}: --topology and --pins are for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
         )
     return read
-
-
-def _told(said: Told) -> Iterator[str]:
-    yield from said.lines
-    yield from _tail(said.skipped)
 
 
 def _steps(run: Timeline) -> Steps:

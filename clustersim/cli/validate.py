@@ -51,7 +51,7 @@ def looked_at(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(
     cls=Commands,
-    where={"all": "evidence", "campaign": "campaign_cases"},
+    where={"all": "evidence", "campaign": "evidence:campaign_cases"},
     short_help="Predict a table of measurements, and print the errors.",
 )
 def validate() -> None:
@@ -174,7 +174,7 @@ def _show(result: Score, title: str, looks: Looks) -> None:
         print_json(said | {"rows": [row.pop("cells") | row for row in said["rows"]]})
         return
     if looks.markdown:
-        click.echo("\n".join(_markdown(groups)))
+        click.echo("\n".join(markdown_table(HEADINGS, _parts(groups), words=2)))
         return
     console = stdout()
     console.print(_table(title, groups))
@@ -256,10 +256,6 @@ def _table(title: str, groups: Groups) -> rich.table.Table:
         for i, (value, numbers) in enumerate(parts.items()):
             table.add_row(*map(escape, _cells("" if i else dimension, value, numbers)))
     return table
-
-
-def _markdown(groups: Groups) -> Iterator[str]:
-    return markdown_table(HEADINGS, _parts(groups), words=2)
 
 
 def _parts(groups: Groups) -> Iterator[list[str]]:

@@ -19,9 +19,10 @@ from clustersim.cli.common import (
     working,
     write_picture,
 )
+from clustersim.units import format_time
 
 if TYPE_CHECKING:
-    from clustersim.scenario.spread import Distribution, Spread
+    from clustersim.scenario.spread import Spread
 
 HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
 
@@ -69,19 +70,13 @@ def variation(
         print_json({"still_s": now.still, "played": now.played, "slope": now.slope, "error": now.error,
                     "within": now.within, **{name: asdict(one) for name, one in found.items()}})  # fmt: skip
         return
-    rows = [_cells(name, one, now.still) for name, one in found.items()]
     console = stdout()
+    times = {name: map(format_time, (one.mean, one.p50, one.p95, one.p99)) for name, one in found.items()}
+    rows = ([name, *times[name], f"{one.mean / now.still - 1:+.2%}"] for name, one in found.items())
     console.print(number_table(loaded.title, HEAD, rows))
     console.say(_words(now, machines * steps))
     if wrote is not None:
         console.say(wrote)
-
-
-def _cells(name: str, one: Distribution, still: float) -> list[str]:
-    from clustersim.units import format_time
-
-    times = (format_time(value) for value in (one.mean, one.p50, one.p95, one.p99))
-    return [name, *times, f"{one.mean / still - 1:+.2%}"]
 
 
 def _words(now: Spread, drawn: int) -> str:
