@@ -19,7 +19,7 @@ from clustersim.cli import cli
 from clustersim.errors import ClusterSimError, ScenarioError
 from clustersim.paths import data_path, shipped
 from clustersim.planner.candidates import DEGREES, Candidate, Form, base, candidates, expanded, scenario_of
-from clustersim.planner.limits import memory_verdict, step_bound, too_much
+from clustersim.planner.limits import step_bound, too_much
 from clustersim.planner.options import Option, Searched
 from clustersim.planner.spec import from_table
 from clustersim.planner.verdict import verdict
@@ -116,9 +116,9 @@ def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
                 **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
                            "strategies": [{"kind": "ddp"}]}})  # fmt: skip
     (one, *_) = candidates(read, {(0, 1): 4})
-    verdict = memory_verdict(scenario_of(read, "plan.toml", one))
-    assert "needs" in too_much(verdict, 0.05)
-    assert too_much(verdict, 0.0).startswith("needs")
+    made = scenario_of(read, "plan.toml", one)
+    assert "needs" in too_much(made, 0.05)
+    assert too_much(made, 0.0).startswith("needs")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.memory_use import CONTEXT_BYTES, FRAGMENTATION
-from clustersim.planner.limits import memory_verdict
+from clustersim.scenario.held import held
 from clustersim.scenario.memory_table import table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
@@ -57,7 +57,8 @@ def test_the_largest_micro_batch_of_a_split_model_fits_and_one_more_does_not():
 
 def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
     loaded = scenario.load("tp8_pp16_llama3_405b_2048x8_h100")
-    verdict = memory_verdict(loaded)
+    found = held(loaded)
+    verdict = found.use.fits(found.card)
     assert verdict.ok
     assert verdict.use.where == "stage 1, rank 8"
     assert verdict.use.total - CONTEXT_BYTES == verdict.use.allocated
@@ -143,7 +144,8 @@ def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_kee
 
 def test_what_does_not_fit_names_the_stage_a_rank_of_it_and_its_largest_parts():
     changes = {"strategy.micro_batch_size": 64, "parallel.microbatches": 8}
-    verdict = memory_verdict(scenario.load(PIPELINE, changes))
+    found = held(scenario.load(PIPELINE, changes))
+    verdict = found.use.fits(found.card)
     assert not verdict.ok
     assert "does not fit on A100-SXM4-80GB (stage 0, rank 0): " in str(verdict)
     assert "held by activations " in str(verdict)

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from clustersim import scenario
 from clustersim.campaign import Runs, play
-from clustersim.campaign.job import Campaign, Job, campaign
+from clustersim.campaign.job import Job, campaign
 from clustersim.campaign.ledger import Percentiles, percentiles
 from clustersim.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.campaign.whatif import of_rate
@@ -25,23 +25,27 @@ from clustersim.units import DAY, HOUR
 REPLICAS = 400
 
 
-def with_campaign(said: Answer, plan: PlanFile, seed: int = 0) -> Answer:
+def with_campaign(said: Answer, plan: PlanFile) -> Answer:
     """A plan's answer with the ``campaign`` of each option of its front, and ``failures``; the same where the plan
     names no campaign."""
     if plan.campaign is None:
         return said
-    rows, found = said.front, [_played(row, plan, seed) for row in said.front]
+    rows, found = said.front, [_played(row, plan) for row in said.front]
     found = [structs.replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
     front = [structs.replace(row, campaign=one) for row, one in zip(rows, found, strict=True)]
     return structs.replace(said, front=front, failures=list(_sentences(rows, found)))
 
 
-def _played(row: Chosen, plan: PlanFile, seed: int) -> Played:
+def _played(row: Chosen, plan: PlanFile, rate: float = 1.0) -> Played:
+    """An option's training, with failures ``rate`` times as often."""
     try:
-        made, job = _campaign(row, plan)
+        loaded = scenario.from_table(row.scenario, row.path)
+        loaded = replace(loaded, file=structs.replace(loaded.file, campaign=plan.campaign))
+        job = _job(row, loaded)
+        made = of_rate(campaign(table_of(loaded), job), rate)
         if made.hopeless:
             return Played(wrong="does not finish: failures come too often for its recovery")
-        runs = play(made, REPLICAS, seed)
+        runs = play(made, REPLICAS, seed=0)
     except ScenarioError as error:
         return Played(wrong=str(error))
     if not runs.finished.all():
@@ -56,23 +60,11 @@ def _played(row: Chosen, plan: PlanFile, seed: int) -> Played:
     )
 
 
-def goodput(row: Chosen, plan: PlanFile, rate: float = 1.0, seed: int = 0) -> float | None:
+def goodput(row: Chosen, plan: PlanFile, rate: float) -> float | None:
     """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
     finish."""
-    try:
-        made = of_rate(_campaign(row, plan)[0], rate)
-    except ScenarioError:
-        return None
-    runs = None if made.hopeless else play(made, REPLICAS, seed)
-    if runs is None or not runs.finished.all():
-        return None
-    return float(np.median(runs.goodput("effective_training_time")))
-
-
-def _campaign(row: Chosen, plan: PlanFile) -> tuple[Campaign, Job]:
-    loaded = _scenario(row, plan)
-    job = _job(row, loaded)
-    return campaign(table_of(loaded), job), job
+    found = _played(row, plan, rate)
+    return None if found.wrong else found.goodput
 
 
 def _job(row: Chosen, loaded: Scenario) -> Job:
@@ -82,11 +74,6 @@ def _job(row: Chosen, loaded: Scenario) -> Job:
     if varies or not row.tokens_per_step or row.step_s is None:
         return job_of(loaded)[0]
     return job_at(loaded, row.step_s, row.tokens_per_step)
-
-
-def _scenario(row: Chosen, plan: PlanFile) -> Scenario:
-    loaded = scenario.from_table(row.scenario, row.path)
-    return replace(loaded, file=structs.replace(loaded.file, campaign=plan.campaign))
 
 
 def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> Percentiles | None:
@@ -116,7 +103,7 @@ def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]
     """Of each option and the next: how far apart they are, and how much of that is failure."""
     there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
     for (a, first), (b, second) in pairwise(there):
-        days = _middle(second) - _middle(first)
+        days = (second.days.p50 if second.days else 0.0) - (first.days.p50 if first.days else 0.0)
         steps = second.ideal_days - first.ideal_days
         yield (
             f"{b.option} takes {days:+,.1f} days against {a.option}: {steps:+,.1f} by its steps and "
@@ -127,7 +114,3 @@ def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]
             yield f"with failures {row.option} is no longer worth having: {one.beaten_by} is better in everything"
         if one.wrong:
             yield f"{row.option}: no campaign ({one.wrong})"
-
-
-def _middle(one: Played) -> float:
-    return 0.0 if one.days is None else one.days.p50

@@ -54,7 +54,8 @@ def combinations(asked: Table, shape: ModelShape, per_node: int, where: str) -> 
     counted(total, MOST_VALUES, f"{where}: $.try.parallel: tables", ScenarioError)
     found: dict[str, Table] = {}
     for chosen in itertools.product(*values.values()):
-        table = _meant(dict(zip(values, chosen, strict=True)))
+        whole = dict(zip(values, chosen, strict=True))
+        table = {name: value for name, value in whole.items() if value is not None and meant(name, whole)}
         found.setdefault(repr(table), table)
     return list(found.values())
 
@@ -68,11 +69,6 @@ def _check(name: str, choices: Sequence[Any], where: str) -> None:
             raise ScenarioError(
                 f"{where}: {name} = {shown(value)}: expected a whole number of at least 1 (at $.try.parallel.{name})"
             )
-
-
-def _meant(table: Table) -> Table:
-    """Without knobs of dimensions that are not split, and without those that are left unset."""
-    return {name: value for name, value in table.items() if value is not None and meant(name, table)}
 
 
 def meant(name: str, table: Table) -> bool:
@@ -108,7 +104,7 @@ def _ranged(said: Table, what: str, at: str) -> Iterator[int]:
 
 def _searched(name: str, shape: ModelShape, per_node: int, asked: Table, where: str) -> Sequence[Any]:
     """What the model and the machine allow."""
-    ends = sum(_says(asked.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    ends = sum(asked.get(f"account_for_{end}_in_pipeline_split") is True for end in ("embedding", "loss"))
     degrees: dict[str, Sequence[Any]] = {
         "tp": _powers(per_node),
         "cp": _powers(MOST_CP),
@@ -134,10 +130,6 @@ def _types(name: str) -> list[Any]:
     """A knob's type, and what it is made of; nothing for what is no field of :class:`ParallelConfig`."""
     kinds = (field.type for field in msgspec.structs.fields(ParallelConfig) if field.name == name)
     return [one for kind in kinds for one in (kind, *typing.get_args(kind))]
-
-
-def _says(value: Any) -> bool:
-    return value is True
 
 
 def _powers(most: int) -> list[int]:

@@ -10,7 +10,6 @@ import numpy as np
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.economics import Rates
-from clustersim.memory_use import Verdict
 from clustersim.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.scenario import Scenario
 from clustersim.scenario.held import held
@@ -38,22 +37,18 @@ class Bound:
     held: tuple[float, ...] = ()
 
 
-def memory_verdict(scenario: Scenario) -> Verdict:
-    """Whether a scenario fits on its GPUs, without building its Program. Raises :class:`ClusterSimError`."""
+def too_much(scenario: Scenario, margin: float) -> str:
+    """Why it does not fit with ``margin`` of its GPUs' memory left free, without building its Program; empty where it
+    does. Raises :class:`ClusterSimError`."""
     found = held(scenario)
-    return found.use.fits(found.card)
-
-
-def too_much(verdict: Verdict, margin: float) -> str:
-    """Why it does not fit with ``margin`` of the memory left free; empty where it does."""
+    verdict = found.use.fits(found.card)
     total = verdict.use.total / verdict.share if verdict.share else 0.0
     missing = verdict.use.total - (1.0 - margin) * total
     if missing <= 0:
         return ""
-    held = ", ".join(
-        f"{name.replace('_', ' ')} {format_bytes(b)}" for name, b in list(verdict.use.at_peak().items())[:2]
-    )
-    return f"needs {format_bytes(verdict.use.total)} of {format_bytes(total)}, {margin:.0%} kept free ({held})"
+    most = list(verdict.use.at_peak().items())[:2]
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(nbytes)}" for name, nbytes in most)
+    return f"needs {format_bytes(verdict.use.total)} of {format_bytes(total)}, {margin:.0%} kept free ({parts})"
 
 
 def step_bound(prepared: Prepared) -> Bound:
@@ -71,17 +66,12 @@ def step_bound(prepared: Prepared) -> Bound:
             if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
                 busy += seconds(role, op)
             elif isinstance(op, Collective) and op.groups.shape[1] > 1:
-                streams[op.stream] += _least(prepared, op)
+                group = Group(prepared.topology, prepared.mesh.gpus[op.groups[0]], prepared.scenario.file.run.launch)
+                streams[op.stream] += lower_bound(Request(op.kind, op.nbytes, dtype=op.dtype, root=op.root), group)
         compute = min(compute, float(busy.min()))
         communication = max(communication, *streams.values(), 0.0)
     compute = SLACK * compute if np.isfinite(compute) else 0.0
     return Bound(compute, max(compute, SLACK * communication))
-
-
-def _least(prepared: Prepared, op: Collective) -> float:
-    file = prepared.scenario.file
-    group = Group(prepared.topology, prepared.mesh.gpus[op.groups[0]], file.run.launch)
-    return lower_bound(Request(op.kind, op.nbytes, dtype=op.dtype, root=op.root), group)
 
 
 def least_joules(rates: Rates, bound: Bound) -> float:

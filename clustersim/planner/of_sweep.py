@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from clustersim.economics import Costs, rates
+from clustersim.economics import rates
 from clustersim.errors import ClusterSimError
 from clustersim.planner.options import at_worst
 from clustersim.planner.pareto import front
@@ -75,7 +75,8 @@ def _which(swept: Swept) -> Told:
     if len(near) == 1:
         said = f"{near[0]} is the fastest, or as fast as can be told, {where}"
     elif near:
-        said = f"{_either(near)}: {where} they differ by less than predictions are off"
+        either = f"{', '.join(map(str, near[:-1]))} or {near[-1]}"
+        said = f"{either}: {where} they differ by less than predictions are off"
     else:
         won = Counter(str(value) for value in fastest.values()).most_common()
         said = "No choice is best everywhere: " + ", ".join(f"{name} is the fastest in {n} cases" for name, n in won)
@@ -89,10 +90,6 @@ def _which(swept: Swept) -> Told:
         ]
         rows.append([case.words, str(fastest[case.words]), f"{best:,.0f}", *losses])
     return f"{said[0].upper()}{said[1:]}{rest}.", head, rows
-
-
-def _either(names: Sequence[Any]) -> str:
-    return f"{', '.join(map(str, names[:-1]))} or {names[-1]}"
 
 
 def _how_slow(swept: Swept, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
@@ -181,7 +178,12 @@ def _front(swept: Swept) -> Iterator[Scored]:
         return
     fits = np.flatnonzero(table["fits"]).tolist()
     spent = {i: swept.costs(i) for i in fits}
-    kept = {fits[k] for k in front([_objectives(swept, i, spent[i]) for i in fits])}
+    # Speed, cost, GPUs and energy, each at the worse end of its error; smaller is better.
+    plain = {
+        i: (-float(swept.rate[i]), np.inf if usd is None else usd, float(table["gpus"][i]), spent[i].kwh_per_sample)
+        for i, usd in ((i, spent[i].usd_per_sample) for i in fits)
+    }
+    kept = {fits[k] for k in front([at_worst(plain[i], swept.error(i)) for i in fits])}
     for i in sorted(fits, key=lambda i: -swept.rate[i]):
         usd, kwh = spent[i].usd_per_sample, spent[i].kwh_per_sample
         yield Scored(
@@ -195,13 +197,6 @@ def _front(swept: Swept) -> Iterator[Scored]:
             kwh_per_1e9=kwh * 1e9,
             best=i in kept,
         )
-
-
-def _objectives(swept: Swept, i: int, spent: Costs) -> tuple[float, ...]:
-    """Speed, cost, GPUs and energy of a row, at the worse end of its error; smaller is better."""
-    usd = np.inf if spent.usd_per_sample is None else spent.usd_per_sample
-    plain = (-float(swept.rate[i]), usd, float(swept.table["gpus"][i]), spent.kwh_per_sample)
-    return at_worst(plain, swept.error(i))
 
 
 def _warnings(swept: Swept) -> Iterator[str]:

@@ -73,12 +73,11 @@ def uncertain(topology: Topology) -> list[Uncertain]:
     }
     if len(topology.node_types) == 1:
         known.pop("network")
-    return [_around(name, *said) for name, said in known.items()]
-
-
-def _around(name: str, words: str, p90: float, measure: str) -> Uncertain:
-    """Nine in ten times lay within ``prediction (1 +- p90)``: rates are their inverse."""
-    return Uncertain(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure)
+    # Nine in ten times lay within prediction (1 +- p90): rates are their inverse.
+    return [
+        Uncertain(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure)
+        for name, (words, p90, measure) in known.items()
+    ]
 
 
 def at_corners(found: Searched, seen: Seen, runner: Runner) -> tuple[Turned, ...]:
@@ -129,14 +128,16 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> Robust | None
     worst = regrets.max(axis=1)
     best = int(np.argmin(worst))  # of equal ones the fastest
     titles = [found.title(one) for one in options]
+    turned = [[f"{one.words} x {corner[one.name]:.2f}" for one in numbers if one.name in corner] for corner in corners]
+    said = [", ".join(words) or "as predicted" for words in turned]
+    where = [said[int(column)] for column in regrets.argmax(axis=1)]
     worths = [_worth(one, corners, regrets, titles, worst[best]) for one in numbers]
     return Robust(
         _verdict(titles, worst, best, numbers, worths),
         [Span(one.words, one.low, one.high) for one in numbers],
         [dict(corner) for corner in corners],
         [
-            Regret(titles[i], one.rate, float(worst[i]), _corner(corners[int(np.argmax(regrets[i]))], numbers),
-                   regrets[i].tolist(), i == best)
+            Regret(titles[i], one.rate, float(worst[i]), where[i], regrets[i].tolist(), i == best)
             for i, one in enumerate(options)
         ],
         sorted(worths, key=lambda one: -one.worth),
@@ -175,11 +176,6 @@ def _worth(
         best = int(np.argmin(worst))
         left, choice[f"{end:.2f}"] = max(left, float(worst[best])), titles[best]
     return Worth(one.words, max(0.0, now - left), choice, one.measure)
-
-
-def _corner(factors: Mapping[str, float], numbers: Sequence[Uncertain]) -> str:
-    said = [f"{one.words} x {factors[one.name]:.2f}" for one in numbers if one.name in factors]
-    return ", ".join(said) or "as predicted"
 
 
 def _verdict(

@@ -19,7 +19,7 @@ from clustersim.outputs import output_folder, together
 from clustersim.planner.candidates import Candidate, scenario_of
 from clustersim.planner.form import OF_REPLICAS, Form, Refused
 from clustersim.planner.known import Known
-from clustersim.planner.limits import Bound, memory_verdict, step_bound, too_much
+from clustersim.planner.limits import Bound, step_bound, too_much
 from clustersim.scenario.parts import model_of, shape_of
 from clustersim.sweeps.row import Fingerprints, identity
 
@@ -59,7 +59,7 @@ class Sieve(Known):
         """Of an option with a whole model on every rank, from its Program."""
         try:
             one = scenario_of(self.plan, self.path, option)
-            reason = too_much(memory_verdict(one), self.plan.limits.memory_margin)
+            reason = too_much(one, self.plan.limits.memory_margin)
             return Refused("memory", reason) if reason else step_bound(one.prepare())
         except ClusterSimError as error:
             return Refused("error", str(error))

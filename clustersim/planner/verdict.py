@@ -19,16 +19,15 @@ MOST_NAMED = 3
 def verdict(plan: PlanFile, found: Searched) -> str:
     """Which option, and how many GPUs: the fastest, and what fewer GPUs would save."""
     if not found.front:
-        return f"Nothing works: of {len(found.options):,} options {_fates(found)}."
+        words = {"memory": "do not fit in memory", "limits": "break a limit", "error": "cannot be run"}
+        states = Counter(one.state if one.state != "simulated" else "limits" for one in found.options)
+        fates = ", ".join(f"{states[state]:,} {said}" for state, said in words.items() if states[state])
+        return f"Nothing works: of {len(found.options):,} options {fates}."
     unit, fastest = "token" if found.tokens else "sample", found.front[0]
     said = f"Take {_place(fastest, plan, found)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}."
-    return said + _tempting(plan, found) + _tight(fastest) + _common(found)
-
-
-def _common(found: Searched) -> str:
-    """Knobs that all options worth having share, which are not named with each."""
-    said = ", ".join(one for one in found.front[0].candidate.knobs if one in found.common)
-    return f" Where nothing else is said: {said}." if said else ""
+    shared = ", ".join(one for one in fastest.candidate.knobs if one in found.common)
+    common = f" Where nothing else is said: {shared}." if shared else ""
+    return said + _tempting(plan, found) + _tight(fastest) + common
 
 
 def _tight(option: Option) -> str:
@@ -99,12 +98,6 @@ def _spend(option: Option, unit: str) -> str:
     return f" ({', '.join(said)})"
 
 
-def _fates(found: Searched) -> str:
-    words = {"memory": "do not fit in memory", "limits": "break a limit", "error": "cannot be run"}
-    states = Counter(one.state if one.state != "simulated" else "limits" for one in found.options)
-    return ", ".join(f"{states[state]:,} {said}" for state, said in words.items() if states[state])
-
-
 def too_close(found: Searched) -> Iterator[str]:
     """What the error of predictions leaves open: a sentence for each number of GPUs whose best is not alone, and one
     for each kind of strategy that is predicted too coarsely to be ranked."""
@@ -119,8 +112,10 @@ def too_close(found: Searched) -> Iterator[str]:
     vague = {kind for one in best.values() if of_step(kind := one.candidate.kind).p50 > VAGUE}
     for (gpus, _), there in sorted(places.items()):
         first = max(there, key=lambda one: one.rate)
-        near = [one for one in there if one is not first and _alike(one, first) and one.candidate.kind not in vague]
-        if near and first.candidate.kind not in vague:
+        kind = first.candidate.kind
+        others = [one for one in there if one is not first and one.candidate.kind not in vague]
+        near = [one for one in others if alike(one.candidate.kind, one.rate, kind, first.rate)]
+        if near and kind not in vague:
             most = max(first.rate / one.rate - 1 for one in near)
             yield (
                 f"on {gpus:,} GPUs {_named(near)} {'is' if len(near) == 1 else 'are'} within {most:.1%} of "
@@ -154,10 +149,6 @@ def left_over(found: Searched) -> str:
         f"{said}: by its bound the best of them, {one.candidate.label(found.common)} on "
         f"{one.candidate.gpus:,} GPUs, could be {gain:.0%} faster than the best that was, at most"
     )
-
-
-def _alike(a: Option, b: Option) -> bool:
-    return alike(a.candidate.kind, a.rate, b.candidate.kind, b.rate)
 
 
 def _named(options: list[Option]) -> str:

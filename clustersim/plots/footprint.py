@@ -63,9 +63,8 @@ def footprints(
     totals = {name: float(sum(parts.values())) for name, parts in runs.items()}
     if not totals or not max(totals.values()):
         raise ProgramError("nothing to draw: nothing holds memory")
-    parts = [
-        p for p in dict.fromkeys(p for held in runs.values() for p in held) if any(r.get(p) for r in runs.values())
-    ]
+    names = dict.fromkeys(name for held in runs.values() for name in held)
+    parts = [name for name in names if any(held.get(name) for held in runs.values())]
     longest = max(*totals.values(), capacity or 0.0)
     scale, unit = byte_unit(longest)
     figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
@@ -81,9 +80,10 @@ def footprints(
         words = f" {format_bytes(total)}" + (", too much" if over else "")
         axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
     if capacity:
-        axes.axvline(capacity / scale, color=palette["stall"], lw=1.6, ls=(0, (4, 2)), zorder=0)
-        axes.text(capacity / scale, len(runs) - 0.5, f"{format_bytes(capacity)} of the GPU", fontsize=9, ha="center",
-                  va="bottom", color=palette["stall"], bbox={"fc": "white", "ec": "none", "pad": 1.0})  # fmt: skip
+        at, colour, box = capacity / scale, palette["stall"], {"fc": "white", "ec": "none", "pad": 1.0}
+        axes.axvline(at, color=colour, lw=1.6, ls=(0, (4, 2)), zorder=0)
+        words = f"{format_bytes(capacity)} of the GPU"
+        axes.text(at, len(runs) - 0.5, words, fontsize=9, ha="center", va="bottom", color=colour, bbox=box)
     plain_axes(axes)
     axes.set_yticks(y, list(runs), fontsize=10)
     axes.set(xlim=(0, longest / scale * 1.2), ylim=(-0.55, len(runs) - 0.1))
