@@ -86,7 +86,7 @@ def sieved(table, number, seed=0):
     machines, _ = machines_of(read, "plan.toml")
     tables = combinations(read.tried.parallel, shape(read), 8, "plan.toml")
     gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
-    every = [option for option in candidates(read, gpus, tables) if option.split]
+    every = [option for option in candidates(read, gpus, tables) if option.form.split]
     every_by = {option.number: option for option in every}
     chosen = random.Random(seed).sample(every, min(number, len(every)))
     found = Sieve(read, "plan.toml", machines).look(chosen)
@@ -186,7 +186,7 @@ def test_the_front_over_split_models_is_the_exhaustive_one(small, tmp_path):
 def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small, tmp_path):
     read, _, found = small
     for one in found.options:
-        if one.state == "simulated" and one.candidate.split:
+        if one.state == "simulated" and one.candidate.form.split:
             rough = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True).step_time_s
             assert abs(rough / one.step_s - 1) < ROUGH
 
@@ -216,7 +216,7 @@ def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_
     assert figures(found) == figures(every)
     ran = [one for one in every.options if one.state == "simulated"]
     assert len(ran) > 4 * sum(one.state in {"simulated", "rough"} for one in found.options)
-    for one in random.Random(0).sample([one for one in ran if one.candidate.split], 30):
+    for one in random.Random(0).sample([one for one in ran if one.candidate.form.split], 30):
         sketch = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True, sketched=True).step_time_s
         assert abs(sketch / one.step_s - 1) < ROUGH, one.candidate.label()
 
@@ -248,7 +248,7 @@ def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule
     assert sum(cell.best for cell in said.landscape) == 1
     assert all(row.why for row in said.alternatives)
     ((_, taken),) = rule(found.options).items()
-    assert taken.candidate.degrees["tp"] == 8
+    assert taken.candidate.form.degrees["tp"] == 8
     assert "TP 8" in rule_told(found) or taken.candidate.number == found.front[0].candidate.number
     page = plan_page(said)
     assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
@@ -284,9 +284,9 @@ def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have
 
 def test_alternatives_differ_from_the_fastest_in_a_degree(small):
     _, _, found = small
-    chosen = found.front[0].candidate.degrees
+    chosen = found.front[0].candidate.form.degrees
     for one in alternatives(found):
-        assert one.candidate.degrees != chosen
+        assert one.candidate.form.degrees != chosen
         assert one.state in {"error", "limits", "memory"} or what_limits(one)
 
 

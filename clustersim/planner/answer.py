@@ -86,7 +86,7 @@ def _row(option: Option, found: Searched) -> Table:
         "gpus": mine.gpus,
         "batch": mine.batch,
         "kind": mine.kind,
-        "degrees": mine.degrees,
+        "degrees": mine.form.degrees,
         "limited_by": what_limits(option),
         "stage_bytes": list(option.bound.held) if option.bound else [],
         "rate": option.rate or None,
@@ -109,12 +109,12 @@ def landscape(found: Searched) -> Iterator[Degrees]:
         mine = one.candidate
         if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes) or one.state in {"error", "limits"}:
             continue
-        pair = mine.degrees["tp"], mine.degrees["pp"]
+        pair = mine.form.degrees["tp"], mine.form.degrees["pp"]
         if one.result:
             known[pair].append(one.step_s / mine.batch)
         else:
             least[pair].append(one.bound.step_s / mine.batch if one.bound else math.inf)
-    own = chosen.degrees["tp"], chosen.degrees["pp"]
+    own = chosen.form.degrees["tp"], chosen.form.degrees["pp"]
     for pair in sorted({*known, *least}):
         # One that was run is the shortest of its degrees unless another's bound is below it.
         step, bound = min(known[pair], default=math.inf), min(least[pair], default=math.inf)

@@ -36,7 +36,8 @@ class Form(msgspec.Struct, frozen=True, gc=False):
     ----------
     strategy, parallel : tables of its scenario. family : its strategy and degrees in words, with the knobs that vary
         among strategies of its kind. knobs : those of ``parallel`` that vary, in words. tells : whether micro-batches,
-        and checkpointing, vary. split : whether the step builder plays it.
+        and checkpointing, vary. split : whether the step builder plays it. degrees : of :data:`DEGREES`, 1 where
+        nothing is said.
     """
 
     strategy: Table
@@ -110,17 +111,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     @property
     def kind(self) -> str:
         """What its error is known by: ``"split"``, or the ``kind`` of its strategy."""
-        return "split" if self.split else str(self.form.strategy["kind"])
-
-    @property
-    def split(self) -> bool:
-        """Whether the step builder plays it."""
-        return self.form.split
-
-    @property
-    def degrees(self) -> dict[str, int]:
-        """Of :data:`DEGREES`, 1 where nothing is said."""
-        return self.form.degrees
+        return "split" if self.form.split else str(self.form.strategy["kind"])
 
 
 def base(plan: PlanFile) -> Table:

@@ -108,19 +108,17 @@ class Form:
         micro, passes = option.played
         parts, row = self._stages(mesh)
         orders = self._order(parts, row, passes, place)
-        key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
-        walked = self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None
-        if key not in self.known.held and not walked:
-            self.known.held[key] = activations(
-                parts, orders, self.element, keeps_sent=not self.parallel.deallocate_pipeline_outputs
-            )
         always, ending = self._states(place, mesh, parts, row)
-        if walked:  # micro-batches that are not alike are walked as a run walks them
+        if self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None:
+            # Micro-batches that are not alike are walked as a run walks them.
             scenario = self._with(micro_batch_size=micro, gradient_accumulation_steps=passes)
             gpu = self.known.device(place[0], scenario, self.model)
             held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
         else:
-            held = np.maximum(always + micro * self.known.held[key], ending) + CONTEXT_BYTES
+            key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
+            keeps = not self.parallel.deallocate_pipeline_outputs
+            each = self.known.once("held", key, lambda: activations(parts, orders, self.element, keeps_sent=keeps))
+            held = np.maximum(always + micro * each, ending) + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
             return Refused("memory", reason)
@@ -132,16 +130,17 @@ class Form:
 
     def _states(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> tuple[Floats, Floats]:
         """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
-        key = self._states_of, self._kept, place
-        if key not in self.known.states:
+
+        def made() -> tuple[Floats, Floats]:
             # Bytes per element are a stage's own only where units are gathered and freed one by one.
             units = isinstance(self.scenario.config, FSDPConfig) or sharding_zero(self.scenario) is not None
             own = parts.stages if units else parts.stages[:1]
             states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in own]
             copies = np.array([row.versions(rank, len(parts.stages)) for rank in range(len(parts.stages))])
-            both = (_always(self.known.counts(parts), states, copies, updating=at_end) for at_end in (False, True))
-            self.known.states[key] = next(both), next(both)
-        return self.known.states[key]
+            counts = self.known.counts(parts)
+            return _always(counts, states, copies, updating=False), _always(counts, states, copies, updating=True)
+
+        return self.known.once("states", (self._states_of, self._kept, place), made)
 
     def _mesh(self, place: Place) -> Mesh:
         if place not in self._meshes:
@@ -168,10 +167,12 @@ class Form:
             plain = False
         key: tuple[object, ...] = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
         key += () if plain else (self._stagewise, self._kept, self.scenario.config.micro_batch_size, place[0])
-        if key not in self.known.orders:
+
+        def made() -> Orders:
             gpu = self.known.device(place[0], self.scenario, self.model)
-            self.known.orders[key] = orders_of(self._with(gradient_accumulation_steps=passes), p, parts, row, gpu)
-        return self.known.orders[key]
+            return orders_of(self._with(gradient_accumulation_steps=passes), p, parts, row, gpu)
+
+        return self.known.once("orders", key, made)
 
     def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
         room = self.known.room(place)
@@ -217,18 +218,19 @@ class Form:
         traffic = self._traffic[place]
         near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
         key = self._stagewise, self._kept, *near
-        if key not in self.known.times:
+
+        def made() -> Times:
             local = self._local(place, micro)
-            paired = any(len(slot) > 1 for slot in way.orders[0])
-            kinds = ("F", "I", "W") if row.splits_backward else ("F", "B")
 
             def least(layer: LocalLayer, kind: str) -> Least:
                 same = (*near, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
                         layer.parameters, layer.kept, layer.kept_for_weights, layer.repeated)  # fmt: skip
-                return self.known.least(same, lambda: least_of(layer, kind, local, traffic, self.element))
+                return self.known.once("least", same, lambda: least_of(layer, kind, local, traffic, self.element))
 
-            self.known.times[key] = times_of(parts, kinds, paired, least)
-        return self.known.times[key], traffic
+            paired = any(len(slot) > 1 for slot in way.orders[0])
+            return times_of(parts, ("F", "I", "W") if row.splits_backward else ("F", "B"), paired, least)
+
+        return self.known.once("times", key, made), traffic
 
     def _groups(self, place: Place, parts: Partition, traffic: Traffic) -> tuple[bytes, ...]:
         """The groups that exchanges inside the model are over."""

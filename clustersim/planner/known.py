@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,13 +18,12 @@ from clustersim.model import Model
 from clustersim.partition.base import Partition
 from clustersim.planner.candidates import Candidate
 from clustersim.planner.spec import PlanFile
-from clustersim.planner.stages import Least, Times, counts
-from clustersim.planner.traffic import way_out
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import cost_of
-from clustersim.schedules import Orders, Schedule
+from clustersim.schedules import Schedule
 from clustersim.topology import Topology
 
+T = TypeVar("T")
 Place = tuple[int, int]
 """Index of a machine, and nodes."""
 MOST_PARTS = 64
@@ -42,14 +42,16 @@ class Known(Keeper):
     plan: PlanFile
     path: str | Path
     machines: Mapping[Place, tuple[Topology, Mesh]]
-    orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
-    _devices: dict[int, Device] = field(default_factory=dict)
     _parts: OrderedDict[object, tuple[Partition, Schedule]] = field(default_factory=OrderedDict)
     _counted: tuple[Partition, tuple[Floats, Floats]] | None = None
-    _least: dict[object, Least] = field(default_factory=dict)
-    states: dict[object, tuple[Floats, Floats]] = field(default_factory=dict)
-    held: dict[object, Floats] = field(default_factory=dict)
-    times: dict[object, Times] = field(default_factory=dict)
+    _made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, what: str, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` gives, worked out once for each ``key`` of a sort of ``what``."""
+        found = self._made.get((what, key), self)
+        if found is self:
+            found = self._made[what, key] = make()
+        return cast(T, found)
 
     def parts(self, key: object, make: Callable[[], tuple[Partition, Schedule]]) -> tuple[Partition, Schedule]:
         """Stages and schedule, which forms of other data parallelism share."""
@@ -62,14 +64,10 @@ class Known(Keeper):
     def counts(self, parts: Partition) -> tuple[Floats, Floats]:
         """(ranks,) elements of dense parameters and of experts', of the stages looked at last."""
         if self._counted is None or self._counted[0] is not parts:
-            self._counted = parts, counts(parts)
+            rows = [(stage.parameters, stage.expert_parameters) for stage in parts.stages]
+            dense, expert = np.array(rows, dtype=np.float64).T
+            self._counted = parts, (dense, expert)
         return self._counted[1]
-
-    def least(self, key: object, make: Callable[[], Least]) -> Least:
-        """What a layer takes at least, which forms of other pipelines share."""
-        if key not in self._least:
-            self._least[key] = make()
-        return self._least[key]
 
     @kept_with_first(maxsize=None)
     def room(self, place: Place) -> float:
@@ -80,8 +78,11 @@ class Known(Keeper):
 
     @kept_with_first(maxsize=None)
     def way_out(self, place: Place) -> float:
-        """What leads out of a node [bytes/s]."""
-        return way_out(*self.machines[place])
+        """What leads out of the node of the first rank [bytes/s]."""
+        topology, mesh = self.machines[place]
+        node = topology.vertex_node[mesh.gpus[0]]
+        leaving = (topology.vertex_node[topology.link_src] == node) & (topology.vertex_node[topology.link_dst] != node)
+        return float(topology.link_bandwidth[leaving].sum()) or float("inf")
 
     def place(self, option: Candidate) -> Place:
         """Where it runs."""
@@ -89,7 +90,9 @@ class Known(Keeper):
 
     def device(self, machine: int, scenario: Scenario, model: Model) -> Device:
         """The GPU of a machine, as it is fitted there."""
-        if machine not in self._devices:
+
+        def made() -> Device:
             topology, mesh = next(pair for (m, _), pair in self.machines.items() if m == machine)
-            self._devices[machine] = cost_of(scenario, topology, mesh, model, AS_IS)[0]
-        return self._devices[machine]
+            return cost_of(scenario, topology, mesh, model, AS_IS)[0]
+
+        return self.once("device", machine, made)

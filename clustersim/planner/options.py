@@ -100,7 +100,7 @@ class Searched:
     @cached_property
     def split(self) -> bool:
         """Whether any option splits the model."""
-        return any(one.candidate.split for one in self.options)
+        return any(one.candidate.form.split for one in self.options)
 
     @cached_property
     def common(self) -> frozenset[str]:
@@ -159,7 +159,7 @@ def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
     found: dict[tuple[str, int], Option] = {}
     for one in options:
         mine = one.candidate
-        degrees, key = mine.degrees, (mine.machine.label, mine.nodes)
+        degrees, key = mine.form.degrees, (mine.machine.label, mine.nodes)
         plain = mine.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
         if one.bound is None or degrees["tp"] != 8 or not plain:
             continue
@@ -170,4 +170,4 @@ def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
 
 def _simple(option: Option) -> tuple[int, int, int]:
     mine = option.candidate
-    return mine.degrees["pp"], mine.played[0], mine.number
+    return mine.form.degrees["pp"], mine.played[0], mine.number

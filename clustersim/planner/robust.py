@@ -90,7 +90,11 @@ def at_corners(found: Searched, seen: Seen, runner: Runner) -> tuple[Turned, ...
     ends = itertools.product(*((one.low, one.high) for one in numbers))
     every: list[dict[str, float]] = [{}]
     every += [dict(zip((one.name for one in numbers), corner, strict=True)) for corner in ends]
-    return tuple(Turned(factors, runner.turned(chosen, factors)) for factors in every)
+    turned = [(factors, runner.run(chosen, rough=True, factors=factors)) for factors in every]
+    return tuple(
+        Turned(factors, {number: row.result.step_time_s for number, row in rows.items() if row.result is not None})
+        for factors, rows in turned
+    )
 
 
 def _rivals(found: Searched, seen: Seen) -> Iterator[Option]:

@@ -72,25 +72,20 @@ class Runner:
         that a sketch says nothing of them."""
         if rough:
             return SKETCHED if candidate.form.strategy["kind"] == "ddp" else FOLDED
-        each = self.layers / candidate.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
-        return WHOLE if not candidate.split or candidate.gpus * each <= MOST_PASSES else FOLDED
+        each = self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
+        return WHOLE if not candidate.form.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
-    def run(self, chosen: Sequence[Candidate], *, rough: bool = False) -> dict[int, Row]:
-        """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so."""
+    def run(self, chosen: Sequence[Candidate], *, rough: bool, factors: Factors | None = None) -> dict[int, Row]:
+        """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so.
+
+        ``factors`` : of first runs, what rates of the machine are multiplied by.
+        """
         found: dict[int, Row] = {}
         for how in (SKETCHED, FOLDED, WHOLE):
-            found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how)
+            found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how, factors)
         return found
 
-    def turned(self, chosen: Sequence[Candidate], factors: Factors) -> dict[int, float]:
-        """Seconds of a step by number, as first runs have it, on a machine with rates turned; those that ran."""
-        found: dict[int, Row] = {}
-        for how in (SKETCHED, FOLDED):
-            mine = [one for one in chosen if self.fidelity(one, rough=True) == how]
-            found |= self._run(mine, how, factors)
-        return {number: row.result.step_time_s for number, row in found.items() if row.result is not None}
-
-    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None = None) -> dict[int, Row]:
+    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None) -> dict[int, Row]:
         tasks: dict[str, Task] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:

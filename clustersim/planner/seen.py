@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -82,7 +83,9 @@ class Seen:
         """
         options = [option.candidate for option in self.options]
         found = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
-        self.seq_len = _seq_len(self.plan, self.path, self.options[0].candidate)
+        self.seq_len = 0  # of a model without tokens, and of one that cannot be read
+        with suppress(ClusterSimError):
+            self.seq_len = model_of(scenario_of(self.plan, self.path, options[0])).seq_len
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
         for number, what in found:
@@ -103,7 +106,7 @@ class Seen:
         """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first."""
         open_ = [number for number in best if not self.options[number].state or self.options[number].state == "rough"]
         if rough:
-            open_ = [number for number in open_ if self.options[number].candidate.split]
+            open_ = [number for number in open_ if self.options[number].candidate.form.split]
         elif any(self.options[number].state == "rough" for number in open_):
             open_.sort(key=lambda number: (self.best[number][0] / self.options[number].candidate.gpus, number))
         else:
@@ -124,7 +127,7 @@ class Seen:
         found = set()
         for number in numbers:
             one = self.options[number]
-            key = self.sieve.place(one.candidate), tuple(one.candidate.degrees.values()), one.bound
+            key = self.sieve.place(one.candidate), tuple(one.candidate.form.degrees.values()), one.bound
             found |= {number} if key in seen else set()
             seen.add(key)
         return found
@@ -136,7 +139,7 @@ class Seen:
 
     def spent(self, option: Option, rough: bool) -> bool:
         """Whether a large space has had its simulations."""
-        if len(self.options) <= EXACT or not option.candidate.split:
+        if len(self.options) <= EXACT or not option.candidate.form.split:
             return False
         return (
             self.runs >= self.plan.tried.simulations
@@ -257,13 +260,6 @@ def _parts_of(result: Figures, bound: Bound | None) -> Figures:
     exposed = max(0.0, step - compute - least.ramp_s)
     shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
     return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)
-
-
-def _seq_len(plan: PlanFile, path: str | Path, candidate: Candidate) -> int:
-    try:
-        return model_of(scenario_of(plan, path, candidate)).seq_len
-    except ClusterSimError:
-        return 0
 
 
 def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Table]:

@@ -35,7 +35,7 @@ class Sieve(Known):
         """Number of each option, with its bound or why it is out."""
         forms: defaultdict[tuple[int, str], list[Candidate]] = defaultdict(list)
         for option in options:
-            if option.split:
+            if option.form.split:
                 forms[option.form.number, option.kept].append(option)
             else:
                 yield option.number, self._whole(option)

@@ -24,13 +24,6 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.schedules.base import Order, Orders
 
 
-def counts(parts: Partition) -> tuple[Floats, Floats]:
-    """(ranks,) elements of dense parameters and of experts'."""
-    rows = [(stage.parameters, stage.expert_parameters) for stage in parts.stages]
-    dense, expert = np.array(rows, dtype=np.float64).T
-    return dense, expert
-
-
 def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: bool = False) -> Floats:
     """(ranks,) bytes of activations and logits at the fullest moment, for micro-batches of one sample.
 

@@ -85,13 +85,6 @@ def first_group(dims: Dims, *names: str) -> Ints:
     return ranks
 
 
-def way_out(topology: Topology, mesh: Mesh) -> float:
-    """What leads out of the node of the first rank [bytes/s]."""
-    node = topology.vertex_node[mesh.gpus[0]]
-    leaving = (topology.vertex_node[topology.link_src] == node) & (topology.vertex_node[topology.link_dst] != node)
-    return float(topology.link_bandwidth[leaving].sum()) or float("inf")
-
-
 def _crossing(kind: str, nbytes: float, n: int, here: int, matrix: ByteMatrix | None) -> float:
     """Bytes of a group of ``n`` that leave, or enter, a node with ``here`` of its members."""
     away = n - here

@@ -60,7 +60,8 @@ def why_lost(option: Option, searched: Searched) -> str:
 
 def beats(option: Option, searched: Searched) -> Option:
     """The fastest option of the front that is nowhere worse than this one, errors counted."""
-    nowhere_worse = (one for one in searched.front if at_least_as_good(one, option))
+    mine = option.robust
+    nowhere_worse = (one for one in searched.front if all(x <= y for x, y in zip(one.robust, mine, strict=True)))
     return max(nowhere_worse, key=lambda one: one.rate)
 
 
@@ -77,11 +78,6 @@ def why_tempting(option: Option, searched: Searched) -> str:
         f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
         f"better one if its step takes less than {format_time(limit)}"
     )
-
-
-def at_least_as_good(a: Option, b: Option) -> bool:
-    """Whether ``a`` is nowhere worse than ``b``, errors counted."""
-    return all(x <= y for x, y in zip(a.robust, b.robust, strict=True))
 
 
 def where_it_goes(option: Option) -> str:
@@ -167,8 +163,8 @@ def _sorts(option: Option, searched: Searched) -> list[object]:
     chosen, mine = searched.front[0].candidate, option.candidate
     if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
         return []
-    own = {**mine.degrees, "strategy": mine.form.strategy["kind"]}
-    other = {**chosen.degrees, "strategy": chosen.form.strategy["kind"]}
+    own = {**mine.form.degrees, "strategy": mine.form.strategy["kind"]}
+    other = {**chosen.form.degrees, "strategy": chosen.form.strategy["kind"]}
     return [(name, value) for name, value in own.items() if value != other[name]]
 
 
