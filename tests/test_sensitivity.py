@@ -18,8 +18,7 @@ from clustersim.report import study_html
 from clustersim.scenario.rerun import rerun_step, step_time
 from clustersim.scenario.running import prepare
 from clustersim.sensitivity import Point, break_even, curve, last_worthwhile, tornado
-from clustersim.sensitivity.network import CLOSE
-from clustersim.sensitivity.tornado import KNOBS
+from clustersim.sensitivity.turned import CLOSE, KNOBS
 
 SMALL = {"run.jitter": 0.0, "run.steps": 3, "cluster.gpus_per_node": 2}
 

@@ -14,9 +14,8 @@ from clustersim.plots.style import FAINT, INK, QUIET, palette, series
 from clustersim.units import format_change
 
 if TYPE_CHECKING:
-    from clustersim.sensitivity.network import BreakEven
     from clustersim.sensitivity.scaling import Point
-    from clustersim.sensitivity.tornado import Swing
+    from clustersim.sensitivity.turned import BreakEven, Swing
 
 COLOURS = {
     "efficiency": series[0],

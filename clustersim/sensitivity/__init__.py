@@ -6,9 +6,8 @@ All of it is real runs of the scenario with something changed, none of it a boun
 from __future__ import annotations
 
 from clustersim.sensitivity.answer import FILE, Asked, Study, folder_for, study
-from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Point, curve, last_worthwhile
-from clustersim.sensitivity.tornado import KNOBS, Swing, tornado
+from clustersim.sensitivity.turned import KNOBS, BreakEven, Swing, break_even, tornado
 
 __all__ = [
     "FILE", "KNOBS", "Asked", "BreakEven", "Point", "Study", "Swing", "break_even", "curve", "folder_for",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,12 +11,10 @@ import msgspec
 from clustersim.outputs import Folder
 from clustersim.scenario import Scenario
 from clustersim.scenario.rerun import step_time
-from clustersim.sensitivity.network import BreakEven, break_even
 from clustersim.sensitivity.scaling import Kind, Point, curve, last_worthwhile
-from clustersim.sensitivity.tornado import Swing, tornado
+from clustersim.sensitivity.turned import BreakEven, Swing, Told, break_even, tornado
 from clustersim.units import format_time
 
-Told = Callable[[str], None]
 FILE = "sensitivity.json"
 FILES = (FILE, "tornado.png", "network.png", "scaling.png")
 
@@ -74,7 +72,8 @@ def study(
     now = step_time(prepared.run().timeline)
     swings = tornado(prepared, now, asked.swing, tell)
     network = break_even(prepared, now, asked.growth, tell)
-    counts = asked.nodes or _doublings(prepared.mesh.n_nodes)
+    own = prepared.mesh.n_nodes
+    counts = asked.nodes or [*(own // by for by in (8, 4, 2) if own % by == 0), own, 2 * own]
     kinds: tuple[Kind, ...] = ("strong", "weak")
     curves = {kind: curve(scenario, counts, kind, tell) for kind in kinds}
     stops = {kind: last_worthwhile(points, asked.gain) for kind, points in curves.items()}
@@ -87,7 +86,7 @@ def study(
         title=scenario.title if title is None else title,
         verdict="; ".join(filter(None, said)) + ".",
         step_s=now,
-        nodes=prepared.mesh.n_nodes,
+        nodes=own,
         swing=asked.swing,
         gain=asked.gain,
         tornado=swings,
@@ -96,11 +95,6 @@ def study(
         weak=curves["weak"],
         stops={kind: stops[kind] for kind in kinds},
     )
-
-
-def _doublings(nodes: int) -> list[int]:
-    """From an eighth to twice as many, where those are whole."""
-    return [nodes // by for by in (8, 4, 2) if nodes % by == 0] + [nodes, 2 * nodes]
 
 
 def _most(now: float, swings: Sequence[Swing], swing: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -11,9 +11,9 @@ from clustersim.parallel import ParallelConfig
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import machine
 from clustersim.scenario.result import Result
+from clustersim.sensitivity.turned import Told
 
 Kind: TypeAlias = Literal["strong", "weak"]
-Told = Callable[[str], None]
 
 PARTS = {
     "kernels": ("forward", "backward"),

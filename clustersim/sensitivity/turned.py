@@ -1,4 +1,5 @@
-"""How slow the network may be before the step grows, and what a faster one would buy."""
+"""Hardware numbers turned, and the scenario run again: which of them the step depends on, and how slow the network may
+be before it grows."""
 
 from __future__ import annotations
 
@@ -11,12 +12,59 @@ import numpy as np
 from clustersim.scenario.rerun import links_of, rerun_step
 from clustersim.scenario.running import Prepared
 
+KNOBS = {
+    "GPU compute": "GPU compute",
+    "HBM": "HBM bandwidth",
+    "NVLink": "NVLink bandwidth",
+    "NIC": "NIC bandwidth",
+    "fabric": "switch up-links",
+    "latency": "latency of transfers",
+}
+"""What is turned, by the name :func:`clustersim.scenario.rerun.rerun_step` knows it by, and in words."""
+
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 """Of the network's speed that are always run, for the curve."""
 CLOSE = 1.05
 """Ratio of the two speeds that the break-even lies between at the end."""
 
 Told = Callable[[str], None]
+"""Called with what is being run, in words."""
+
+
+@dataclass(frozen=True)
+class Swing:
+    """What one number does to the step.
+
+    Parameters
+    ----------
+    knob : in words. better_s, worse_s : float [s] of a step with it so much better and worse.
+    gain, loss : what share of the step that saves and adds.
+    """
+
+    knob: str
+    better_s: float
+    worse_s: float
+    gain: float
+    loss: float
+
+
+def tornado(prepared: Prepared, now: float, swing: float = 0.2, tell: Told = lambda _: None) -> list[Swing]:
+    """Swings of a step of ``now`` seconds, largest first; numbers that the machine does not have are left out.
+
+    Parameters
+    ----------
+    swing : 0.2 turns each number by 20 % both ways. tell : called with what is being run.
+    """
+    found = []
+    for knob, words in KNOBS.items():
+        tell(f"{words} {swing:.0%} better and worse")
+        up, down = 1.0 + swing, 1.0 - swing
+        if knob == "latency":  # which is divided, where rates are multiplied
+            up, down = 1.0 / down, 1.0 / up
+        better, worse = (rerun_step(prepared, knob, factor) for factor in (up, down))
+        if better is not None and worse is not None:
+            found.append(Swing(words, better, worse, 1.0 - better / now, worse / now - 1.0))
+    return sorted(found, key=lambda one: -(one.worse_s - one.better_s))
 
 
 @dataclass(frozen=True)
