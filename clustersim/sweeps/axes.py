@@ -23,6 +23,7 @@ from clustersim.tomls import flat
 
 Number: TypeAlias = int | float
 Scalar: TypeAlias = str | int | float | bool
+Above0: TypeAlias = Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,8 +52,10 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             count = int((self.stop - self.start) / self.step + 1e-9) + 1
             counted(count, MOST_VALUES, f"{where}.range: values", ScenarioError)
             return [self.start + i * self.step for i in range(count)]
-        count = self.num or 2
-        return [_whole(self.start + i * (self.stop - self.start) / (count - 1), self) for i in range(count)]
+        count, ends = self.num or 2, (self.start, self.stop)
+        found = [self.start + i * (self.stop - self.start) / (count - 1) for i in range(count)]
+        whole = all(isinstance(end, int) for end in ends)
+        return [round(value) if whole and value == round(value) else value for value in found]
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,9 +66,9 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     start, stop : the first and the last. factor : from one to the next. num : how many, instead.
     """
 
-    start: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
-    stop: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)]
-    factor: Annotated[float, Meta(gt=0)] | Annotated[int, Meta(gt=0)] | None = None
+    start: Above0
+    stop: Above0
+    factor: Above0 | None = None
     num: Annotated[int, Meta(ge=2, le=100_000)] | None = None
 
     def __post_init__(self) -> None:
@@ -89,12 +92,6 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     def _reached(self, value: float, factor: float) -> bool:
         return value <= self.stop * (1 + 1e-9) if factor > 1 else value >= self.stop * (1 - 1e-9)
-
-
-def _whole(value: float, spec: Range) -> Number:
-    return (
-        round(value) if isinstance(spec.start, int) and isinstance(spec.stop, int) and value == round(value) else value
-    )
 
 
 class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -6,6 +6,7 @@ gone, the crew is mended and the work submitted again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -27,21 +28,26 @@ class Executor(Protocol):
         """A future, with ``done()`` and ``result()``."""
 
 
-class Crew(Protocol):
-    """Who computes a sweep."""
+class Crew:
+    """Who computes a sweep. As it stands here: its futures are always done in the end, if only with an error, and there
+    is nothing to mend or to close."""
 
     @property
     def ahead(self) -> int:
         """How many pieces of work it should have at a time."""
+        return 1
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """A future."""
+        raise NotImplementedError
 
     def gone(self, futures: Collection[Any]) -> list[Any]:
         """Those of these futures, of work handed out a while ago, that will never be done."""
+        return []
 
     def mend(self) -> bool:
         """Make it work again after a loss; False where only its owner could."""
+        return True
 
     def close(self) -> None:
         """No more work."""
@@ -52,19 +58,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Tells:
-    """A crew whose futures are always done in the end, if only with an error."""
-
-    def gone(self, futures: Collection[Any]) -> list[Any]:
-        """None."""
-        return []
-
-
-@dataclass
-class Here(_Tells):
+class Here(Crew):
     """This very process, one piece at a time."""
-
-    ahead: int = 1
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """A future that is done already."""
@@ -75,16 +70,9 @@ class Here(_Tells):
             future.set_exception(error)
         return future
 
-    def mend(self) -> bool:
-        """There is nothing to mend."""
-        return True
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
 
 @dataclass
-class Processes(_Tells):
+class Processes(Crew):
     """``jobs`` processes of this machine, started anew (never forked), and again when one has died."""
 
     jobs: int
@@ -138,26 +126,24 @@ def follow_parent() -> None:
 
 
 @dataclass
-class Given(_Tells):
-    """An executor of the caller's: used as it is, never closed."""
+class Given(Crew):
+    """An executor of the caller's: used as it is, never closed. Work that it lost is given to it again; one that takes
+    no more is its owner's to replace."""
 
     executor: Executor
-    ahead: int = 64
+
+    @property
+    def ahead(self) -> int:
+        """Enough for a large one: nobody says how many workers it has."""
+        return 64
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """The executor's own future."""
         return self.executor.submit(fn, *args)
 
-    def mend(self) -> bool:
-        """Work that was lost is tried on the same executor again; one that takes no more is its owner's to replace."""
-        return True
-
-    def close(self) -> None:
-        """Its owner closes it."""
-
 
 @dataclass
-class Dask:
+class Dask(Crew):
     """The workers of a Dask scheduler, however many there are at the moment.
 
     A worker that dies is Dask's own to replace. When the scheduler is gone, so is what it was told: the crew connects
@@ -213,8 +199,6 @@ class Dask:
         """Let go of the scheduler; it goes on."""
         client, self.client = self.client, None
         if client is not None:
-            import contextlib
-
             with contextlib.suppress(Exception):
                 client.close(timeout=2)
 
@@ -246,7 +230,7 @@ def _unknown(keys: list[Any], dask_scheduler: Any = None) -> list[Any]:
 def crew(executor: Executor | None, jobs: int | None) -> Crew:
     """The caller's executor; without one ``jobs`` processes (None: as many as cores), or this process for one."""
     if executor is not None:
-        return executor if isinstance(executor, Dask | Processes | Here | Given) else Given(executor)
+        return executor if isinstance(executor, Crew) else Given(executor)
     count = cores() if jobs is None else jobs
     if count < 1:
         raise ClusterSimError(f"jobs = {count}: at least 1")

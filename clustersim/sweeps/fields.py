@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -42,21 +42,13 @@ def _check_exists(key: str, base: Table, path: str, place: str) -> None:
         return
     if first == "parallel":
         known = {*FIELDS, *([rest[0]] if field_for(rest[0]) else [])}
+    elif first == "strategy":  # every knob of any: the strategy may be an axis too
+        known = {"kind"} | {name for row in STRATEGIES.values() for name in row.config.__struct_encode_fields__}
     else:
-        known = _strategy_fields() if first == "strategy" else set(_fields(ScenarioFile, first))
+        table = next(field.type for field in msgspec.structs.fields(ScenarioFile) if field.name == first)
+        known = {field.encode_name for field in msgspec.structs.fields(table)}
     if rest[0] not in known:
         raise ScenarioError(f"{path}: no field {key!r} in a scenario; {nearest(rest[0], known)} (at {place})")
-
-
-def _fields(struct: type[msgspec.Struct], name: str) -> Iterable[str]:
-    table = next(field.type for field in msgspec.structs.fields(struct) if field.name == name)
-    return [field.encode_name for field in msgspec.structs.fields(table)]
-
-
-def _strategy_fields() -> set[str]:
-    """Every knob of any strategy: the strategy may be an axis too."""
-    knobs = {field.encode_name for row in STRATEGIES.values() for field in msgspec.structs.fields(row.config)}
-    return knobs | {"kind"}
 
 
 def _check_once(key: str, said: Mapping[str, str], path: str, place: str) -> None:

@@ -109,7 +109,10 @@ def sweep(
         took([line(known, error) for known, error in left.unreadable])
         driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
         driver.run(left.tasks(plan))
-    lost = tuple(Lost(_title(task), error) for task, error in driver.given_up)
+    lost = tuple(
+        Lost(", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items()), error)
+        for task, error in driver.given_up
+    )
     return Outcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
 
 
@@ -127,10 +130,6 @@ def timed(who: str, expected: str, tasks: Sequence[Task], row: Callable[[Task], 
     begin = time.perf_counter()
     lines = [row(task) for task in tasks]
     return time.perf_counter() - begin, lines
-
-
-def _title(task: Task) -> str:
-    return ", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items())
 
 
 class _Told:

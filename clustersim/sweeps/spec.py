@@ -203,7 +203,9 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
     taken = min(sweep.total, file.sample or sweep.total)
     counted(taken, MOST_CASES, f"{path}: $.axes: scenarios of the grid, or its sample,", ScenarioError)
     check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
-    _check_columns(sweep)
+    for name in sweep.columns:
+        if sweep.columns.count(name) > 1:
+            raise ScenarioError(f"{path}: two axes have the column {name!r}; give one a name (at $.axes)")
     _check_question(sweep)
     return sweep
 
@@ -237,13 +239,6 @@ def _filled(value: Any, changes: Changes, sweep: Sweep) -> Any:
             "write it like '${cluster.nodes}'"
         )
     return here
-
-
-def _check_columns(sweep: Sweep) -> None:
-    names = sweep.columns
-    for name in names:
-        if names.count(name) > 1:
-            raise ScenarioError(f"{sweep.path}: two axes have the column {name!r}; give one a name (at $.axes)")
 
 
 def _check_question(sweep: Sweep) -> None:

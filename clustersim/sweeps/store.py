@@ -104,7 +104,9 @@ class Store:
                 yield Writer(file, self.file)
             except BaseException:
                 if self.file in made and not os.fstat(file.fileno()).st_size:
-                    _remove(made)
+                    with contextlib.suppress(OSError):  # files, and last their folder, that were made for nothing
+                        for path in made:
+                            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
                 raise
 
 
@@ -122,13 +124,6 @@ class Writer:
             while text:
                 text = text[self.file.write(text) :]
             os.fsync(self.file.fileno())
-
-
-def _remove(made: Sequence[Path]) -> None:
-    """Take back files, and last their folder, that were made for nothing."""
-    with contextlib.suppress(OSError):
-        for path in made:
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _whole(file: IO[bytes]) -> int:
