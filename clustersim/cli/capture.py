@@ -55,18 +55,11 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     click.echo(str(out))
 
 
-def _started(command: list[str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(command)
-    except FileNotFoundError:
-        raise ClusterSimError(f"capture needs {command[0]}; of Open MPI: apt-get install openmpi-bin") from None
-
-
 def _launched(command: list[str], out: Path) -> int:
     """Run the launcher. Ctrl-C reaches it and the ranks as well: wait until they have stopped."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with _started(command) as launcher:
+        with subprocess.Popen(command) as launcher:
             try:
                 return launcher.wait()
             except KeyboardInterrupt:
@@ -74,5 +67,7 @@ def _launched(command: list[str], out: Path) -> int:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     launcher.wait(timeout=30)
                 raise
+    except FileNotFoundError:
+        raise ClusterSimError(f"capture needs {command[0]}; of Open MPI: apt-get install openmpi-bin") from None
     finally:
         signal.signal(signal.SIGINT, before)

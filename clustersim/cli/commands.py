@@ -14,8 +14,6 @@ from clustersim.errors import nearest
 class Commands(click.Group):
     """A group that offers the nearest name for a misspelt command.
 
-    Parameters
-    ----------
     where : name -> module of this package, ``"run"``, and what it is called there if not the same, ``"listing:list_"``.
     """
 

@@ -47,6 +47,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
     from clustersim.analysis.explain import explain as explained
+    from clustersim.scenario.idle import each_change
     from clustersim.scenario.otherwise import otherwise
 
     loaded = load(run, changes)
@@ -55,18 +56,15 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     with working(f"explaining {loaded.title}") as progress:
         found = explained(loaded.timeline, loaded.run.facts, top=top)
         other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
-    did, idle = _each_change(loaded)
+    did: list[str] = []
+    idle: list[str] = []  # what was changed and made no difference, and why
+    if loaded.prepared is not None and loaded.prepared.scenario.changes:
+        with working("running without each change"):
+            did, idle = each_change(loaded.prepared.scenario, loaded.timeline)
     if as_json:
-        print_json(
-            {
-                "run": loaded.title,
-                **found.to_dict(),
-                "rerun": other.again,
-                "choices": [one.to_dict() for one in other.choices],
-                "changes": did,
-                "idle_knobs": idle,
-            }
-        )
+        choices = [one.to_dict() for one in other.choices]
+        more = {"rerun": other.again, "choices": choices, "changes": did, "idle_knobs": idle}
+        print_json({"run": loaded.title, **found.to_dict(), **more})
     else:
         _print(loaded.title, found, did + other.text, idle)
 
@@ -101,16 +99,6 @@ def _over(path: Path, *more: Path) -> Loaded:
         raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
     title = f"{path.name}{f' and {len(more)} more' if more else ''}"
     return Loaded(SavedRun(read, None, Facts(title=title)), title)
-
-
-def _each_change(loaded: Loaded) -> tuple[list[str], list[str]]:
-    """What each change did, and what was changed and made no difference, and why."""
-    from clustersim.scenario.idle import each_change
-
-    if loaded.prepared is None or not loaded.prepared.scenario.changes:
-        return [], []
-    with working("running without each change"):
-        return each_change(loaded.prepared.scenario, loaded.timeline)
 
 
 def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:

@@ -110,7 +110,8 @@ def _of(struct: type, path: str) -> Iterator[Key]:
         kinds = bare.types if isinstance(bare, inspect.UnionType) else (bare,)
         several = any(isinstance(one, inspect.ListType | inspect.VarTupleType) for one in kinds)
         for one in inner:
-            yield from _of(one.cls, at + ("[]" if several else "") + (f"[{_tag(one)}]" if len(inner) > 1 else ""))
+            name = f"{one.tag_field}={one.tag}" if one.tag_field else one.cls.__name__
+            yield from _of(one.cls, at + ("[]" if several else "") + (f"[{name}]" if len(inner) > 1 else ""))
 
 
 def _info(struct: type) -> inspect.StructType:
@@ -119,10 +120,6 @@ def _info(struct: type) -> inspect.StructType:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _tag(struct: inspect.StructType) -> str:
-    return f"{struct.tag_field}={struct.tag}" if struct.tag_field else struct.cls.__name__
 
 
 def _default(field: inspect.Field) -> str:

@@ -28,7 +28,9 @@ def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, 
     from clustersim.report.study import holds_study
 
     first = Path(run[0])
-    page = output or _page(first)
+    # In the folder of a run; beside a file; of a shipped scenario in the working folder.
+    beside = first / "report.html" if first.is_dir() else first.with_name(f"{first.name.partition('.')[0]}.html")
+    page = output or beside
     if len(run) == 1 and holds_study(first):
         with working(f"writing {page}"):
             write_study(first, page, title)
@@ -37,8 +39,3 @@ def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, 
         with working(f"writing {page}"):
             write_report(loaded.run, page, title, loaded.prepared)
     stdout().say(f"wrote {page}")
-
-
-def _page(run: Path) -> Path:
-    """In the folder of a run; beside a file; of a shipped scenario in the working folder."""
-    return run / "report.html" if run.is_dir() else run.with_name(f"{run.name.partition('.')[0]}.html")

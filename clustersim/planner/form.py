@@ -106,7 +106,8 @@ class Form:
         if self.parallel.tp > mesh.nproc_per_node and not self.known.plan.limits.tp_across_nodes:
             return Refused("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
         micro, passes = option.played
-        parts, row = self._stages(mesh)
+        key: object = (self._stagewise, self._kept, mesh.nproc_per_node)
+        parts, row = self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
         orders = self._order(parts, row, passes, place)
         always, ending = self._states(place, mesh, parts, row)
         if self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None:
@@ -115,9 +116,10 @@ class Form:
             gpu = self.known.device(place[0], scenario, self.model)
             held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
         else:
-            key = self._stagewise, self._kept, mesh.nproc_per_node, id(orders)
             keeps = not self.parallel.deallocate_pipeline_outputs
-            each = self.known.once("held", key, lambda: activations(parts, orders, self.element, keeps_sent=keeps))
+            each = self.known.once(
+                "held", (key, id(orders)), lambda: activations(parts, orders, self.element, keeps_sent=keeps)
+            )
             held = np.maximum(always + micro * each, ending) + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
@@ -153,10 +155,6 @@ class Form:
         if isinstance(found, ClusterSimError):
             raise found
         return found
-
-    def _stages(self, mesh: Mesh) -> tuple[Partition, Schedule]:
-        key = self._stagewise, self._kept, mesh.nproc_per_node
-        return self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
 
     def _order(self, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
         """What ranks run; of a schedule that repeats itself, of as many micro-batches as show all of it."""

@@ -34,8 +34,6 @@ MOST_PARTS = 64
 class Known(Keeper):
     """What is known of the machines, and of forms that options share.
 
-    Parameters
-    ----------
     machines : (index of a machine, nodes) -> its topology and ranks.
     """
 

@@ -22,8 +22,6 @@ from clustersim.sweeps.spec import Question
 class Case:
     """One combination of the axes that are not in question.
 
-    Parameters
-    ----------
     words : of it. rows : value in question -> number of its row in the table, those that have a result.
     """
 

@@ -27,8 +27,6 @@ MOST_ALONE = 64
 class Traffic:
     """Lower bounds of the exchanges of one mesh.
 
-    Parameters
-    ----------
     topology, mesh : the machine and its ranks. dims : its dimensions. way_out : what leads out of a node [bytes/s].
     """
 

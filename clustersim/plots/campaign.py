@@ -38,8 +38,6 @@ LAW = "closed form (Daly), planned stops and waits left out"
 def month(spans: Sequence[tuple[float, float, str]], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """What one replica of a campaign did, a line a day, so that minutes can be seen.
 
-    Parameters
-    ----------
     spans : (begin [s], end [s], state), in order; saves and evaluations are part of ``training``.
 
     Raises :class:`ProgramError` for no spans.

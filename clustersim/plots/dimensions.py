@@ -37,8 +37,6 @@ EACH = 48
 def traffic(table: Columns, title: str | None = None) -> Figure:
     """What a step moves: bytes each GPU sends, and bytes on each kind of link, a bar each, split by dimension.
 
-    Parameters
-    ----------
     table : columns of :func:`clustersim.analysis.volume.by_dimension`.
 
     Raises :class:`ProgramError` where nothing is sent.

@@ -18,8 +18,6 @@ def footprint(
 ) -> Figure:
     """One GPU's memory at its peak, as a bar of what holds it, against what the GPU has.
 
-    Parameters
-    ----------
     parts : bytes by what holds them, as :meth:`clustersim.memory.MemoryUse.parts` gives them. capacity : [bytes].
     """
     held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
@@ -108,8 +106,6 @@ def memory_over_time(
 ) -> Figure:  # fmt: skip
     """One GPU's memory through a step, stacked by what holds it, against what the GPU has.
 
-    Parameters
-    ----------
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
     """
     held = {

@@ -40,8 +40,6 @@ class Dot:
 def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: Axes | None = None) -> Figure:
     """Cost over speed: right is faster, down is cheaper; those that no other beats are large and joined by a line.
 
-    Parameters
-    ----------
     dots : (n,). x, y : what the axes hold.
 
     Raises :class:`ClusterSimError` for no dots.

@@ -37,8 +37,6 @@ def packed(
 ) -> tuple[dict[str, Intervals], list[tuple[float, float, dict[str, float]]]]:
     """Tell what can be drawn as bars from stretches where narrow bars alternate with others, or with nothing.
 
-    Parameters
-    ----------
     row : (starts, ends) [s] by kind; no two of them overlap. begin, end : the window [s].
 
     Returns the intervals to draw as they are, and stretches ``(begin, end, share of its time by kind)``, in order.

@@ -91,11 +91,10 @@ def _whole(topology: Topology) -> tuple[Places, list[tuple[float, float, float, 
     at = 0.0
     for node in range(topology.n_nodes):
         mine = layout.place_node(topology, node)
-        columns = max((x for x, _ in mine.values()), default=0.0) - min((x for x, _ in mine.values()), default=0.0)
-        low = min((y for _, y in mine.values()), default=0.0)
-        high = max((y for _, y in mine.values()), default=0.0)
-        shift = at - min((x for x, _ in mine.values()), default=0.0)
-        places |= {v: (x + shift, y) for v, (x, y) in mine.items()}
+        corners = np.array(list(mine.values()) or [(0.0, 0.0)])
+        (left, low), (right, high) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+        columns = right - left
+        places |= {v: (x + (at - left), y) for v, (x, y) in mine.items()}
         boxes.append((at - 0.7, low - 0.85, columns + 1.4, high - low + 1.3, f"node {node}"))
         at += columns + 2.1
     width = at - 2.1
@@ -143,15 +142,8 @@ class Canvas:
         widths = 0.7 + 2.4 * np.sqrt(rates / rates.max(initial=1e-30)) * (0.35 + 0.65 * (loads > 0.002))
         widths *= min(1.0, (150 / max(len(order), 1)) ** 0.5)
         lines = [_bent(places[a], places[b]) for a, b in ends]
-        self.axes.add_collection(
-            LineCollection(
-                [lines[i] for i in order.tolist()],
-                colors=self.colours(loads[order]),
-                linewidths=widths[order],
-                capstyle="round",
-                zorder=2,
-            )
-        )
+        look: dict[str, Any] = {"colors": self.colours(loads[order]), "linewidths": widths[order], "capstyle": "round"}
+        self.axes.add_collection(LineCollection([lines[i] for i in order.tolist()], **look, zorder=2))
 
     def vertices(self, places: Places, width: float = 1.0) -> None:
         """A box for each, with its number; ``width`` scales the boxes."""

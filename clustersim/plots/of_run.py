@@ -84,9 +84,8 @@ def _window(run: SavedRun, view: View) -> tuple[float, float]:
 def _topology(run: SavedRun, view: View) -> Figure:
     if run.topology is None or run.timeline.links is None:
         raise ClusterSimError("this run does not know its machine, or what crossed its links")
-    return loaded_topology(
-        run.topology, link_loads(run.topology, run.timeline.links, _window(run, view)), view.title, ax=view.ax
-    )
+    loads = link_loads(run.topology, run.timeline.links, _window(run, view))
+    return loaded_topology(run.topology, loads, view.title, ax=view.ax)
 
 
 def _links(run: SavedRun, view: View) -> Figure:

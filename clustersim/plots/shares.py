@@ -40,8 +40,6 @@ def breakdown(
 ) -> Figure:  # fmt: skip
     """Seconds of a step in each state, a bar for each group of ranks.
 
-    Parameters
-    ----------
     groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
 
     Raises :class:`ProgramError` for a table without ranks.

@@ -31,8 +31,6 @@ _HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
 def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A step of each stage as a bar: compute, transfers and waits by dimension, the bubble by its parts.
 
-    Parameters
-    ----------
     rows : of :func:`clustersim.analysis.where.where`; the mean over all is drawn last.
 
     Raises :class:`ProgramError` without rows.
@@ -95,8 +93,6 @@ def stage_memory(
 ) -> Figure:
     """What a rank of each stage holds over the usual step, a row per stage, against what the GPU has.
 
-    Parameters
-    ----------
     courses : per stage, with moments such as ``"F 3.0"`` (action, micro-batch, chunk). capacity : [bytes] of the GPU.
 
     Raises :class:`ProgramError` without stages.

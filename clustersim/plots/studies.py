@@ -31,8 +31,6 @@ COLOURS = {
 def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A bar for each number: left, what the step loses in length when it is better; right, what worse adds.
 
-    Parameters
-    ----------
     swings : largest first. swing : how much was turned, 0.2 for 20 %.
 
     Raises :class:`ProgramError` for no swings.

@@ -39,8 +39,8 @@ class Table:
         return [[_text(row.get(name), self.formats.get(name)) for name in self.columns] for row in self.rows]
 
     def _repr_html_(self) -> str:
-        numeric = [all(_is_number(row.get(name)) for row in self.rows) for name in self.columns]
-        sides = ["right" if number else "left" for number in numeric]
+        words = {name for row in self.rows for name, value in row.items() if isinstance(value, str | bool | np.bool_)}
+        sides = ["left" if name in words else "right" for name in self.columns]
         head = _row("th", self.columns, sides)
         body = "".join(_row("td", cells, sides) for cells in self.cells())
         caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
@@ -75,10 +75,6 @@ def table(rows: Sequence[Mapping[str, Cell]], formats: Mapping[str, Format] | No
 def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     one = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True))
     return f"<tr>{''.join(one)}</tr>"
-
-
-def _is_number(value: Cell) -> bool:
-    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
 
 
 def _text(value: Cell, how: Format | None) -> str:

@@ -21,8 +21,6 @@ BINS = 60
 def distributions(found: Mapping[str, Distribution], still: float, title: str | None = None) -> Figure:
     """A row for each: how often steps take so much longer than one that does not vary, with p50, p95 and p99.
 
-    Parameters
-    ----------
     found : by name. still : a step that does not vary [s].
 
     Raises :class:`ProgramError` for nothing to draw.

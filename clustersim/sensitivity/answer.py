@@ -63,8 +63,6 @@ def study(
 ) -> Study:
     """Tornado, break-even network and scaling of a scenario.
 
-    Parameters
-    ----------
     title : None is the scenario's own. tell : called with what is being run.
     """
     prepared = scenario.prepare()

@@ -51,8 +51,6 @@ class Swing:
 def tornado(prepared: Prepared, now: float, swing: float = 0.2, tell: Told = lambda _: None) -> list[Swing]:
     """Swings of a step of ``now`` seconds, largest first; numbers that the machine does not have are left out.
 
-    Parameters
-    ----------
     swing : 0.2 turns each number by 20 % both ways. tell : called with what is being run.
     """
     found = []
@@ -87,8 +85,6 @@ class BreakEven:
 def break_even(prepared: Prepared, now: float, growth: float = 0.05, tell: Told = lambda _: None) -> BreakEven | None:
     """NICs and switch links made slower and faster together, so that oversubscription stays what it is.
 
-    Parameters
-    ----------
     now : float [s] of a step as it is. growth : of the step that is accepted. tell : called with what is being run.
 
     Returns None where the scenario has no network.

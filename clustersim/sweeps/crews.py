@@ -150,8 +150,6 @@ class Dask(Crew):
     again, for :data:`PATIENCE` seconds, and the work is submitted anew. Work that was on its way to the scheduler when
     it went is known to nobody, and Dask's future of it would wait for ever: so a scheduler is asked what it knows.
 
-    Parameters
-    ----------
     address : ``"tcp://host:8786"``. patience : [s] to wait for a scheduler at first.
     """
 

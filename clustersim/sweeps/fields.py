@@ -17,8 +17,6 @@ from clustersim.texts import Table
 def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], base: Table, path: str) -> None:
     """Raise :class:`ScenarioError` for a field that no scenario has, or that is set twice.
 
-    Parameters
-    ----------
     fixed : of ``[set]``. axes : the fields of each. path : the file, for errors.
     """
     said: dict[str, str] = {}
