@@ -10,7 +10,6 @@ from __future__ import annotations
 from clustersim.plots.accuracy import accuracy as accuracy
 from clustersim.plots.animation import ring_run as ring_run
 from clustersim.plots.animation import swap_run as swap_run
-from clustersim.plots.curves import scaling as scaling
 from clustersim.plots.degrees import degrees as degrees
 from clustersim.plots.drawing import alt_text as alt_text
 from clustersim.plots.drawing import save as save
@@ -20,6 +19,7 @@ from clustersim.plots.footprint import footprints as footprints
 from clustersim.plots.footprint import memory_over_time as memory_over_time
 from clustersim.plots.front import Dot as Dot
 from clustersim.plots.front import front as front
+from clustersim.plots.front import tradeoff as tradeoff
 from clustersim.plots.heat import link_heat as link_heat
 from clustersim.plots.lines import Axis as Axis
 from clustersim.plots.lines import lines as lines
@@ -33,6 +33,7 @@ from clustersim.plots.movie import swap_movie as swap_movie
 from clustersim.plots.of_run import PICTURES as PICTURES
 from clustersim.plots.of_run import View as View
 from clustersim.plots.of_run import picture as picture
+from clustersim.plots.of_sweep import scaling as scaling
 from clustersim.plots.of_sweep import sweep_curves as sweep_curves
 from clustersim.plots.pipeline import pipeline_grid as pipeline_grid
 from clustersim.plots.shares import breakdown as breakdown
@@ -49,5 +50,4 @@ from clustersim.plots.timeline import gantt_pair as gantt_pair
 from clustersim.plots.tracks import last_step as last_step
 from clustersim.plots.tracks import representatives as representatives
 from clustersim.plots.tracks import worth_a_trace as worth_a_trace
-from clustersim.plots.tradeoff import tradeoff as tradeoff
 from clustersim.plots.waterfall import waterfall as waterfall

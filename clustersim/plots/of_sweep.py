@@ -1,4 +1,4 @@
-"""A sweep's table as curves: a figure over one axis, a curve for each combination of the others."""
+"""Curves of a sweep: throughput over GPUs, or step time over one axis, a curve for each combination of the others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Ints
-from clustersim.errors import ClusterSimError
-from clustersim.plots.curves import scaling
+from clustersim.errors import ClusterSimError, ProgramError
 from clustersim.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, percents, plain_axes, titled
-from clustersim.plots.style import FAINT, INK, curve_styles, series
+from clustersim.plots.style import FAINT, INK, QUIET, curve_styles, series
 
 MOST_CURVES = 8
 """More cannot be told apart."""
@@ -87,10 +86,7 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
         styles[label].draw(right, table[x][rows], share)
         said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
     for axis, name in ((left, "step time [s]"), (right, "exposed communication, of the step")):
-        plain_axes(axis, ("bottom", "left"))
-        axis.set_title(name, loc="left", fontsize=9.5, color=INK)
-        axis.set_xlabel(x, fontsize=9)
-        axis.grid(axis="y", color=FAINT, lw=0.7)
+        _dressed(axis, name, x)
         axis.set_ylim(0.0, max(axis.get_ylim()[1], 0.05) if axis is right else axis.get_ylim()[1] * 1.05)
     percents(right.yaxis)
     if said[0].split(":")[0] != "all":
@@ -113,3 +109,82 @@ def _bars(table: Columns, names: Sequence[str], title: str | None, ax: Axes | No
         axes.annotate(f" {value:.4g}", (value, i), va="center", fontsize=8.5)
     alt = "; ".join(f"{name}: {value:.4g} s" for name, value in zip(said, step.tolist(), strict=True))
     return titled(figure, title, f"Step times. {alt}.", ax)
+
+
+def scaling(
+    curves: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
+    *,
+    title: str | None = None,
+    unit: str = "samples/s",
+    ideal: bool = True,
+) -> Figure:
+    """Throughput over GPUs, and beside it the efficiency: throughput per GPU over that of the smallest run.
+
+    Parameters
+    ----------
+    curves : by name (number of GPUs, throughput), each (n,).
+    unit : of the throughput. ideal : draw what perfect scaling of the first curve would reach.
+
+    Raises :class:`ProgramError` for no curves, or a point without GPUs or throughput.
+    """
+    points = {name: _points(name, *curve) for name, curve in curves.items()}
+    if not points:
+        raise ProgramError("nothing to draw: no curves")
+    figure = new_figure(3.5)
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1.0])
+    first_n, first_rate = next(iter(points.values()))
+    if ideal:
+        most = max(float(n.max()) for n, _ in points.values())
+        n = np.array([first_n[0], most])
+        left.plot(n, first_rate[0] * n / first_n[0], color=QUIET, lw=1.2, ls=(0, (4, 3)), zorder=1)
+        left.annotate(
+            "ideal", (n[-1], first_rate[0] * n[-1] / n[0]), xytext=(-4, 2), textcoords="offset points", fontsize=8.5,
+            color=QUIET, ha="right",
+        )  # fmt: skip
+    styles = curve_styles(points)
+    for name, (n, rate) in points.items():
+        styles[name].draw(left, n, rate, name)
+        styles[name].draw(right, n, rate / n / (rate[0] / n[0]))
+    ticks = sorted({int(v) for n, _ in points.values() for v in n})
+    _axes(left, unit, ticks, logarithmic=True)
+    _axes(right, "efficiency", ticks, logarithmic=False)
+    figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5, handlelength=3.4)
+    said = (
+        f"{name}: {n[0]:,.0f} to {n[-1]:,.0f} GPUs, {rate[0]:,.4g} to {rate[-1]:,.4g} {unit}, "
+        f"{rate[-1] / n[-1] / (rate[0] / n[0]):.0%} efficient at the largest"
+        for name, (n, rate) in points.items()
+    )
+    return titled(figure, title, f"Scaling curves. {'; '.join(said)}.")
+
+
+def _dressed(axes: Axes, heading: str, x: str) -> None:
+    plain_axes(axes, ("bottom", "left"))
+    axes.set_title(heading, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(x, fontsize=9)
+    axes.grid(axis="y", color=FAINT, lw=0.7)
+
+
+def _points(name: str, n: npt.ArrayLike, rate: npt.ArrayLike) -> tuple[Any, Any]:
+    x, y = np.asarray(n, dtype=np.float64), np.asarray(rate, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape or not len(x) or not (x > 0).all() or not (y > 0).all():
+        raise ProgramError(f"curve {name!r} needs as many throughputs as numbers of GPUs, all above zero")
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _axes(axes: Axes, label: str, ticks: Sequence[int], *, logarithmic: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    _dressed(axes, label, "GPUs")
+    axes.set_xscale("log", base=2)
+    axes.set_axisbelow(True)
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
+    else:
+        axes.set_ylim(0.0, max(1.05, axes.get_ylim()[1]))
+        percents(axes.yaxis)
+    shown = ticks if len(ticks) <= 8 else ticks[:: -(-len(ticks) // 8)]
+    axes.set_xticks(shown, [f"{t:,}" for t in shown])
+    axes.minorticks_off()
