@@ -142,8 +142,10 @@ class Canvas:
         widths = 0.7 + 2.4 * np.sqrt(rates / rates.max(initial=1e-30)) * (0.35 + 0.65 * (loads > 0.002))
         widths *= min(1.0, (150 / max(len(order), 1)) ** 0.5)
         lines = [_bent(places[a], places[b]) for a, b in ends]
-        look: dict[str, Any] = {"colors": self.colours(loads[order]), "linewidths": widths[order], "capstyle": "round"}
-        self.axes.add_collection(LineCollection([lines[i] for i in order.tolist()], **look, zorder=2))
+        drawn, colours = [lines[i] for i in order.tolist()], self.colours(loads[order])
+        self.axes.add_collection(
+            LineCollection(drawn, colors=colours, linewidths=widths[order], capstyle="round", zorder=2)
+        )
 
     def vertices(self, places: Places, width: float = 1.0) -> None:
         """A box for each, with its number; ``width`` scales the boxes."""
