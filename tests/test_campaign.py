@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from clustersim.campaign import lives, pools, renewal, whatif
+from clustersim.campaign import causes, pools, renewal, whatif
 from clustersim.campaign.axis import Save, axis
 from clustersim.campaign.batches import BATCH, Asked, played
 from clustersim.campaign.job import Campaign, Job, campaign
@@ -144,7 +144,7 @@ def test_failures_are_counted_as_poisson_counts_them():
     mean = found.elapsed.mean() / 86400 * 6
     assert found.failures.mean() == pytest.approx(mean, rel=0.01)
     assert found.failures.var() == pytest.approx(mean, rel=0.1)
-    low, high = pools.count_range(mean)
+    low, high = laws.count_range(mean)
     assert 0.93 < ((found.failures >= low) & (found.failures <= high)).mean() <= 0.99
 
 
@@ -174,11 +174,11 @@ def test_a_repaired_unit_is_new_and_failures_are_those_of_renewals(shape):
 
 def test_renewals_of_a_constant_hazard_are_poisson_and_of_long_runs_one_in_a_mean_life():
     for x in (0.1, 1.0, 7.0):
-        assert lives.renewals(x, 1.0) == pytest.approx(x, rel=1e-4)
+        assert causes.renewals(x, 1.0) == pytest.approx(x, rel=1e-4)
     for shape in (0.7, 1.5, 2.5):  # m(t) = t/mu + (cv^2 - 1)/2 + o(1)
         mean = math.gamma(1 + 1 / shape)
         cv2 = math.gamma(1 + 2 / shape) / mean**2 - 1
-        assert lives.renewals(12.0, shape) == pytest.approx(12.0 / mean + (cv2 - 1) / 2, rel=0.01)
+        assert causes.renewals(12.0, shape) == pytest.approx(12.0 / mean + (cv2 - 1) / 2, rel=0.01)
 
 
 def test_a_dropped_replica_costs_its_share_of_the_pace_and_nothing_else():

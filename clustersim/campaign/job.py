@@ -13,7 +13,6 @@ from clustersim.campaign.axis import Axis, Save, axis
 from clustersim.campaign.causes import Cause, causes_of, life_of, units_of
 from clustersim.campaign.checks import check
 from clustersim.campaign.renewal import best_interval, expected_time
-from clustersim.campaign.sums import checkpoint_bytes, copy_to_host, write_time
 from clustersim.errors import ScenarioError
 from clustersim.scenario.campaign_schema import CampaignTable, Checkpoint
 from clustersim.scenario.campaign_units import Duration
@@ -213,7 +212,7 @@ def _work(every: Any, job: Job) -> float:
 
 def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> Tier:
     one, at = table.checkpoints[i], f"$.campaign.checkpoints[{i}]"
-    nbytes = checkpoint_bytes(job.parameters, one.bytes_per_parameter or job.bytes_per_parameter)
+    nbytes = job.parameters * (one.bytes_per_parameter or job.bytes_per_parameter)
     said = one.write if one.asynchronous or one.write is not None else one.stall
     write = _time(table, said, nbytes, "write", at)
     stall = _stall(table, one, job, nbytes, write, at)
@@ -236,7 +235,7 @@ def _time(table: CampaignTable, said: float | None, nbytes: float, way: str, at:
     if table.storage is None:
         name = "load" if way == "read" else "write"
         raise ScenarioError(f"how long does it take? write {name}, or a table [campaign.storage] (at {at})")
-    return write_time(nbytes, getattr(table.storage, way))
+    return nbytes / float(getattr(table.storage, way))
 
 
 def _stall(table: CampaignTable, one: Checkpoint, job: Job, nbytes: float, write: float, at: str) -> float:
@@ -247,7 +246,7 @@ def _stall(table: CampaignTable, one: Checkpoint, job: Job, nbytes: float, write
         return write + barrier
     if table.storage is None or table.storage.copy is None:
         raise ScenarioError(f"how long does training stand still? write stall, or campaign.storage.copy (at {at})")
-    return copy_to_host(nbytes, job.gpus, table.storage.copy) + barrier
+    return nbytes / (job.gpus * table.storage.copy) + barrier
 
 
 def _needs(table: CampaignTable, cause: Cause, one: Checkpoint) -> bool:

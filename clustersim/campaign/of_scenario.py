@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim.campaign.job import Job
@@ -22,7 +22,6 @@ from clustersim.variation import Variation
 
 MACHINES, STEPS = 40, 20
 """That a campaign takes its steps from."""
-Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,14 @@ def table_of(scenario: Scenario) -> CampaignTable:
     return scenario.file.campaign
 
 
-def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
+def job_of(scenario: Scenario) -> tuple[Job, Bill]:
     """Simulate the scenario's step, one of each degraded state, and with ``[run.variation]`` those of several machines.
 
     Where steps vary, ``step_s`` is one that does not. Raises :class:`ScenarioError`.
     """
     table = table_of(scenario)
-    found, swapped = spreads(scenario, tell)
+    found, swapped = spreads(scenario)
     scenario = scenario if found is None else scenario.changed({"run.jitter": 0.0})
-    tell("a step as it is")
     prepared = scenario.prepare()
     result = prepared.run()
     figures = result.summary
@@ -77,7 +75,7 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
         lacking=max(0.0, -result.verdict.spare),
-        slower={one.name: _slower(scenario, prepared, one, step, tell) for one in table.degraded if one.factor is None},
+        slower={one.name: _slower(scenario, prepared, one, step) for one in table.degraded if one.factor is None},
         machines=(1.0,) if found is None else tuple((found.of_machines / found.still).tolist()),
         swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
         step_cv=0.0 if found is None else found.within,
@@ -85,13 +83,12 @@ def job_of(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Job, Bill]:
     return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour), figures)
 
 
-def spreads(scenario: Scenario, tell: Told = lambda _: None) -> tuple[Spread | None, Spread | None]:
+def spreads(scenario: Scenario) -> tuple[Spread | None, Spread | None]:
     """Steps of several machines, and of the same with others in place of their slowest hosts; None where nothing varies
     or no host differs. Raises :class:`ScenarioError`."""
     v = scenario.file.run.variation
     if v is None or v == Variation():
         return None, None
-    tell("steps of machines that vary")
     hosts_differ = v.gpu_cv > 0 or (v.slow_hosts > 0 and v.slow_factor > 1)
     found = spread(scenario, MACHINES, STEPS)
     return found, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
@@ -125,9 +122,8 @@ def kept_per_parameter(scenario: Scenario, memory: MemoryUse) -> float:
     return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
 
 
-def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float, tell: Told) -> float:
+def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float) -> float:
     """How many times longer a step is while something is slow."""
-    tell(f"a step with {one.name}")
     cluster = scenario.file.cluster
     if one.speed is not None:
         rest = [{"ranks": list(slow.ranks), "speed": slow.speed} for slow in cluster.slow]

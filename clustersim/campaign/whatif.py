@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -98,13 +98,9 @@ def _about_policy(c: Campaign) -> Iterator[tuple[str, Campaign]]:
         yield "go on smaller while no spare is free", replace(c, policy="shrink")
 
 
-def answers(c: Campaign, seed: int, tell: Callable[[str], None] = lambda _: None) -> list[Answer]:
+def answers(c: Campaign, seed: int) -> list[Answer]:
     """Every question answered, beside the campaign as it is."""
-    made = []
-    for question, changed in [("as it is", c), *asked(c)]:
-        tell(question)
-        made.append(_answer(question, changed, seed))
-    return made
+    return [_answer(question, changed, seed) for question, changed in [("as it is", c), *asked(c)]]
 
 
 def over_interval(c: Campaign, seed: int) -> list[Point]:
