@@ -20,7 +20,7 @@ from clustersim.model import Model
 from clustersim.models import catalog, model
 from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import Exchange, LocalLayer, Work, partition
-from clustersim.partition.listing import has_weights
+from clustersim.partition.nodes import has_weights
 
 
 @given(parallel=configs, tied=st.booleans())

@@ -10,7 +10,7 @@ rank that holds 1/c of every sequence (context parallelism) has kernels of that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -77,8 +77,41 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
 Item: TypeAlias = Work | Exchange
 
 
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What forward leaves for backward, in elements per sample.
+
+    Parameters
+    ----------
+    kept : freed when the input gradient is done.
+    kept_for_weights : of inputs that weight gradients need, freed when those are done.
+    repeated : what a repeated forward brings back while this layer's backward runs.
+    fp32_kept : kept in fp32 whatever the activations' type (logits and softmax of the loss).
+    stashed : of output gradients that weight gradients need: held from I to W where a schedule separates them (they are
+        what makes a delayed W cost memory, arXiv:2401.10241 s4).
+    """
+
+    kept: float = 0.0
+    kept_for_weights: float = 0.0
+    repeated: float = 0.0
+    fp32_kept: float = 0.0
+    stashed: float = 0.0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+    @property
+    def whole(self) -> float:
+        """All of it in the activations' type."""
+        return self.kept + self.kept_for_weights + self.repeated
+
+    def dropped(self, keeps: float) -> Held:
+        """The same where forward leaves only so many elements and backward brings the rest back."""
+        return replace(self, kept=keeps, kept_for_weights=0.0, repeated=self.whole)
+
+
 @dataclass(frozen=True)
-class LocalLayer:
+class LocalLayer(Held):
     """A layer as one rank holds and computes it.
 
     Parameters
@@ -92,14 +125,8 @@ class LocalLayer:
     expert_tensors : local tensors of routed experts, which are reduced over ``edp``, not over ``dp`` and ``cp``.
     replicated : elements, among ``tensors``, that every tensor-parallel rank holds whole and computes part of the
         gradient of (norms and the router under sequence parallelism): summed over tp at the end of a step.
-    kept : elements per sample that forward leaves for backward, freed when the input gradient is done.
-    kept_for_weights : elements per sample, of inputs that weight gradients need, freed when those are done.
-    repeated : elements per sample that a repeated forward brings back while this layer's backward runs.
-    fp32_kept : elements per sample kept in fp32 whatever the activations' type (logits and softmax of the loss).
     expert_load : rows that each expert-parallel position receives, over their mean; empty where all are alike. It
         multiplies the duration of works named ``"experts"``. What is kept is the busiest position's.
-    stashed : elements per sample of output gradients that weight gradients need: held from I to W where a schedule
-        separates them (they are what makes a delayed W cost memory, arXiv:2401.10241 s4).
     """
 
     name: str
@@ -109,11 +136,6 @@ class LocalLayer:
     tensors: tuple[Tensor, ...] = ()
     expert_tensors: tuple[Tensor, ...] = ()
     replicated: int = 0
-    kept: float = 0.0
-    kept_for_weights: float = 0.0
-    repeated: float = 0.0
-    fp32_kept: float = 0.0
-    stashed: float = 0.0
     expert_load: tuple[float, ...] = ()
 
     @cached_property
@@ -195,4 +217,4 @@ class Partition:
     model: Model
     stages: tuple[Stage, ...]
     tied: int = 0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()

@@ -16,8 +16,7 @@ from clustersim.errors import ModelError
 from clustersim.model import Kernel
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Exchange
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels, Node, copy
+from clustersim.partition.nodes import ARITHMETIC, Kernels, Listing, Local, Node, copy, scaled
 from clustersim.partition.share import Share
 
 
@@ -65,11 +64,11 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
         return Stepwise(name, kernel, tensors.outputs, kernel.heads / share.local_kv_heads * tensors.pair, c, uneven)
     if comm == "all_gather":
         # With consecutive chunks the last rank sees all earlier ones: c^2 / 2 - (c - 1)^2 / 2 of c / 2 on average.
-        return Gathered(name, _more(kernel, (2 * c - 1) / c) if uneven else kernel, tensors, c)
+        return Gathered(name, (scaled(kernel, (2 * c - 1) / c, ARITHMETIC) if uneven else kernel,), tensors, c)
     if comm == "p2p":
         return Ring(name, kernel, tensors.pair, c, ("cp",), uneven)
     if comm == "a2a":
-        return Swapped(name, Whole(name, _fewer_heads(kernel, c)), tensors, ("cp",))
+        return Swapped(name, Local(name, (_fewer_heads(kernel, c),)), tensors, ("cp",))
     inner, outer = parallel.hierarchical_context_parallel_sizes or (1, c)
     ring = Ring(name, _fewer_heads(kernel, inner), tensors.pair, outer, ("cp_p2p",), uneven)
     return Swapped(name, ring, tensors, ("cp_a2a",))
@@ -78,12 +77,7 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
 def _fewer_heads(kernel: Kernel, ranks: int) -> Kernel:
     """Whole heads for each rank; where they do not divide (DeepSpeed lets them) ranks with one more set the pace."""
     heads = -(-kernel.heads // ranks)
-    return replace(_more(kernel, heads * ranks / kernel.heads), heads=heads)
-
-
-def _more(kernel: Kernel, times: float) -> Kernel:
-    """The kernel with more arithmetic."""
-    return replace(kernel, flops=kernel.flops * times, backward_flops=kernel.backward_flops * times)
+    return scaled(kernel, heads * ranks / kernel.heads, ARITHMETIC, heads=heads)
 
 
 def _tensors(kernel: Kernel, share: Share) -> Tensors:
@@ -95,26 +89,6 @@ def _tensors(kernel: Kernel, share: Share) -> Tensors:
         tokens * kernel.heads * kernel.head_dim, tokens * kernel.heads * value,
         tokens * share.local_kv_heads * kernel.head_dim, tokens * share.local_kv_heads * value,
     )  # fmt: skip
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """Attention of all tokens that are there."""
-
-    name: str
-    kernel: Kernel
-
-    @property
-    def kernels(self) -> Kernels:
-        """The one kernel."""
-        return (self.kernel,)
-
-    def forward(self, out: Listing, part: str) -> None:
-        """One kernel."""
-        out.work(self.name, self.kernels, part)
-
-    def backward(self, out: Listing) -> None:
-        """Its backward, which has no weights."""
-        out.work(self.name, self.kernels, "I")
 
 
 class Ring(msgspec.Struct, frozen=True):
@@ -139,7 +113,7 @@ class Ring(msgspec.Struct, frozen=True):
         step = replace(
             whole, flops=whole.flops / c, backward_flops=whole.backward_flops / c, seq=whole.seq // c, saved=0.0
         )
-        later = replace(_more(step, 2) if self.uneven else step, causal=False)
+        later = scaled(step, 2 if self.uneven else 1, ARITHMETIC, causal=False)
         return (replace(step, saved=whole.saved), *(later,) * (c - 1))
 
     def forward(self, out: Listing, part: str) -> None:
@@ -173,21 +147,23 @@ class Ring(msgspec.Struct, frozen=True):
         out.wait_for(sent[-1])
 
 
-class Gathered(Whole, frozen=True):
+class Gathered(msgspec.Struct, frozen=True):
     """Keys and values of all ranks are gathered first (Llama 3, arXiv:2407.21783 s3.3.2)."""
 
+    name: str
+    kernels: Kernels
     tensors: Tensors
     ranks: int
 
     def forward(self, out: Listing, part: str) -> None:
         """Two all_gathers, then one kernel for all of them."""
         self._exchange(out, "all_gather", "", part)
-        super().forward(out, part)
+        out.work(self.name, self.kernels, part)
 
     def backward(self, out: Listing) -> None:
         """They are gathered again, and their gradients are summed where they belong."""
         self._exchange(out, "all_gather", " again", "I")
-        super().backward(out)
+        out.work(self.name, self.kernels, "I")
         self._exchange(out, "reduce_scatter", " gradient", "I")
 
     def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:

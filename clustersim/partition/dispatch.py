@@ -14,8 +14,7 @@ import msgspec
 
 from clustersim.model import Kernel
 from clustersim.partition.base import Exchange
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels
+from clustersim.partition.nodes import TRAFFIC, Kernels, Listing, scaled
 from clustersim.partition.routing import Routed
 
 EP, ETP, BOTH = ("ep",), ("etp",), ("etp", "ep")
@@ -73,31 +72,24 @@ class Dispatcher(Protocol):
     @property
     def by_sender(self) -> bool:
         """Whether tokens are copied and permuted where they are, and summed when they are back."""
-        ...
 
     def prepare(self, out: Listing, part: str) -> None:
         """What must be known before tokens are permuted."""
-        ...
 
     def there(self, out: Listing, part: str) -> None:
         """Tokens to their experts."""
-        ...
 
     def home(self, out: Listing, part: str) -> None:
         """Outputs to their tokens."""
-        ...
 
     def gradient_there(self, out: Listing) -> None:
         """Gradients of the outputs to the experts."""
-        ...
 
     def gradient_home(self, out: Listing) -> None:
         """Gradients of inputs, and of the weights outputs are summed by, to their tokens."""
-        ...
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
         """What brings rows into the order of experts where these are, and back."""
-        ...
 
 
 def is_expert(kernel: Kernel) -> bool:
@@ -210,13 +202,10 @@ class AllGather(msgspec.Struct, frozen=True):
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
         """Rows for the own experts are picked out of all tokens, and summed into them."""
-        return (_times(permute, self.spread.etp),), (_times(unpermute, self.spread.etp),)
+        etp = self.spread.etp
+        return (scaled(permute, etp, TRAFFIC),), (scaled(unpermute, etp, TRAFFIC),)
 
     def _exchange(self, out: Listing, what: str, kind: str, width: int, part: str, dtype: str | None = None) -> None:
         s = self.spread
         if s.ep * s.etp > 1:
             out.exchange(Exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
-
-
-def _times(kernel: Kernel, factor: int) -> Kernel:
-    return replace(kernel, nbytes=kernel.nbytes * factor, backward_nbytes=kernel.backward_nbytes * factor)

@@ -18,12 +18,12 @@ from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Tensor
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels, Local, Node, Nodes
+from clustersim.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, scaled
+from clustersim.partition.overlap import Manner
 from clustersim.partition.recompute import Rebuilt, checkpointed
 from clustersim.partition.routing import Router, capacity, routed
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns, Manner, Rows
+from clustersim.partition.tensor import Columns, Rows
 from clustersim.partition.two_hops import TwoHops
 
 DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
@@ -94,7 +94,9 @@ def expert_nodes(
     first = tuple(local_kernel(k, share) for k in kernels if k.name in {"router", "top_k"})
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
     permute, unpermute = inside.pop("dispatch"), inside.pop("combine")
-    inside = {name: _at_the_busiest(kernel, spread) for name, kernel in inside.items()}
+    # Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most.
+    busiest = max(spread.routed.load, default=1.0)
+    inside = {name: scaled(kernel, busiest, ("saved",)) for name, kernel in inside.items()}
     shared = shared_nodes(tuple(k for k in kernels if k.name.startswith("shared_")), share, manner, spread.mixture)
     beside = parallel.shared_expert_overlap and bool(shared)
     again: Nodes = ()
@@ -113,12 +115,13 @@ def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
     m, etp = spread.mixture, spread.etp
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
-        return _scaled(kernel, spread.routed.rows / everywhere, 1, 1)
+        return scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
     here = spread.received / everywhere
     if kernel.kind != "gemm":
         loops = kernel.launches // m.experts or 1, kernel.backward_launches // m.experts or 1
         mine = m.experts // spread.ep if kernel.name == "expert_bias" else 1  # one expert after the other
-        return _scaled(kernel, here / etp, loops[0] * mine, loops[1] * mine)
+        launches = {"launches": loops[0] * mine, "backward_launches": loops[1] * mine}
+        return scaled(kernel, here / etp, (*TRAFFIC, "saved"), **launches)
     column = kernel.cut == "expert_column"
     n, k = (kernel.n // etp, kernel.k) if column else (kernel.n, kernel.k // etp)
     experts, flops = m.experts // spread.ep, 2.0 * spread.received * n * k
@@ -127,18 +130,6 @@ def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
         kernel, m=max(1, round(spread.received / experts)), n=n, k=k, flops=flops, backward_flops=2 * flops,
         nbytes=moved, backward_nbytes=2 * moved, repeat=experts, launches=1, backward_launches=2,
         saved=kernel.saved * here / (1 if column else etp),
-    )  # fmt: skip
-
-
-def _at_the_busiest(kernel: Kernel, spread: Spread) -> Kernel:
-    """Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most."""
-    return replace(kernel, saved=kernel.saved * max(spread.routed.load, default=1.0))
-
-
-def _scaled(kernel: Kernel, part: float, launches: int, backward_launches: int) -> Kernel:
-    return replace(
-        kernel, nbytes=kernel.nbytes * part, backward_nbytes=kernel.backward_nbytes * part, saved=kernel.saved * part,
-        launches=launches, backward_launches=backward_launches,
     )  # fmt: skip
 
 

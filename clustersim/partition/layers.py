@@ -12,11 +12,11 @@ from clustersim.parallel import ParallelConfig
 from clustersim.partition.context import attention_node
 from clustersim.partition.dispatch import Spread, is_expert
 from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
-from clustersim.partition.listing import has_weights
-from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums
+from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums, has_weights
+from clustersim.partition.overlap import Manner
 from clustersim.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns, Manner, Rows
+from clustersim.partition.tensor import Columns, Rows
 from clustersim.partition.ulysses import coming_home_beside
 
 
@@ -114,7 +114,7 @@ class Cutter(msgspec.Struct, frozen=True):
             return (keys, Local(name, local))
         if first.cut == "vocab":
             # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
-            return (Loss(name, local[0], local[0].saved / 2 * share.tp / share.padded),)
+            return (Loss(name, (local[0],), local[0].saved / 2 * share.tp / share.padded),)
         if first.cut == "row":
             # A lookup reads and writes every element of its output.
             output = rows(first) * first.n if has_weights(first) else first.nbytes / 2

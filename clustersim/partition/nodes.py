@@ -1,4 +1,4 @@
-"""What a local layer is made of: nodes that know how they are played forward and backward.
+"""What a local layer is made of: nodes, and the list of items that they write when they are played.
 
 A layer is a tuple of nodes. Forward plays them in order, backward plays each one's adjoint in reverse order: an
 all_gather becomes a reduce_scatter, and the other way round. So an exchange is written once, where it belongs.
@@ -6,16 +6,73 @@ all_gather becomes a reduce_scatter, and the other way round. So an exchange is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from clustersim.model import Kernel
-from clustersim.partition.base import Exchange, Item
-from clustersim.partition.listing import Listing
+from clustersim.partition.base import Exchange, Item, Work
 
 Kernels = tuple[Kernel, ...]
+ARITHMETIC, TRAFFIC = ("flops", "backward_flops"), ("nbytes", "backward_nbytes")
+SIZES = (*ARITHMETIC, *TRAFFIC, "saved")
+"""Fields of a kernel that grow with its work."""
+
+
+def has_weights(kernel: Kernel) -> bool:
+    """Whether the kernel is a product with weights, whose backward has a part of its own for them (W)."""
+    return kernel.kind in {"gemm", "conv"} and not kernel.batch
+
+
+class Listing:
+    """Items in the order a rank issues them.
+
+    Work waits for the exchanges it was told of, and what no exchange parts is one Work. ``waiting`` are the exchanges
+    on the way of the data: the next work (but weight gradients, which are beside that way) needs them.
+    """
+
+    def __init__(self, items: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> None:
+        self.items: list[Item] = list(items)
+        self.waiting = waiting
+
+    def work(self, name: str, kernels: Kernels, part: str, needs: tuple[int, ...] = ()) -> None:
+        """Kernels of a pass in order of forward; backward runs them in reverse, and W only products with weights."""
+        if part in "IW":
+            kernels = tuple(k for k in reversed(kernels) if part == "I" or has_weights(k))
+        if not kernels:
+            return
+        if part != "W":
+            needs, self.waiting = tuple(sorted({*needs, *self.waiting})), ()
+        for i in range(len(self.items) - 1, -1, -1):
+            item = self.items[i]
+            if isinstance(item, Exchange):
+                break
+            # Earlier work of the same pass, with nothing waited for since: a rank's kernels run one after the other, so
+            # it is one piece of work, unless the new one waits for more. Only weight gradients may change places with
+            # others: nothing of the layer waits for them.
+            if item.part != part and (item.needs or "W" not in {item.part, part}):
+                break
+            if item.part == part and set(needs) <= set(item.needs):
+                names = item.name if name in item.name.split("+") else f"{item.name}+{name}"
+                self.items[i] = Work(names, (*item.kernels, *kernels), part, item.needs)
+                return
+        self.items.append(Work(name, kernels, part, needs))
+
+    def exchange(self, exchange: Exchange) -> None:
+        """Append an exchange on the way of the data: it waits for what is waited for, and the next work for it."""
+        needs = tuple(sorted({*exchange.needs, *self.waiting}))
+        self.waiting = (self.beside(msgspec.structs.replace(exchange, needs=needs)),)
+
+    def beside(self, exchange: Exchange) -> int:
+        """Append an exchange beside that way, which has only the needs it says, and return its index."""
+        self.items.append(exchange)
+        return len(self.items) - 1
+
+    def wait_for(self, *exchanges: int) -> None:
+        """The next work needs these too."""
+        self.waiting = (*self.waiting, *exchanges)
 
 
 class Node(Protocol):
@@ -24,15 +81,12 @@ class Node(Protocol):
     @property
     def kernels(self) -> Kernels:
         """Its kernels in local shapes, for what they keep."""
-        ...
 
     def forward(self, out: Listing, part: str) -> None:
         """Append what a forward pass issues; ``part`` is F, or R for a repeated one."""
-        ...
 
     def backward(self, out: Listing) -> None:
         """Append what backward issues, in its order."""
-        ...
 
 
 Nodes = tuple[Node, ...]
@@ -98,17 +152,12 @@ class Loss(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kernel: Kernel
+    kernels: tuple[Kernel]
     tokens: float
-
-    @property
-    def kernels(self) -> Kernels:
-        """The loss's one kernel."""
-        return (self.kernel,)
 
     def forward(self, out: Listing, part: str) -> None:
         """A pass for the maximum, one for exponentials, one that divides; each third has its share of the traffic."""
-        first, second, third = pieces(self.kernel, 3)
+        first, second, third = pieces(self.kernels[0], 3)
         out.work(self.name, (first,), part)
         self._reduce(out, "largest logit", part)
         out.work(self.name, (second,), part)
@@ -124,17 +173,20 @@ class Loss(msgspec.Struct, frozen=True):
         out.work(self.name, self.kernels, "I")
 
 
-def pieces(kernel: Kernel, count: int) -> tuple[Kernel, ...]:
+def scaled(kernel: Kernel, part: float, names: Sequence[str] = SIZES, **changes: Any) -> Kernel:
+    """The kernel with these of its sizes multiplied by ``part``, and other fields changed."""
+    return replace(kernel, **{name: getattr(kernel, name) * part for name in names} | changes)
+
+
+def pieces(kernel: Kernel, count: int) -> Kernels:
     """The kernel in so many equal parts of its rows, each a launch of its own where it launches that many.
 
     >>> whole = Kernel("up", "gemm", m=8, n=4, k=4, flops=256.0, launches=1)
     >>> [(part.m, part.flops, part.launches) for part in pieces(whole, 2)]
     [(4, 128.0, 1), (4, 128.0, 1)]
     """
-    each = replace(
-        kernel, m=-(-kernel.m // count), flops=kernel.flops / count, backward_flops=kernel.backward_flops / count,
-        nbytes=kernel.nbytes / count, backward_nbytes=kernel.backward_nbytes / count, saved=kernel.saved / count,
-    )  # fmt: skip
+    sizes: Any = {name: getattr(kernel, name) / count for name in SIZES}
+    each = replace(kernel, m=-(-kernel.m // count), **sizes)
     if kernel.kind != "memory":
         return (each,) * count
     return tuple(replace(each, launches=(kernel.launches + i) // count) for i in range(count))

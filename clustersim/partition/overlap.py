@@ -20,45 +20,85 @@ The list has the pieces as works and exchanges with their needs; how many SMs a 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from clustersim.model import Kernel
 from clustersim.partition.base import Exchange, Item, Work
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import copy, pieces
+from clustersim.partition.nodes import SIZES, Kernels, Listing, copy, pieces
 
+TP = ("tp",)
+PARTED = "parted"
+"""Name of the copy in front of a reduce_scatter that lays each rank's tokens together."""
 PIPELINED = 4
 """Pieces of a product whose reduce_scatter is pipelined, Transformer Engine's ``num_splits``."""
 
 
-class Products(msgspec.Struct, frozen=True):
-    """Linears that tensor parallelism cuts.
+@dataclass(frozen=True)
+class Manner:
+    """How tensor-parallel exchanges are played.
 
     Parameters
     ----------
-    name : of their work. elements : of the whole tensor, input or output, per sample. tp : ranks that cut them.
+    tp : ranks. sequence_parallel : all_gather and reduce_scatter in all_reduce's place.
+    overlap : ``none``, ``bulk``, ``userbuffers`` or ``async_tp``, see above.
+    beside_weights : without sequence parallelism, backward's all_reduce runs beside the weight gradient.
+    gathers_again : with it, the columns' gathered input is not kept but gathered once more for the weight gradient
+        (Megatron-LM's autograd function); PyTorch's DTensor keeps it, as any linear keeps its input.
+    copies_shards : collectives cut tensors along the first dimension, DTensor's sequence is the second: what was
+        gathered is put together, and what is reduced taken apart, by a copy (torch.chunk and torch.cat in
+        torch/distributed/_functional_collectives.py).
+    gathered : type of the elements that all_gathers carry; the activations' own when None.
     """
+
+    tp: int
+    sequence_parallel: bool = False
+    overlap: str = "none"
+    beside_weights: bool = True
+    gathers_again: bool = True
+    copies_shards: bool = False
+    gathered: str | None = None
+
+    def gather(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
+        """All tokens of every rank, in front of a product."""
+        out.exchange(Exchange(name, "all_gather", TP, elements, part, dtype=self.gathered))
+        if self.copies_shards:
+            moved = elements / 2 if self.gathered else elements  # 8 bits in place of 16
+            out.work(work, (copy("joined", moved, moved),), part)
+
+    def scatter(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
+        """The sum of all ranks' partial products, of each rank's tokens."""
+        if self.copies_shards:
+            out.work(work, (copy(PARTED, elements, elements),), part)
+        out.exchange(Exchange(name, "reduce_scatter", TP, elements, part))
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether products are cut so that exchanges of the pieces run beside them."""
+        return self.overlap in {"userbuffers", "async_tp"}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Linears that tensor parallelism cuts. ``elements`` : of the whole tensor, input or output, per sample, of all its
+    tokens on the rank's context-parallel part."""
 
     name: str
-    kernels: tuple[Kernel, ...]
+    kernels: Kernels
     elements: float
-    tp: int
+    manner: Manner
 
 
-def gathered_products(
-    out: Listing, of: Products, what: str, part: str, *, dtype: str | None = None, staged: bool = False
-) -> None:
-    """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there.
+def gathered_products(out: Listing, of: Products, what: str, part: str) -> None:
+    """Products of a tensor that arrives in a ring: the own piece first, then each one as it is there. ``what`` : name
+    of the exchange.
 
-    Parameters
-    ----------
-    what : name of the exchange. dtype : of what is sent, the activations' when None.
-    staged : the own piece is copied to where others may read it first (``async_tp``'s symmetric memory; the norm ahead
-        writes to Transformer Engine's user buffer itself, and its products of one input are one).
+    ``async_tp`` copies the own piece to where others may read it first (symmetric memory); the norm ahead writes to
+    Transformer Engine's user buffer itself, and its products of one input are one.
     """
-    tp, size = of.tp, of.elements / of.tp
+    tp, size, dtype = of.manner.tp, of.elements / of.manner.tp, of.manner.gathered
+    staged = of.manner.overlap == "async_tp"
     kernels = of.kernels if staged else joined(of.kernels)
     parts = list(zip(*(pieces(kernel, tp) for kernel in kernels), strict=True))
     if staged:
@@ -68,7 +108,7 @@ def gathered_products(
     for i in range(1, tp):
         # What is sent on is what has come.
         needs = tuple(steps[-1:]) or before
-        sent = Exchange(f"{what} {i} of {tp - 1}", "copies", ("tp",), size, part, needs, dtype, communicator="tp ring")
+        sent = Exchange(f"{what} {i} of {tp - 1}", "copies", TP, size, part, needs, dtype, communicator="tp ring")
         steps.append(out.beside(sent))
     out.work(of.name, parts[0], part)
     for step, piece in zip(steps, parts[1:], strict=True):
@@ -76,7 +116,7 @@ def gathered_products(
         out.work(of.name, piece, part)
 
 
-def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+def joined(kernels: Kernels) -> Kernels:
     """Products of one input as one, like Megatron's ``linear_qkv`` and ``linear_fc1``; others stay apart.
 
     >>> from clustersim.models.kernels import linear
@@ -86,25 +126,15 @@ def joined(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     first = kernels[0]
     if any((one.kind, one.batch, one.m, one.k) != ("gemm", 0, first.m, first.k) for one in kernels):
         return kernels
-    return (
-        replace(
-            first,
-            n=sum(one.n for one in kernels),
-            flops=sum(one.flops for one in kernels),
-            backward_flops=sum(one.backward_flops for one in kernels),
-            nbytes=sum(one.nbytes for one in kernels),
-            backward_nbytes=sum(one.backward_nbytes for one in kernels),
-            saved=sum(one.saved for one in kernels),
-        ),
-    )
+    added: Any = {name: sum(getattr(one, name) for one in kernels) for name in ("n", *SIZES)}
+    return (replace(first, **added),)
 
 
-def reduced_products(out: Listing, of: Products, what: str, part: str, *, ring: bool) -> None:
-    """Products in pieces, each piece's sum on its way while the next is computed.
-
-    ``ring``: t pieces, each but the own one copied to the rank that sums it; otherwise reduce_scatters of 4 pieces.
-    """
-    count = of.tp if ring else PIPELINED
+def reduced_products(out: Listing, of: Products, what: str, part: str) -> None:
+    """Products in pieces, each piece's sum on its way while the next is computed: with ``async_tp`` t pieces, each but
+    the own one copied to the rank that sums it; otherwise reduce_scatters of 4 pieces."""
+    ring = of.manner.overlap == "async_tp"
+    count = of.manner.tp if ring else PIPELINED
     parts = list(zip(*(pieces(kernel, count) for kernel in of.kernels), strict=True))
     sent = []
     for i, piece in enumerate(parts):
@@ -113,10 +143,10 @@ def reduced_products(out: Listing, of: Products, what: str, part: str, *, ring: 
             break
         label, kind = f"{what} {i + 1} of {count}", "copies" if ring else "reduce_scatter"
         communicator = "tp ring" if ring else ""
-        sent.append(out.beside(Exchange(label, kind, ("tp",), of.elements / count, part, communicator=communicator)))
+        sent.append(out.beside(Exchange(label, kind, TP, of.elements / count, part, communicator=communicator)))
     out.wait_for(*sent)
     if ring:  # the sum of what came from every rank
-        out.work(of.name, (copy("partial sums", of.elements, of.elements / of.tp),), part)
+        out.work(of.name, (copy("partial sums", of.elements, of.elements / of.manner.tp),), part)
 
 
 def delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from clustersim.model import Kernel, Layer
-from clustersim.partition.base import Item, Work
+from clustersim.partition.base import Held, Item, Work
 from clustersim.partition.dispatch import is_expert
-from clustersim.partition.listing import Listing, has_weights
-from clustersim.partition.nodes import Kernels, Local, Node, Nodes, forward_items
+from clustersim.partition.nodes import Kernels, Listing, Local, Node, Nodes, forward_items, has_weights
+from clustersim.partition.overlap import PARTED
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import PARTED, Columns
+from clustersim.partition.tensor import Columns
 
 ATTENTION_CORE = frozenset(
     {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}
@@ -42,32 +42,6 @@ def module_of(kernel: Kernel, section: str) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Held:
-    """Elements per sample that forward leaves for backward, as in :class:`clustersim.partition.base.LocalLayer`."""
-
-    kept: float = 0.0
-    kept_for_weights: float = 0.0
-    repeated: float = 0.0
-    fp32_kept: float = 0.0
-    stashed: float = 0.0
-
-    def __add__(self, other: Held) -> Held:
-        return Held(
-            self.kept + other.kept, self.kept_for_weights + other.kept_for_weights, self.repeated + other.repeated,
-            self.fp32_kept + other.fp32_kept, self.stashed + other.stashed,
-        )  # fmt: skip
-
-    @property
-    def whole(self) -> float:
-        """All of it in the activations' type."""
-        return self.kept + self.kept_for_weights + self.repeated
-
-    def dropped(self, keeps: float) -> Held:
-        """The same where forward leaves only so many elements and backward brings the rest back."""
-        return Held(keeps, 0.0, self.whole, self.fp32_kept, self.stashed)
-
-
 def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
     """What nodes keep.
 
@@ -91,8 +65,10 @@ def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
     if has_weights(kernel) and kernel.n and kernel.k:
         return Held(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
     if kernel.cut == "vocab":
-        return Held(fp32_kept=kernel.saved / 2) if one_fp32_copy else Held(kernel.saved / 2, fp32_kept=kernel.saved)
-    return Held(kernel.saved)
+        return (
+            Held(fp32_kept=kernel.saved / 2) if one_fp32_copy else Held(kept=kernel.saved / 2, fp32_kept=kernel.saved)
+        )
+    return Held(kept=kernel.saved)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import msgspec
 from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Model, Tensor
 from clustersim.parallel import ParallelConfig, padded_vocab
+from clustersim.partition.nodes import ARITHMETIC, TRAFFIC, scaled
 
 _WITH_KEYS = frozenset({"rotary", "qk_norm", "repeat_kv"})
 """Kernels over queries and keys, of which a rank always has a whole head."""
@@ -87,20 +88,13 @@ def local_kernel(kernel: Kernel, share: Share) -> Kernel:
     if kernel.cut == "heads":
         return _of_heads(kernel, share)
     if kernel.cut == "vocab":
-        return _scaled(kernel, share.padded / share.vocab / (t * c))
-    return _scaled(kernel, 1 / (share.tokens if kernel.cut == "sequence" else c))
+        return scaled(kernel, share.padded / share.vocab / (t * c))
+    return scaled(kernel, 1 / (share.tokens if kernel.cut == "sequence" else c))
 
 
 def rows(kernel: Kernel) -> float:
     """Rows per sample of a product with weights; of a repeated one, of all together."""
     return kernel.flops / (2.0 * kernel.n * kernel.k)
-
-
-def _scaled(kernel: Kernel, part: float, saved: float | None = None) -> Kernel:
-    return replace(
-        kernel, flops=kernel.flops * part, backward_flops=kernel.backward_flops * part, nbytes=kernel.nbytes * part,
-        backward_nbytes=kernel.backward_nbytes * part, saved=kernel.saved * (part if saved is None else saved),
-    )  # fmt: skip
 
 
 def _product(kernel: Kernel, share: Share) -> Kernel:
@@ -145,11 +139,9 @@ def _of_heads(kernel: Kernel, share: Share) -> Kernel:
         with_keys = (h / t + share.local_kv_heads) / (h + kv) / c
         saved = (h / t + 2 * share.local_kv_heads) / (h + 2 * kv) / c
         traffic = with_keys if kernel.kind == "attention" or kernel.name in _WITH_KEYS else part
-    local = replace(
-        _scaled(kernel, part, saved if kernel.kind == "attention" or kernel.name == "scores" else part),
-        nbytes=kernel.nbytes * traffic, backward_nbytes=kernel.backward_nbytes * traffic,
-    )  # fmt: skip
-    return replace(local, heads=kernel.heads // t, batch=kernel.batch // t)
+    keeps = saved if kernel.kind == "attention" or kernel.name == "scores" else part
+    local = scaled(kernel, traffic, TRAFFIC, saved=kernel.saved * keeps)
+    return scaled(local, part, ARITHMETIC, heads=kernel.heads // t, batch=kernel.batch // t)
 
 
 def local_tensor(tensor: Tensor, share: Share) -> Tensor:

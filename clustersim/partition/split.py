@@ -9,15 +9,14 @@ import msgspec
 from clustersim.errors import ScenarioError
 from clustersim.model import Layer, Model, Tensor
 from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition.base import Chunk, Item, LocalLayer, Partition, Stage
+from clustersim.partition.base import Chunk, Held, Item, LocalLayer, Partition, Stage
 from clustersim.partition.expert import expert_tensors
 from clustersim.partition.layers import Cutter
 from clustersim.partition.nodes import Changed, Nodes, backward_items, forward_items
-from clustersim.partition.overlap import delayed
-from clustersim.partition.recompute import Held, every_second, held, kept_outputs, repeated_operators
+from clustersim.partition.overlap import Manner, delayed
+from clustersim.partition.recompute import every_second, held, kept_outputs, repeated_operators
 from clustersim.partition.share import local_tensor, share_of
 from clustersim.partition.stages import Range, placed, split
-from clustersim.partition.tensor import Manner
 
 NO_RECOMPUTE = Recompute()
 
@@ -77,14 +76,6 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
         raise ScenarioError(f"cp = {parallel.cp} splits a sequence; {model.name} has none; use 1 (at $.parallel.cp)")
 
 
-class _Passes(msgspec.Struct, frozen=True):
-    """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
-
-    forward: tuple[Item, ...]
-    backward: tuple[Item, ...]
-    held: Held
-
-
 class _Unit(msgspec.Struct, frozen=True):
     """Blocks behind one checkpoint, up to and with the layer it is about; ``ends``: that is the last of them."""
 
@@ -113,7 +104,7 @@ class _Builder:
             self.share, parallel, manner, float(model.seq_len * model.hidden), nproc_per_node, histograms
         )
         self.blocks = {i: n for n, i in enumerate(i for i, x in enumerate(model.layers) if x.kind == "block")}
-        self.known: dict[tuple[object, ...], _Passes] = {}
+        self.known: dict[tuple[object, ...], LocalLayer] = {}
         self.tied = 0
 
     def notes(self) -> tuple[str, ...]:
@@ -163,16 +154,16 @@ class _Builder:
                received, comm, spread)  # fmt: skip
         if key not in self.known:
             self.known[key] = self._passes(index, unit, received)
-        passes = self.known[key]
         mine = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
         partial = self.parallel.sequence_parallel and self.parallel.tp > 1
-        h = passes.held
-        return LocalLayer(
-            layer.name, layer.kind, passes.forward, passes.backward, mine,
-            expert_tensors(layer.tensors, self.share, self.parallel),
-            sum(t.numel for t in mine if t.cut == "sequence" and not t.tied_to) if partial else 0,
-            h.kept, h.kept_for_weights, h.repeated, h.fp32_kept, h.stashed, spread.routed.load if spread else (),
-        )  # fmt: skip
+        return replace(
+            self.known[key],
+            name=layer.name,
+            tensors=mine,
+            expert_tensors=expert_tensors(layer.tensors, self.share, self.parallel),
+            replicated=sum(t.numel for t in mine if t.cut == "sequence" and not t.tied_to) if partial else 0,
+            expert_load=spread.routed.load if spread else (),
+        )
 
     def _tensor(self, tensor: Tensor, names: set[str]) -> Tensor:
         """A rank's shard. A tied tensor whose other is on another rank is a copy, kept equal by summing gradients."""
@@ -199,7 +190,8 @@ class _Builder:
         modules = self.recompute.modules if self.recompute.granularity == "selective" and block is not None else ()
         return self.cutter.nodes(self.model.layers[index], block or 0, modules)
 
-    def _passes(self, index: int, unit: _Unit, received: tuple[float, float]) -> _Passes:
+    def _passes(self, index: int, unit: _Unit, received: tuple[float, float]) -> LocalLayer:
+        """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
         layer, nodes = self.model.layers[index], self._nodes(index)
         keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
@@ -219,9 +211,9 @@ class _Builder:
         if behind:
             nodes = (*nodes, Changed("activation", ("", "all_gather"), ("tp",), behind))
         backward = backward_items(nodes, *again)
-        return _Passes(
-            forward_items(nodes)[0], delayed(backward) if self.parallel.delay_wgrad_compute else backward, keeps
-        )
+        if self.parallel.delay_wgrad_compute:
+            backward = delayed(backward)
+        return LocalLayer(layer.name, layer.kind, forward_items(nodes)[0], backward, **vars(keeps))
 
     def _checkpoint(self, unit: _Unit) -> Held:
         """The unit's first layer keeps the input; its last one's backward brings everything back."""

@@ -8,86 +8,19 @@ more, of which only a shard was kept: 6 all_gathers and 4 reduce_scatters a bloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
-
-from clustersim.model import Kernel
-from clustersim.partition import overlap
 from clustersim.partition.base import Exchange
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels, copy
-
-TP = ("tp",)
-PARTED = "parted"
-"""Name of the copy in front of a reduce_scatter that lays each rank's tokens together."""
+from clustersim.partition.nodes import Listing
+from clustersim.partition.overlap import TP, Products, gathered_products, reduced_products
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How tensor-parallel exchanges are played.
-
-    Parameters
-    ----------
-    tp : ranks. sequence_parallel : all_gather and reduce_scatter in all_reduce's place.
-    overlap : ``none``, ``bulk``, ``userbuffers`` or ``async_tp``, see :mod:`clustersim.partition.overlap`.
-    beside_weights : without sequence parallelism, backward's all_reduce runs beside the weight gradient.
-    gathers_again : with it, the columns' gathered input is not kept but gathered once more for the weight gradient
-        (Megatron-LM's autograd function); PyTorch's DTensor keeps it, as any linear keeps its input.
-    copies_shards : collectives cut tensors along the first dimension, DTensor's sequence is the second: what was
-        gathered is put together, and what is reduced taken apart, by a copy (torch.chunk and torch.cat in
-        torch/distributed/_functional_collectives.py).
-    gathered : type of the elements that all_gathers carry; the activations' own when None.
-    """
-
-    tp: int
-    sequence_parallel: bool = False
-    overlap: str = "none"
-    beside_weights: bool = True
-    gathers_again: bool = True
-    copies_shards: bool = False
-    gathered: str | None = None
-
-    def gather(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
-        """All tokens of every rank, in front of a product."""
-        out.exchange(Exchange(name, "all_gather", TP, elements, part, dtype=self.gathered))
-        if self.copies_shards:
-            moved = elements / 2 if self.gathered else elements  # 8 bits in place of 16
-            out.work(work, (copy("joined", moved, moved),), part)
-
-    def scatter(self, out: Listing, name: str, work: str, elements: float, part: str) -> None:
-        """The sum of all ranks' partial products, of each rank's tokens."""
-        if self.copies_shards:
-            out.work(work, (copy(PARTED, elements, elements),), part)
-        out.exchange(Exchange(name, "reduce_scatter", TP, elements, part))
-
-    @property
-    def pipelined(self) -> bool:
-        """Whether products are cut so that exchanges of the pieces run beside them."""
-        return self.overlap in {"userbuffers", "async_tp"}
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Linears on one input, each with 1/t of its outputs on a rank (q, k and v; gate and up; logits).
-
-    Parameters
-    ----------
-    elements : of the input per sample, of all its tokens on the rank's context-parallel part.
-    """
-
-    name: str
-    kernels: Kernels
-    elements: float
-    manner: Manner
+class Columns(Products):
+    """Linears on one input, each with 1/t of its outputs on a rank (q, k and v; gate and up; logits)."""
 
     def forward(self, out: Listing, part: str) -> None:
         """Gather the tokens, then the products."""
         name = f"{self.name} input"
         if self.manner.sequence_parallel and self.manner.pipelined:
-            m, staged = self.manner, self.manner.overlap == "async_tp"
-            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
-            overlap.gathered_products(out, of, name, part, dtype=m.gathered, staged=staged)
+            gathered_products(out, self, name, part)
             return
         if self.manner.sequence_parallel:
             self.manner.gather(out, name, self.name, self.elements, part)
@@ -108,8 +41,7 @@ class Columns:
         name = f"{self.name} input gradient"
         # Inductor finds a product in front of a reduce_scatter, and not the sum of several (q, k and v; gate and up).
         if self.manner.overlap == "async_tp" and len(self.kernels) == 1:
-            of = overlap.Products(self.name, self.kernels, self.elements, self.manner.tp)
-            overlap.reduced_products(out, of, name, "I", ring=True)
+            reduced_products(out, self, name, "I")
         else:
             out.work(self.name, self.kernels, "I")
             self.manner.scatter(out, name, self.name, self.elements, "I")
@@ -124,26 +56,14 @@ class Columns:
             out.work(self.name, self.kernels, "W")
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """A linear with 1/t of its inputs on a rank, or the lookup in 1/t of an embedding's rows: a partial sum.
-
-    Parameters
-    ----------
-    elements : of the output per sample, of all its tokens on the rank's context-parallel part.
-    """
-
-    name: str
-    kernels: tuple[Kernel]
-    elements: float
-    manner: Manner
+class Rows(Products):
+    """A linear with 1/t of its inputs on a rank, or the lookup in 1/t of an embedding's rows: a partial sum."""
 
     def forward(self, out: Listing, part: str) -> None:
         """The product, then its sum over ranks."""
         name, m = f"{self.name} output", self.manner
         if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
-            ring = m.overlap == "async_tp"
-            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
-            overlap.reduced_products(out, of, name, part, ring=ring)
+            reduced_products(out, self, name, part)
             return
         out.work(self.name, self.kernels, part)
         if m.sequence_parallel:
@@ -155,9 +75,7 @@ class Rows(msgspec.Struct, frozen=True):
         """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
         name, m = f"{self.name} output gradient", self.manner
         if m.sequence_parallel and m.pipelined and self.kernels[0].kind == "gemm":
-            staged = m.overlap == "async_tp"
-            of = overlap.Products(self.name, self.kernels, self.elements, m.tp)
-            overlap.gathered_products(out, of, name, "I", dtype=m.gathered, staged=staged)
+            gathered_products(out, self, name, "I")
         else:
             if m.sequence_parallel:
                 m.gather(out, name, self.name, self.elements, "I")

@@ -9,8 +9,7 @@ from clustersim.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.model import Kernel
 from clustersim.partition.base import Exchange
 from clustersim.partition.dispatch import EP, Spread, read_counts
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels
+from clustersim.partition.nodes import Kernels, Listing
 from clustersim.partition.routing import distinct
 
 

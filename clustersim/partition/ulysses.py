@@ -6,8 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from clustersim.partition.context import Swapped
-from clustersim.partition.listing import Listing
-from clustersim.partition.nodes import Kernels, Local, Nodes
+from clustersim.partition.nodes import Kernels, Listing, Local, Nodes
 
 
 class Ulysses(msgspec.Struct, frozen=True):
