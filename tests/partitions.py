@@ -10,7 +10,7 @@ from clustersim.model import Kernel, Model
 from clustersim.models import model, transformer
 from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import Exchange, Item, LocalLayer, Partition, Work
-from clustersim.partition.overlap import PARTED
+from clustersim.partition.tensor import PARTED
 
 LLAMA = model("llama3.2-1b", seq_len=4096, implementation="fused")
 OVERLAPS = ("none", "bulk", "userbuffers", "async_tp")

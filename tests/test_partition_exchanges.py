@@ -20,7 +20,7 @@ from partitions import (
 from clustersim.models import model, transformer
 from clustersim.parallel import ParallelConfig, Recompute
 from clustersim.partition import Exchange, partition
-from clustersim.partition.overlap import PARTED
+from clustersim.partition.tensor import PARTED
 
 
 @given(parallel=configs.filter(lambda parallel: parallel.sequence_parallel))

@@ -19,11 +19,10 @@ from clustersim.model import Kernel, Tensor
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread
 from clustersim.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, scaled
-from clustersim.partition.overlap import Manner
 from clustersim.partition.recompute import Rebuilt, checkpointed
 from clustersim.partition.routing import Router, capacity, routed
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns, Rows
+from clustersim.partition.tensor import Columns, Manner, Rows
 from clustersim.partition.two_hops import TwoHops
 
 DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(

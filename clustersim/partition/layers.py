@@ -13,10 +13,9 @@ from clustersim.partition.context import attention_node
 from clustersim.partition.dispatch import Spread, is_expert
 from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums, has_weights
-from clustersim.partition.overlap import Manner
 from clustersim.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns, Rows
+from clustersim.partition.tensor import Columns, Manner, Rows
 from clustersim.partition.ulysses import coming_home_beside
 
 

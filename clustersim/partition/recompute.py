@@ -14,9 +14,8 @@ from clustersim.model import Kernel, Layer
 from clustersim.partition.base import Held, Item, Work
 from clustersim.partition.dispatch import is_expert
 from clustersim.partition.nodes import Kernels, Listing, Local, Node, Nodes, forward_items, has_weights
-from clustersim.partition.overlap import PARTED
 from clustersim.partition.share import Share, local_kernel, rows
-from clustersim.partition.tensor import Columns
+from clustersim.partition.tensor import PARTED, Columns
 
 ATTENTION_CORE = frozenset(
     {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}

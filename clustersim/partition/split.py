@@ -9,14 +9,14 @@ import msgspec
 from clustersim.errors import ScenarioError
 from clustersim.model import Layer, Model, Tensor
 from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition.base import Chunk, Held, Item, LocalLayer, Partition, Stage
+from clustersim.partition.base import Chunk, Held, Item, LocalLayer, Partition, Stage, Work
 from clustersim.partition.expert import expert_tensors
 from clustersim.partition.layers import Cutter
 from clustersim.partition.nodes import Changed, Nodes, backward_items, forward_items
-from clustersim.partition.overlap import Manner, delayed
 from clustersim.partition.recompute import every_second, held, kept_outputs, repeated_operators
 from clustersim.partition.share import local_tensor, share_of
 from clustersim.partition.stages import Range, placed, split
+from clustersim.partition.tensor import Manner
 
 NO_RECOMPUTE = Recompute()
 
@@ -212,7 +212,7 @@ class _Builder:
             nodes = (*nodes, Changed("activation", ("", "all_gather"), ("tp",), behind))
         backward = backward_items(nodes, *again)
         if self.parallel.delay_wgrad_compute:
-            backward = delayed(backward)
+            backward = _delayed(backward)
         return LocalLayer(layer.name, layer.kind, forward_items(nodes)[0], backward, **vars(keeps))
 
     def _checkpoint(self, unit: _Unit) -> Held:
@@ -223,3 +223,26 @@ class _Builder:
         whole = sum(everything, Held())
         keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
         return replace(whole.dropped(keeps), stashed=everything[-1].stashed)
+
+
+def _delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Backward with its weight gradients later: those of attention behind the layer, the others beside the exchange
+    that follows their input gradient, which takes gradients of tokens home from their experts.
+
+    ``delay_wgrad_compute`` is Megatron's beside ``ep_overlap`` (core/models/common/model_chunk_schedule_plan.py), which
+    moves those of the first layer of a chunk on, behind the message to the stage before; here they precede it.
+    """
+    moved = {i: _later(items, i) for i, item in enumerate(items) if isinstance(item, Work) and item.part == "W"}
+    order = sorted(range(len(items)), key=lambda i: (moved.get(i, i), i in moved, i))
+    place = {old: new for new, old in enumerate(order)}
+    return tuple(
+        msgspec.structs.replace(items[i], needs=tuple(sorted(place[n] for n in items[i].needs))) for i in order
+    )
+
+
+def _later(items: tuple[Item, ...], at: int) -> int:
+    """Behind which item a weight gradient goes: the last exchange before the next input gradient, or the list."""
+    if "attention" in items[at].name.split("+"):
+        return len(items)
+    following = (i for i in range(at + 1, len(items)) if isinstance(items[i], Work) and items[i].part != "W")
+    return next(following, len(items)) - 1
