@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clustersim.builder.at_once import AtOnce, Known
 from clustersim.builder.gradients import Replicated
 from clustersim.builder.laying import Here, Laid
-from clustersim.builder.mail import Mail, Route
+from clustersim.builder.messages import Mail, Route
 from clustersim.builder.shards import Sharded
 from clustersim.compute.local import LocalCost
 from clustersim.mesh import Mesh
@@ -20,8 +20,8 @@ from clustersim.strategies import base
 from clustersim.strategies.walk import Hooks, Lay, Walk
 from clustersim.variation import usual
 
-MakeReplicas = Callable[[Here, base.OpList, Stage, int], Hooks]
-"""``(here, ops, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
+MakeReplicas = Callable[[Here, Stage, int], Hooks]
+"""``(here, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class Recipe:
     partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks.
     messages : how stages wait for each other, one of :data:`clustersim.builder.messages.MODES`.
     dtype : of activations and messages. replicas : the data-parallel hooks.
-    shapes : as in :class:`~clustersim.builder.mail.Mail`. deferral : micro-batches whose weight gradients of the head
-        wait for the end of a step (Megatron's ``defer_embedding_wgrad_compute``).
+    shapes : as in :class:`~clustersim.builder.messages.Mail`. deferral : micro-batches whose weight gradients of the
+        head wait for the end of a step (Megatron's ``defer_embedding_wgrad_compute``).
     microbatches, accumulates : as in :class:`~clustersim.strategies.walk.Walk`.
     known : of every pipeline rank, what its passes take: each is then one op where no data-parallel traffic runs beside
         it, or, ``roughly``, everywhere (:mod:`clustersim.builder.at_once`).
@@ -76,16 +76,16 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
 
 def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
     """The op list of one pipeline rank."""
-    ops, stage, order = base.OpList(), recipe.partition.stages[rank], recipe.orders[rank]
+    stage, order = recipe.partition.stages[rank], recipe.orders[rank]
     here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
-    laid, hooks = Laid(here, ops, stage), recipe.replicas(here, ops, stage, rank)
+    ops, laid, hooks = here.ops, Laid(here, stage), recipe.replicas(here, stage, rank)
     walk = Walk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
         _lay(recipe, laid, hooks, rank),
         hooks,
-        Mail(here, ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
+        Mail(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,
         laid.turns,

@@ -17,7 +17,6 @@ from clustersim.label import Label
 from clustersim.partition.base import Chunk, Stage
 from clustersim.program import COMPUTE_STREAM, Compute, Program, Role
 from clustersim.schedules.base import Action, Order
-from clustersim.strategies.base import OpList
 from clustersim.strategies.walk import WHOLE, Part, Place
 from clustersim.timeline import Timeline
 
@@ -58,7 +57,7 @@ class AtOnce(msgspec.Struct, frozen=True):
         """With the last layer of its chunk, all of the pass."""
         if self.busy():
             return self.laid(place, action, part)
-        chunk, ops = self.laid.stage.of(action.microbatch, place[0]), self.laid.ops
+        chunk, ops = self.laid.stage.of(action.microbatch, place[0]), self.laid.here.ops
         if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
             spent = self.known[what(chunk, action.kind)]
             label = Label("", action.kind, action.microbatch, action.chunk)
@@ -81,8 +80,7 @@ def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Prog
     for action in (action for slot in order for action in slot):
         kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
     passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
-    ops = OpList()
-    laid = Laid(here, ops, stage)
+    ops, laid = here.ops, Laid(here, stage)
     for action in passes.values():
         places = range(len(stage.chunks[action.chunk].layers))
         for i in places if action.kind == "F" else reversed(places):

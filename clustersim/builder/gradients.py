@@ -26,16 +26,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.builder.laying import Here
-from clustersim.builder.tail import Moved, clip, collective, shared_gradients
 from clustersim.partition.base import LocalLayer, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
-from clustersim.strategies.base import OpList
 from clustersim.strategies.walk import WHOLE, Part, Place
 
 DENSE, EXPERT = ("dp", "cp"), ("edp",)
 SHARD, INSTANCES = ("dp_shard", "cp"), ("dp_replicate",)
 """Of a distributed optimizer with several instances: who shares one out, and who holds the same share."""
+EVERYBODY = ("tp", "cp", "dp", "pp")
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class Replicated:
     """
 
     here: Here
-    ops: OpList
     stage: Stage
     stage_index: int
     config: ReplicaConfig
@@ -141,7 +139,7 @@ class Replicated:
         of complete ones is reduced at once, where that is overlapped."""
         chunk, layer = place
         if action.kind == "F":
-            self.ops.waits = (*self.ops.waits, *self._gathered.pop(chunk, ()))
+            self.here.ops.waits = (*self.here.ops.waits, *self._gathered.pop(chunk, ()))
         self._last = last
         yield WHOLE
         if self.config.accumulated and layer == 0 and action.kind in "BW":
@@ -165,31 +163,31 @@ class Replicated:
     def _accumulate(self, chunk: int) -> None:
         """One pass over the chunk's gradients: layers' own would be as long, and many more ops."""
         nbytes = self._sizes[chunk] * self.config.accumulated
-        seconds = nbytes / self.here.cost.where.device.stream_rate()
-        after = (self.ops.kernel,) if self.ops.kernel >= 0 else ()
-        self.ops.kernel = self.ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
+        ops, seconds = self.here.ops, nbytes / self.here.rate
+        after = (ops.kernel,) if ops.kernel >= 0 else ()
+        ops.kernel = ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
 
     def finish(self) -> None:
         """The end of the step; see the module's docstring."""
         for bucket in self.buckets:
             if bucket.reduced < 0:
                 self._reduce(bucket)
-        after = tuple(bucket.reduced for bucket in self.buckets) or (self.ops.kernel,)
+        after = tuple(bucket.reduced for bucket in self.buckets) or (self.here.ops.kernel,)
         dtype = self.config.grad_dtype
-        after = shared_gradients(self.here, self.ops, self.stage, self.tied, dtype, after)
+        after = shared_gradients(self.here, self.stage, self.tied, dtype, after)
         if self.config.clip:
             nbytes = float(self._updated() * DTYPE_BYTES[dtype])
-            after = clip(self.here, self.ops, nbytes, after, barrier=not self.config.validated_after)
+            after = clip(self.here, nbytes, after, barrier=not self.config.validated_after)
         self._update(after)
 
     def _reduce(self, bucket: Bucket) -> None:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
         nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
         dims = self._sharing(bucket)
-        after = collective(self.here, self.ops, Moved(kind, bucket.name, nbytes, dtype), dims, (self.ops.kernel,))
+        after = self.here.collective(kind, bucket.name, nbytes, dtype, dims, (self.here.ops.kernel,))
         if dims != bucket.dims:  # each instance's shards are summed over instances
             share = nbytes / self.here.mesh.size(*dims)
-            after = collective(self.here, self.ops, Moved("all_reduce", bucket.name, share, dtype), INSTANCES, after)
+            after = self.here.collective("all_reduce", bucket.name, share, dtype, INSTANCES, after)
         bucket.reduced = after[0]
 
     def _sharing(self, bucket: Bucket) -> tuple[str, ...]:
@@ -208,9 +206,8 @@ class Replicated:
     def _update(self, after: tuple[int, ...]) -> None:
         numel = self._updated()
         tensors = 1 if self.config.distributed else sum(len(layer.tensors) for layer in self.stage.layers)
-        rate = self.here.cost.where.device.stream_rate()
-        seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / rate
-        self.ops.kernel = self.ops.compute("optimizer", seconds, "optimizer", after=after)
+        seconds = self.here.cost.update(numel, tensors) + self.config.copies * numel / self.here.rate
+        self.here.ops.kernel = self.here.ops.compute("optimizer", seconds, "optimizer", after=after)
         if self.config.distributed:
             self._gather()
 
@@ -218,14 +215,12 @@ class Replicated:
         """Updated parameters to everybody: awaited at once, or by the chunk that uses them."""
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
-            name, kernel, dtype = f"parameters {bucket.name}", (self.ops.kernel,), self.config.param_dtype
-            done = collective(
-                self.here, self.ops, Moved("all_gather", name, nbytes, dtype), self._sharing(bucket), kernel
-            )
+            name, kernel, dtype = f"parameters {bucket.name}", (self.here.ops.kernel,), self.config.param_dtype
+            done = self.here.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
         if not self.config.overlap_param_gather:
-            self.ops.waits = (*self.ops.waits, *(op for waits in self._gathered.values() for op in waits))
+            self.here.ops.waits = (*self.here.ops.waits, *(op for waits in self._gathered.values() for op in waits))
             self._gathered.clear()
 
 
@@ -250,3 +245,34 @@ def _buckets(
             held, size, count = [], 0, count + 1
     if held:
         yield Bucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
+
+
+def shared_gradients(here: Here, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Gradients that several model-parallel ranks hold parts of, summed when their own reduction is done.
+
+    Over tp, those of norms and routers under sequence parallelism, all together; between first and last stage, those of
+    ``tied`` elements of a shared embedding table.
+    """
+    size = DTYPE_BYTES[dtype]
+    replicated = sum(layer.replicated for layer in stage.layers)
+    if replicated:
+        after = here.collective("all_reduce", "replicated gradients", float(replicated * size), dtype, ("tp",), after)
+    if tied:
+        after = here.collective("all_reduce", "tied embeddings", float(tied * size), dtype, ("embd",), after)
+    return after
+
+
+def clip(here: Here, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
+    """clip_grad_norm_: the norm of this rank's gradients, one number over *all* ranks, and the factor applied.
+
+    The all_reduce is a barrier: no stage updates before the slowest has its gradients; without, a stage goes on by
+    its own norm. ``nbytes`` : of the gradients.
+    """
+    ops = here.ops
+    normed = ops.compute("gradient norm", nbytes / here.rate, "gradient", after=after, nbytes=nbytes)
+    if not barrier:
+        ops.kernel = normed
+        return (normed,)
+    met = here.collective("all_reduce", "gradient norm", 4.0, "fp32", EVERYBODY, (normed,))
+    ops.kernel = ops.compute("clip gradients", 2 * nbytes / here.rate, "gradient", after=met, nbytes=2 * nbytes)
+    return (ops.kernel,)

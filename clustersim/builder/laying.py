@@ -42,7 +42,7 @@ Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
 
 @dataclass(eq=False)
 class Here:
-    """Where ops are laid: one stage's ranks.
+    """Where ops are laid: one stage's ranks, and the list that their ops are in.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ class Here:
     cost: LocalCost
     batch: int
     dtype: str
+    ops: OpList = field(default_factory=OpList)
     _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
     _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
     _loads: dict[tuple[float, ...], Floats] = field(default_factory=dict, init=False, repr=False)
@@ -70,6 +71,23 @@ class Here:
             mine = everywhere[np.isin(everywhere, self.ranks).any(axis=1)]
             known[dims] = everywhere if len(mine) == len(everywhere) else mine
         return known[dims]
+
+    @property
+    def rate(self) -> float:
+        """[bytes/s] of a pass through the GPU's memory."""
+        return self.cost.where.device.stream_rate()
+
+    def collective(
+        self, kind: str, name: str, nbytes: float, dtype: str, dims: tuple[str, ...], after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Append a collective over mesh dimensions on their own stream; nothing, and no wait, where a group has one
+        rank. ``name`` : of the tensor."""
+        groups, dim, step = self.groups(dims), "-".join(dims), self.ops.step
+        if groups.shape[1] == 1:
+            return after
+        op = Collective(f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step,
+                        label=Label(name, dim=dim))  # fmt: skip
+        return (self.ops.add(op),)
 
     def ring(self, dims: tuple[str, ...], forward: bool) -> Ints:
         """(n,) int: whom each rank sends to on the ring of its group (``forward``), or receives from."""
@@ -143,7 +161,6 @@ class Laid(msgspec.Struct, frozen=True):
     """Local layers of one stage as ops: :data:`clustersim.strategies.walk.Lay`."""
 
     here: Here
-    ops: OpList
     stage: Stage
 
     def __call__(self, place: Place, action: Action, part: Part) -> Iterator[None]:
@@ -154,7 +171,7 @@ class Laid(msgspec.Struct, frozen=True):
         A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
         """
         chunk, i = place
-        here, ops, layer = self.here, self.ops, self.stage.of(action.microbatch, chunk).layers[i]
+        here, ops, layer = self.here, self.here.ops, self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
         for piece, following in zip_longest(pieces, pieces[1:]):
@@ -177,7 +194,7 @@ class Laid(msgspec.Struct, frozen=True):
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
     def _compute(self, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
-        here, ops = self.here, self.ops
+        here, ops = self.here, self.here.ops
         spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
@@ -192,7 +209,7 @@ class Laid(msgspec.Struct, frozen=True):
 
     def _exchange(self, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]) -> int:
         """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
-        here, ops = self.here, self.ops
+        here, ops = self.here, self.here.ops
         dtype = exchange.dtype or here.dtype
         nbytes = float(exchange.elements * DTYPE_BYTES[dtype] * (here.batch if exchange.per_sample else 1))
         dim = exchange.communicator or "-".join(exchange.dims)

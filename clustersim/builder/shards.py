@@ -13,18 +13,15 @@ from collections.abc import Iterator
 
 import msgspec
 
+from clustersim.builder.gradients import EXPERT, INSTANCES, SHARD, clip, shared_gradients
 from clustersim.builder.laying import Here
-from clustersim.builder.tail import clip, shared_gradients
 from clustersim.model import StepCost
 from clustersim.partition.base import Stage
 from clustersim.schedules import Action
 from clustersim.strategies import sharded
-from clustersim.strategies.base import OpList
 from clustersim.strategies.fsdp import Shards
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes
 from clustersim.strategies.walk import Part, Place
-
-SHARD, REPLICATE, EXPERT = ("dp_shard", "cp"), ("dp_replicate",), ("edp",)
 
 
 class Sharded(Shards):
@@ -35,16 +32,14 @@ class Sharded(Shards):
     cost : the host's rates. config : FSDP's knobs, version 2. tied : elements of the tied embedding on this rank.
     """
 
-    def __init__(
-        self, here: Here, ops: OpList, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int = 0
-    ) -> None:
+    def __init__(self, here: Here, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int) -> None:
         if here.mesh.size("pp") > 1:
             config = msgspec.structs.replace(config, reshard_after_forward=False, no_sync=True)
         wrapped = sharded.units(stage.layers, config.blocks_per_unit, config.min_num_params)
         places = [(c, i) for c, chunk in enumerate(stage.chunks) for i in range(len(chunk.layers))]
         shard = here.groups(SHARD)
-        plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(REPLICATE))
-        super().__init__(ops, cost, config, plan, places)
+        plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(INSTANCES))
+        super().__init__(here.ops, cost, config, plan, places)
         self.here, self.stage, self.tied = here, stage, tied
         self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
         self._busy = True
@@ -84,9 +79,9 @@ class Sharded(Shards):
         """Clip and update this rank's shard, when all of its gradients are reduced."""
         ops, numel = self.ops, self.numel + (self.experts.numel if self.experts else 0.0)
         after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
-        after = shared_gradients(self.here, ops, self.stage, self.tied, self.config.orig_dtype, after)
+        after = shared_gradients(self.here, self.stage, self.tied, self.config.orig_dtype, after)
         if self.config.clip_grad_norm:
-            after = clip(self.here, ops, numel * element_bytes(self.config)[2], after)
+            after = clip(self.here, numel * element_bytes(self.config)[2], after)
         tensors = sum(len(layer.tensors) + len(layer.expert_tensors) for layer in self.stage.layers)
         seconds = self.here.cost.update(numel, tensors)
         ops.kernel = ops.compute("optimizer", seconds, "optimizer", after=after)

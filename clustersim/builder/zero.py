@@ -12,29 +12,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from clustersim.builder.gradients import EXPERT
+from clustersim.builder.gradients import EXPERT, shared_gradients
 from clustersim.builder.laying import Here
 from clustersim.builder.stage_memory import StateBytes
-from clustersim.builder.tail import Moved, collective, shared_gradients
 from clustersim.model import Layer, Model, StepCost, Tensor
 from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
 from clustersim.strategies import zero
-from clustersim.strategies.base import OpList
 from clustersim.strategies.walk import Hooks, Part, Place
 from clustersim.strategies.zero_config import ZeroConfig, elements
 from clustersim.strategies.zero_trace import modules, visits
 
 
-def zero_hooks(here: Here, ops: OpList, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
+def zero_hooks(here: Here, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
     """The hooks of the only stage of a model without pipeline. ``cost`` : the host's rates."""
     model = layerwise(stage)
     update = here.cost.update  # of one flat tensor
     cost = replace(cost, optimizer=update(model.parameters, 1), optimizer_floor=update(0.0, 1))
-    hooks = zero.hooks(ops, model, cost, here.mesh, config)
-    hooks.joined = lambda after: shared_gradients(here, ops, stage, 0, config.param_dtype, after)
-    return Experts(hooks, here, ops, stage, config) if stage.expert_parameters else hooks
+    hooks = zero.hooks(here.ops, model, cost, here.mesh, config)
+    hooks.joined = lambda after: shared_gradients(here, stage, 0, config.param_dtype, after)
+    return Experts(hooks, here, stage, config) if stage.expert_parameters else hooks
 
 
 @dataclass
@@ -48,7 +46,6 @@ class Experts:
 
     dense: Hooks
     here: Here
-    ops: OpList
     stage: Stage
     config: ZeroConfig
     filled: int = field(default=0, init=False)
@@ -69,10 +66,10 @@ class Experts:
             self._reduce()
 
     def _reduce(self) -> None:
-        k, ops, nbytes = len(self.reduced), self.ops, float(self.filled * DTYPE_BYTES[self.config.param_dtype])
+        k, ops, nbytes = len(self.reduced), self.here.ops, float(self.filled * DTYPE_BYTES[self.config.param_dtype])
         self.filled = 0
         # Copied into contiguous memory, and divided there.
-        seconds = 4.0 * nbytes / self.here.cost.where.device.stream_rate()
+        seconds = 4.0 * nbytes / self.here.rate
         after, ops.waits = (*ops.waits, ops.kernel), ()
         copied = (ops.compute(f"fill expert bucket {k}", seconds, "gradient", after=after, nbytes=4.0 * nbytes),)
         done = self._exchange("all_reduce", f"expert bucket {k}", nbytes, copied)
@@ -81,14 +78,14 @@ class Experts:
             ops.waits = done
 
     def _exchange(self, kind: str, name: str, nbytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
-        return collective(self.here, self.ops, Moved(kind, name, nbytes, self.config.param_dtype), EXPERT, after)
+        return self.here.collective(kind, name, nbytes, self.config.param_dtype, EXPERT, after)
 
     def finish(self) -> None:
         """Norm and update of the dense ones, then the experts'."""
         self.dense.finish()
-        ops, cost, size = self.ops, self.here.cost, DTYPE_BYTES[self.config.param_dtype]
+        ops, cost, size = self.here.ops, self.here.cost, DTYPE_BYTES[self.config.param_dtype]
         numel = self.stage.expert_parameters / self.here.groups(EXPERT).shape[1]
-        seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / cost.where.device.stream_rate() * (size < 4)
+        seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.here.rate * (size < 4)
         after, ops.waits = (*ops.waits, *self.reduced[-1:]), ()
         updated = (ops.compute("optimizer experts", seconds, "optimizer", after=after),)
         ops.waits = self._exchange(

@@ -16,7 +16,6 @@ from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Partition, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Schedule
-from clustersim.strategies.base import OpList
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.strategies.walk import Hooks
 from clustersim.strategies.zero_config import ZeroConfig
@@ -69,23 +68,23 @@ def replicas(
 
     if isinstance(config, FSDPConfig):
 
-        def shard(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
-            return Sharded(here, ops, stage, cost, config, tied(rank))
+        def shard(here: Here, stage: Stage, rank: int) -> Hooks:
+            return Sharded(here, stage, cost, config, tied(rank))
 
         return shard
     sharing = sharding_zero(scenario)
     if sharing is not None:
 
-        def share(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
-            return zero_hooks(here, ops, stage, cost, sharing)
+        def share(here: Here, stage: Stage, rank: int) -> Hooks:
+            return zero_hooks(here, stage, cost, sharing)
 
         return share
     replicated = replica_config(scenario, parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
 
-    def replicate(here: Here, ops: OpList, stage: Stage, rank: int) -> Hooks:
-        return Replicated(here, ops, stage, rank, replicated, tied(rank))
+    def replicate(here: Here, stage: Stage, rank: int) -> Hooks:
+        return Replicated(here, stage, rank, replicated, tied(rank))
 
     return replicate
 
