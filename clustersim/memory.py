@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.errors import ScenarioError, nearest
-from clustersim.holding import Holding, always, piling_up
+from clustersim.holding import Holding, always, everything
 from clustersim.holding import moments as moments_of
 from clustersim.memory_use import Course, MemoryUse
 from clustersim.model import Layer, Model
@@ -21,8 +21,6 @@ COMPILED_LOSS = 0.4
 """Of the bytes that an eager loss holds in 16 bits, what a fused one does: the logits and their gradient, 4 of 10 bytes
 a logit (pytorch/torchtitan PR 1033; Dao-AILab/quack issue 48)."""
 CHECKPOINTING = ("none", "full", "selective")
-REPLICATED = ("single", "ddp")
-"""Strategies that hold everything whole; others bring a :class:`clustersim.holding.Holding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,41 +31,33 @@ class Training:
     ----------
     micro_batch_size : samples in flight. dtype : of the GEMMs. param_dtype : of parameters and gradients; fp32 with a
         16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight.
-    strategy : one of :data:`REPLICATED`. world_size : data-parallel ranks.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
     optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
-    gradient_as_bucket_view : DDP's gradients live in its buckets. compiled : ``torch.compile`` has fused the loss.
-    holding : what a sharded strategy keeps, instead of ``strategy``, ``master_weights`` and the view.
+    compiled : ``torch.compile`` has fused the loss.
+    holding : what a strategy keeps on one rank; everything whole, and ``master_weights``, where it is None.
 
-    Raises :class:`ScenarioError` for an unknown strategy, optimizer or policy.
+    Raises :class:`ScenarioError` for an unknown optimizer or policy.
     """
 
     micro_batch_size: int
     dtype: str = "bf16"
     param_dtype: str = "fp32"
-    strategy: str = "single"
-    world_size: int = 1
     activation_checkpointing: str = "none"
     optimizer: str | None = "adamw"
     optimizer_impl: str = "foreach"
     master_weights: bool = False
-    gradient_as_bucket_view: bool = False
     compiled: bool = False
     holding: Holding | None = None
 
     def __post_init__(self) -> None:
-        if self.holding is None and self.strategy not in REPLICATED:
-            known = nearest(self.strategy, REPLICATED)
-            raise ScenarioError(f"unknown strategy {self.strategy!r} (at $.strategy.kind); {known}")
         if self.optimizer not in STATES:
             known = nearest(str(self.optimizer), [name for name in STATES if name])
             raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {known}")
         if self.activation_checkpointing not in CHECKPOINTING:
             known = nearest(self.activation_checkpointing, CHECKPOINTING)
             raise ScenarioError(f"unknown activation_checkpointing {self.activation_checkpointing!r}; {known}")
-        if self.micro_batch_size < 1 or self.world_size < 1:
-            sizes = f"micro_batch_size {self.micro_batch_size} and world_size {self.world_size}"
-            raise ScenarioError(f"{sizes} must be at least 1")
+        if self.micro_batch_size < 1:
+            raise ScenarioError(f"micro_batch_size {self.micro_batch_size} must be at least 1")
 
 
 def memory(model: Model, run: Training) -> MemoryUse:
@@ -81,7 +71,8 @@ def memory(model: Model, run: Training) -> MemoryUse:
     """
     half, policy = run.dtype in {"fp16", "bf16", "fp8"}, run.activation_checkpointing
     autocast = half and run.param_dtype == "fp32"
-    holding = run.holding or _replicated(model, run)
+    elements = np.array([float(layer.parameters) for layer in model.layers])
+    holding = run.holding or everything(elements, DTYPE_BYTES[run.param_dtype], masters=run.master_weights)
     activations, logits = _activations(model, run.micro_batch_size, policy, half=half, autocast=autocast)
     if half and run.compiled:
         logits = logits * COMPILED_LOSS
@@ -109,24 +100,6 @@ def memory(model: Model, run: Training) -> MemoryUse:
     )
     largest: Any = {name: float(column.max()) for name, column in course.parts.items()}
     return MemoryUse(**largest, course=course)
-
-
-def _replicated(model: Model, run: Training) -> Holding:
-    """Everything whole on every rank. zero_grad frees gradients, but not DDP's buckets."""
-    n, count, size = model.parameters, len(model.layers), DTYPE_BYTES[run.param_dtype]
-    masters, view = run.master_weights and size < 4, run.gradient_as_bucket_view
-    whole = always(float(size) * n, count)
-    piling = piling_up(np.array([float(size) * layer.parameters for layer in model.layers]))
-    ddp = run.strategy == "ddp"
-    return Holding(
-        parameters=float(size) * n,
-        updated=n,
-        state_bytes=4 if masters else size,
-        masters=4.0 * n if masters else 0.0,
-        gradients=whole if ddp and view else piling,
-        gathered=always(0.0, count),
-        buffers=whole if ddp and not view else always(0.0, count),
-    )
 
 
 def _kept(by_layer: Floats) -> Floats:

@@ -163,8 +163,6 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
 def peak_memory(run: StepRun) -> MemoryUse:
     """Bytes of one GPU at the peak of this run's step."""
     strategy, (_, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
-    if strategy.holding is None:
-        raise ValueError(f"strategy {strategy.name!r} does not say what it holds")
     training = Training(
         micro_batch_size=run.config.micro_batch_size,
         dtype=run.how.dtype,

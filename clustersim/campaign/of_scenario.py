@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clustersim.campaign.job import Job
 from clustersim.economics import Rates, rates, watts_per_gpu
 from clustersim.errors import ScenarioError
-from clustersim.memory import REPLICATED, STATES
+from clustersim.memory import STATES
 from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.scenario import Scenario
@@ -109,7 +109,7 @@ def copies(scenario: Scenario, mesh: Mesh) -> int:
     out either of them (FSDP, ZeRO, Megatron's distributed optimizer) are one copy."""
     parallel = scenario.file.parallel
     shared = parallel is not None and parallel.use_distributed_optimizer
-    if scenario.file.strategy["kind"] in REPLICATED and not shared:
+    if scenario.file.strategy["kind"] == "ddp" and not shared:
         return mesh.size("dp")
     return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
 

@@ -17,7 +17,7 @@ from clustersim.device import Device, Speed, device, faster, of_cores, with_effi
 from clustersim.errors import ScenarioError
 from clustersim.flows.loads import Varying
 from clustersim.memo import kept_with_first
-from clustersim.memory import REPLICATED, Training, memory
+from clustersim.memory import Training, memory
 from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
@@ -261,20 +261,16 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
     if nothing were shared."""
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
     row = STRATEGIES[scenario.file.strategy["kind"]]
-    holding = row.holding(model, mesh, config) if row.holding and not whole else None
     training = Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
-        strategy=row.name if row.name in REPLICATED and not whole else "single",
-        world_size=mesh.world_size,
-        holding=holding,
+        holding=None if whole else row.holding(model, mesh, config),
         # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
         master_weights=config.state_dtype == "fp32",
         activation_checkpointing=spec.activation_checkpointing,
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
-        gradient_as_bucket_view=getattr(config, "gradient_as_bucket_view", False),
         compiled=spec.implementation == "fused",
     )
     use = memory(model, training)

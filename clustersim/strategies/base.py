@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
-from clustersim.holding import Holding
+from clustersim.holding import Holding, everything
 from clustersim.mesh import Mesh
 from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
@@ -55,6 +55,12 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.param_dtype
 
 
+def whole(model: Model, config: StrategyConfig) -> Holding:
+    """What a rank keeps that has all of the model, and of its gradients."""
+    elements = np.array([float(layer.parameters) for layer in model.layers])
+    return everything(elements, DTYPE_BYTES[config.param_dtype])
+
+
 Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]
 """``(model, cost, mesh, config, steps, seed) -> Program``."""
 
@@ -71,7 +77,7 @@ class Strategy(msgspec.Struct, frozen=True):
     place : ``(topology, mesh, config) -> Mesh`` gives it ranks beyond one per GPU, such as servers on CPUs.
     launch : how its ranks are started where that is its nature and not the user's choice; as ``[run]`` names it.
     report : ``(program, timeline, topology, mesh, config) -> Figures``, which only this strategy has.
-    holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; None where it keeps everything whole.
+    holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; everything where nothing is said.
     together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
     """
 
@@ -82,7 +88,7 @@ class Strategy(msgspec.Struct, frozen=True):
     place: Callable[[Topology, Mesh, Any], Mesh] | None = None
     launch: str | None = None
     report: Callable[[Program, Timeline, Topology, Mesh, Any], Figures] | None = None
-    holding: Callable[[Model, Mesh, Any], Holding] | None = None
+    holding: Callable[[Model, Mesh, Any], Holding] = lambda model, mesh, config: whole(model, config)
     together: Callable[[Any], bool] = lambda config: True
 
 

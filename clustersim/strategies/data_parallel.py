@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from clustersim.errors import ProgramError
-from clustersim.holding import Holding, always, piling_up
+from clustersim.holding import Holding, always
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
@@ -168,13 +169,11 @@ class DataParallel(Rank[DataParallelConfig]):
 
 def holding(model: Model, mesh: Mesh, config: DataParallelConfig) -> Holding:
     """What device 0 keeps: everything, and around the loss the outputs of all devices."""
-    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
-    gradients = piling_up(np.array([float(layer.parameters * element) for layer in model.layers]))
-    outputs = always(0.0, n)
+    n, outputs = len(model.layers), always(0.0, len(model.layers))
     if config.gather_outputs and mesh.workers > 1:
+        element = DTYPE_BYTES[config.param_dtype]
         outputs[n - 1 : n + 1] = mesh.workers * config.micro_batch_size * base.output_elements(model) * element
-    whole = float(model.parameters)
-    return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), outputs)
+    return msgspec.structs.replace(base.whole(model, config), buffers=outputs)
 
 
 build = walked(DataParallel)

@@ -22,7 +22,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from clustersim.holding import Holding, always
 from clustersim.memo import kept_with_first
+from clustersim.mesh import Mesh
 from clustersim.mix import Mix
 from clustersim.model import Model, Tensor
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
@@ -224,5 +226,14 @@ def _sizes(layout: Sequence[Bucket]) -> str:
     return f"{len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})"
 
 
+def holding(model: Model, mesh: Mesh, config: DDPConfig) -> Holding:
+    """Everything, and buckets as large as the gradients, which zero_grad does not free; views of them are both."""
+    found = base.whole(model, config)
+    buckets = always(found.parameters, len(model.layers))
+    if config.gradient_as_bucket_view:
+        return msgspec.structs.replace(found, gradients=buckets)
+    return msgspec.structs.replace(found, buffers=buckets)
+
+
 build = walked(DDP)
-STRATEGY = base.Strategy("ddp", DDPConfig, build)
+STRATEGY = base.Strategy("ddp", DDPConfig, build, holding=holding)

@@ -109,13 +109,15 @@ class _Rank(msgspec.Struct):
 def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
     """What the fullest worker keeps: parameters and gradients whole; optimizer states only where it updates, and a sum
     of gradients where it serves."""
-    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    element, found = DTYPE_BYTES[config.param_dtype], base.whole(model, config)
     kept = shares(model, config.shards, config.sharding)
     served = float(kept.sum(axis=0).max()) if config.server == "worker" else 0.0
-    updated = served if config.server_updates else float(model.parameters)
-    gradients = piling_up(kept.sum(axis=1) * element)
-    parameters = float(model.parameters * element)
-    return Holding(parameters, updated, 0.0, element, gradients, always(0.0, n), always(served * element, n))
+    return msgspec.structs.replace(
+        found,
+        updated=served if config.server_updates else found.updated,
+        gradients=piling_up(kept.sum(axis=1) * element),
+        buffers=always(served * element, len(model.layers)),
+    )
 
 
 def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats
-from clustersim.holding import Holding, always, piling_up
+from clustersim.holding import Holding, always
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program
@@ -128,12 +128,10 @@ class SGD(Rank[StepsOfSGDConfig]):
 
 def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
     """What rank 0 keeps: everything, and everybody's gradients where they are gathered."""
-    element, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
-    gradients = piling_up(np.array([float(layer.parameters * element) for layer in model.layers]))
-    gathered, whole = always(0.0, n), float(model.parameters)
+    found, gathered = base.whole(model, config), always(0.0, len(model.layers))
     if config.exchange == "gather" and mesh.workers > 1:
-        gathered[-1] = mesh.workers * whole * element
-    return Holding(whole * element, whole, 0.0, element, gradients, always(0.0, n), gathered)
+        gathered[-1] = mesh.workers * found.parameters
+    return msgspec.structs.replace(found, buffers=gathered)
 
 
 class Phase(msgspec.Struct, frozen=True):
