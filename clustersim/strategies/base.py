@@ -12,14 +12,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats
 from clustersim.errors import ProgramError
 from clustersim.holding import Holding, everything
 from clustersim.mesh import Mesh
 from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
 from clustersim.parallel.config import AtLeastOne
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program, Role
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Op, Program
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
 
@@ -31,7 +30,6 @@ class Figures(Protocol):
 
     def lines(self) -> Iterator[str]:
         """A line each."""
-        ...
 
 
 class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,12 +144,6 @@ def begin_step(ops: OpList, cost: StepCost, step: int) -> None:
         ops.kernel = ops.compute("input", cost.step_overhead, "input", "host")
 
 
-def accumulate(ops: OpList, model: Model, cost: StepCost, dtype: str) -> int:
-    """Gradients of a micro-batch are added to those already there: two reads and a write."""
-    seconds = gradient_pass(3.0 * model.parameters * DTYPE_BYTES[dtype], cost)
-    return ops.compute("accumulate gradients", seconds, "gradient")
-
-
 def gradient_pass(traffic: float, cost: StepCost) -> float:
     """Seconds of an elementwise pass over gradients that reads and writes ``traffic`` bytes in all."""
     return traffic / cost.grad_copy_bandwidth if traffic else 0.0
@@ -168,9 +160,3 @@ def output_elements(model: Model) -> float:
     """Elements of the model's output for one sample (logits): what its last matrix product writes."""
     products = [kernel for layer in model.layers for kernel in layer.kernels if kernel.kind == "gemm" and kernel.m]
     return float(products[-1].m * products[-1].n) if products else 0.0
-
-
-def program(ops: OpList, mesh: Mesh, cost: StepCost, notes: tuple[str, ...], paces: Floats | None) -> Program:
-    """The Program in which every rank runs the same op list, each at its pace."""
-    worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops), paces)
-    return Program(mesh.world_size, (worker,), overlap_slowdown=cost.overlap_slowdown, notes=notes)

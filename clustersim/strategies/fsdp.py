@@ -24,13 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 
-from clustersim.mesh import Ints
-from clustersim.model import StepCost
+from clustersim.mesh import Ints, Mesh
+from clustersim.model import Model, StepCost
 from clustersim.schedules import Action
 from clustersim.strategies import base, fsdp_memory, sharded
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, gathered_bytes, plan
 from clustersim.strategies.primitives import collective
-from clustersim.strategies.walk import WHOLE, Part, Place, Rank, walked
+from clustersim.strategies.walk import WHOLE, Part, Place, walked
 from clustersim.units import format_bytes
 
 MAX_INFLIGHT_ALL_GATHERS = 2
@@ -227,47 +227,36 @@ class Shards:
         self.reduced.append(done)
 
 
-class FSDP(Rank[FSDPConfig]):
+class FSDP(Shards):
     """The hooks of ranks that have a whole model each."""
 
-    def __post_init__(self) -> None:
-        mesh, config = self.mesh, self.config
-        self.host = (
-            sharded.host(mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth) if config.cpu_offload else None
-        )
-        places = [(0, i) for i in range(len(self.model.layers))]
-        self.shards = Shards(self.ops, self.cost, config, plan(self.model, mesh, config), places, self.host)
-
-    def begin_step(self) -> None:
-        """All_gathers read parameters."""
-        self.shards.begin_step()
-
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
-        """Gather before, free and reduce after."""
-        return self.shards.around(place, action, last=last)
+    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: FSDPConfig) -> None:
+        bandwidths = config.pcie_bandwidth, config.dram_bandwidth
+        host = sharded.host(mesh, cost, *bandwidths) if config.cpu_offload else None
+        places = [(0, i) for i in range(len(model.layers))]
+        super().__init__(ops, cost, config, plan(model, mesh, config), places, host)
 
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""
-        ops, shards = self.ops, self.shards
-        after = tuple(shards.reduced)
+        after, self.reduced = tuple(self.reduced), []
         if self.config.clip_grad_norm:
-            nbytes = shards.numel * element_bytes(self.config)[2]
-            after = sharded.clip(ops, self.cost, shards.plan.shard, nbytes, after)
-        shards.reduced = []
+            nbytes = self.numel * element_bytes(self.config)[2]
+            after = sharded.clip(self.ops, self.cost, self.plan.shard, nbytes, after)
         if self.host is not None:
-            shards.reduced = [self.host.adam(ops, shards.numel, after)]
+            self.reduced = [self.host.adam(self.ops, self.numel, after)]
             return
-        ops.compute("optimizer", sharded.optimizer(self.cost, 1.0 / shards.plan.degree), "optimizer", after=after)
+        seconds = sharded.optimizer(self.cost, 1.0 / self.plan.degree)
+        self.ops.compute("optimizer", seconds, "optimizer", after=after)
 
     def notes(self) -> tuple[str, ...]:
         """Units, groups and element types in words."""
-        config, plan = self.config, self.shards.plan
+        config, plan = self.config, self.plan
         largest = max(plan.units, key=lambda unit: unit.numel)
         size = format_bytes(float(largest.numel * element_bytes(config)[0]))
         name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
-        shape = f"{plan.degree} shards x {plan.replicate.shape[1]} replicas"
+        shape = f"{plan.shard.size} ranks = {plan.degree} shards x {plan.replicate.shape[1]} replicas"
         return (
-            f"fsdp{config.version}: {self.mesh.world_size} ranks = {shape}, {name}, prefetch {config.prefetch}",
+            f"fsdp{config.version}: {shape}, {name}, prefetch {config.prefetch}",
             f"fsdp{config.version}: {len(plan.units)} units, the largest {largest.name} ({size} gathered); "
             f"gathered in {config.param_dtype}, reduced in {config.wire_dtype}, kept in {config.orig_dtype}",
         )

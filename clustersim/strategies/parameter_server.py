@@ -14,7 +14,7 @@ In the words of frameworks: TensorFlow's ``variable_update=parameter_server`` wi
 synchronous server on a CPU that updates; MXNet's and BytePS's key-value stores let a layer be pulled as soon as it is
 done (``by_layer``), and BytePS only adds up (``server_updates = false``).
 
-Read :mod:`~clustersim.strategies.ps_worker`, then :mod:`~clustersim.strategies.ps_server`. Where servers sit is
+Workers and servers are in :mod:`~clustersim.strategies.ps_roles`. Where servers sit is
 :mod:`~clustersim.strategies.server_layout`; what a run shows of them, :mod:`~clustersim.strategies.ps_report`.
 """
 
@@ -31,8 +31,7 @@ from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Program, Role
 from clustersim.schedules import Action
 from clustersim.strategies import base, ps_report
-from clustersim.strategies.ps_server import AsyncServer, Server
-from clustersim.strategies.ps_worker import Worker
+from clustersim.strategies.ps_roles import AsyncServer, Server, Worker
 from clustersim.strategies.server_layout import Layout, ParameterServerConfig, layout, place, shares
 from clustersim.strategies.walk import Part, Place, Walk, accumulation, whole
 from clustersim.units import format_bytes

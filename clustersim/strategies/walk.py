@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from clustersim.mesh import Mesh
 from clustersim.mix import Mix
 from clustersim.model import Model, StepCost
-from clustersim.program import COMPUTE_STREAM, Compute, Program
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program, Role
 from clustersim.schedules import Action, Order, Slot, schedule
 from clustersim.strategies import base
 from clustersim.variation import usual
@@ -217,7 +219,8 @@ class Rank(Generic[C]):
         """One kernel; behind a backward, from the second micro-batch on, gradients pile up."""
         yield WHOLE
         if action.kind == "B" and action.microbatch and not place[1]:
-            base.accumulate(self.ops, self.model, self.cost, self.config.param_dtype)
+            traffic = 3.0 * self.model.parameters * DTYPE_BYTES[self.config.param_dtype]  # two reads and a write
+            self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient")
 
     def finish(self) -> None:
         """Update."""
@@ -228,7 +231,14 @@ class Rank(Generic[C]):
         return ()
 
 
-def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Rank[Any]]) -> base.Build:
+class Told(Hooks, Protocol):
+    """Hooks that say what they assume."""
+
+    def notes(self) -> tuple[str, ...]:
+        """In words."""
+
+
+def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Told]) -> base.Build:
     """``build`` of a strategy in which every rank walks the same whole model, with these hooks."""
 
     def build(model: Model, cost: StepCost, mesh: Mesh, config: Any, steps: int, seed: int) -> Program:
@@ -240,6 +250,7 @@ def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Rank[Any]])
         for step in range(steps):
             base.begin_step(ops, cost, step)
             walk.step()
-        return base.program(ops, mesh, cost, (*hooks.notes(), *cost.notes), paces)
+        worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops), paces)
+        return Program(mesh.world_size, (worker,), cost.overlap_slowdown, (*hooks.notes(), *cost.notes))
 
     return build

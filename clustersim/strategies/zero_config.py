@@ -182,9 +182,3 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
 def elements(value: int | float | str) -> int:
     """A checked :data:`Count` as a number."""
     return int(float(value))
-
-
-def overflows(filled: int, numel: int, block: ZeroOptimization) -> bool:
-    """Whether a gradient of ``numel`` elements finds no room in a reduce bucket that holds ``filled``. An empty bucket
-    takes any gradient."""
-    return bool(filled) and filled + numel > elements(block.reduce_bucket_size)

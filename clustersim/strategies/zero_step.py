@@ -11,7 +11,7 @@ from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.strategies import base, sharded
 from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import Rank
-from clustersim.strategies.zero_config import ZeroConfig, overflows
+from clustersim.strategies.zero_config import ZeroConfig, elements
 
 
 @dataclass
@@ -36,8 +36,9 @@ class Zero(Rank[ZeroConfig]):
         self.home: list[int] = []
 
     def overflows(self, tensor: Tensor) -> bool:
-        """Whether a gradient finds the bucket full."""
-        return overflows(self.filled, tensor.numel, self.config.zero_optimization)
+        """Whether a gradient finds no room in the bucket; an empty one takes any."""
+        size = elements(self.config.zero_optimization.reduce_bucket_size)
+        return bool(self.filled) and self.filled + tensor.numel > size
 
     def add(self, tensor: Tensor) -> None:
         """A gradient into the bucket, which is sent off first where it is full."""
