@@ -12,7 +12,7 @@ from partitions import (
 from clustersim.errors import ModelError, ScenarioError
 from clustersim.models import model
 from clustersim.parallel import ParallelConfig
-from clustersim.parallel.counts import uniform, weighted
+from clustersim.parallel.counts import weighted
 from clustersim.partition import partition
 
 
@@ -20,7 +20,7 @@ from clustersim.partition import partition
     stages=st.integers(1, 12), layers=st.integers(12, 130), first=st.integers(0, 1), last=st.integers(0, 1)
 )  # fmt: skip
 def test_uneven_splits_add_up_and_differ_by_one(stages: int, layers: int, first: int, last: int) -> None:
-    assert sum(uniform(layers, stages)) == sum(weighted(layers, stages, first, last)) == layers
+    assert sum(weighted(layers, stages)) == sum(weighted(layers, stages, first, last)) == layers
     counts = weighted(layers, stages, first, last)
     counts[0] += first
     counts[-1] += last

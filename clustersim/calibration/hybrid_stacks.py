@@ -21,7 +21,7 @@ class Stack:
     Parameters
     ----------
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
-    framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
+    framework : whose defaults ``[parallel]`` takes (:func:`clustersim.parallel.preset`).
     attention, implementation : of ``[model]``. optimizer_impl : of ``[run]``.
     parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1.
     dropout : whether GPT and BERT launch dropout kernels.

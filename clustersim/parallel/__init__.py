@@ -3,15 +3,14 @@
 It knows no model and no machine: a model's sizes come as a :class:`ModelShape`, a machine as its number of ranks.
 """
 
-from clustersim.parallel.checks import check
+from clustersim.parallel.checks import ModelShape, check, padded_vocab
 from clustersim.parallel.config import ParallelConfig, Routing
 from clustersim.parallel.counts import blocks_of_stages
 from clustersim.parallel.layout import stages_of
-from clustersim.parallel.names import FIELDS, PRESETS, field_for, translate
+from clustersim.parallel.names import FIELDS, field_for, preset, translate
 from clustersim.parallel.recompute import Recompute, recompute
-from clustersim.parallel.shape import ModelShape, padded_vocab
 
 __all__ = [
-    "FIELDS", "PRESETS", "ModelShape", "ParallelConfig", "Recompute", "Routing", "blocks_of_stages", "check",
-    "field_for", "padded_vocab", "recompute", "stages_of", "translate",
+    "FIELDS", "ModelShape", "ParallelConfig", "Recompute", "Routing", "blocks_of_stages", "check",
+    "field_for", "padded_vocab", "preset", "recompute", "stages_of", "translate",
 ]  # fmt: skip

@@ -6,13 +6,51 @@ parallel_state.py), DeepSpeed's (runtime/pipe/engine.py) and Transformer Engine'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import gcd, prod
 
-from clustersim.errors import ScenarioError, nearest_divisor, nearest_number
+import msgspec
+
+from clustersim.errors import nearest_divisor, nearest_number
 from clustersim.parallel.config import ParallelConfig
-from clustersim.parallel.counts import blocks_of_stages
-from clustersim.parallel.shape import ModelShape
+from clustersim.parallel.counts import blocks_of_stages, refuse
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """Sizes of a transformer; 0 is "has none" (an image model has no vocabulary, a dense one no experts).
+
+    Parameters
+    ----------
+    layers : blocks. seq_len : tokens of a sample. hidden, vocab : width, and tokens of the vocabulary before padding.
+    heads, kv_heads, head_dim : query heads, key-value heads, and the width of each.
+    ffn : width of the dense MLP. experts, top_k : experts of a layer, and how many of them each token visits.
+    moe_ffn, shared_ffn : width of a routed expert, and of the shared experts together.
+    causal : a query sees only earlier keys, so that halves of the sequence cost differently.
+    """
+
+    layers: int
+    seq_len: int = 0
+    hidden: int = 0
+    vocab: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    shared_ffn: int = 0
+    causal: bool = True
+
+
+def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
+    """Rows of the embedding: the vocabulary, up to a multiple of ``divisible_by * tp`` (Megatron-LM
+    training/tokenizer ``vocab_size_with_padding``).
+
+    >>> padded_vocab(50257, 128, 8)
+    51200
+    """
+    step = divisible_by * tp
+    return -(-vocab // step) * step
 
 
 def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -28,10 +66,6 @@ def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     _optimizer(parallel, world)
 
 
-def _refuse(field: str, what: str) -> ScenarioError:
-    return ScenarioError(f"{what} (at $.parallel.{field})")
-
-
 def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """``world % (tp cp pp)`` and ``world % (etp ep pp)``; the first degree that does not fit is named."""
     for names in (("tp", "cp", "pp"), ("tp", "ep", "pp") if parallel.etp is None else ("etp", "ep", "pp")):
@@ -42,7 +76,7 @@ def _world(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
             if world % (inside * degree):
                 beside = f" beside {' * '.join(names[: names.index(name)])} = {inside}" if inside > 1 else ""
                 fits = nearest_divisor(world // inside, degree)
-                raise _refuse(name, f"{name} = {degree} does not fit into {world} ranks{beside}; {fits}")
+                raise refuse(name, f"{name} = {degree} does not fit into {world} ranks{beside}; {fits}")
             inside *= degree
     parallel.dims(world)  # the order, and the replicas
 
@@ -53,35 +87,35 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     sizes["of the shared experts' width"] = shape.shared_ffn
     common = gcd(*sizes.values())
     if t > 1 and not shape.hidden:
-        raise _refuse("tp", f"tp = {t} cuts attention and MLPs; the model has none; use 1")
+        raise refuse("tp", f"tp = {t} cuts attention and MLPs; the model has none; use 1")
     for what, size in sizes.items():
         if size % t:
-            raise _refuse("tp", f"tp = {t} does not divide {size:,} {what}; {nearest_divisor(common, t)}")
+            raise refuse("tp", f"tp = {t} does not divide {size:,} {what}; {nearest_divisor(common, t)}")
     kv = shape.kv_heads
     if kv and kv % t and t % kv:
         fits = nearest_number(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
-        raise _refuse("tp", f"tp = {t} is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
+        raise refuse("tp", f"tp = {t} is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
     if t == 1 and parallel.tp_overlap != "none":
-        raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} overlaps what only tp > 1 sends; tp is 1")
+        raise refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} overlaps what only tp > 1 sends; tp is 1")
 
 
 def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Sequence parallelism, and what it excludes."""
     t, sp = parallel.tp, parallel.sequence_parallel
     if sp and t == 1:
-        raise _refuse("sequence_parallel", "sequence_parallel = true needs tp > 1; tp is 1")
+        raise refuse("sequence_parallel", "sequence_parallel = true needs tp > 1; tp is 1")
     if sp and parallel.tp_grad_overlap:
-        raise _refuse(
+        raise refuse(
             "tp_grad_overlap",
             "tp_grad_overlap = true overlaps an all_reduce that sequence_parallel = true replaces; leave one out",
         )
     if not sp and parallel.tp_overlap != "none":
-        raise _refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} needs sequence_parallel = true")
+        raise refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} needs sequence_parallel = true")
     if sp and shape.seq_len // parallel.cp % t:
         local = shape.seq_len // parallel.cp
-        raise _refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {nearest_divisor(local, t)}")
+        raise refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {nearest_divisor(local, t)}")
     if parallel.framework == "megatron" and shape.experts and t > 1 and not sp:
-        raise _refuse(
+        raise refuse(
             "sequence_parallel", f"a mixture of experts with tp = {t} needs sequence_parallel = true, which is false"
         )
 
@@ -90,21 +124,21 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     c, s = parallel.cp, shape.seq_len
     per_layer = parallel.cp_comm_type
     if not isinstance(per_layer, str) and len(per_layer) != shape.layers:
-        raise _refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
+        raise refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
     if c == 1:
         if parallel.sp_overlap_comm:
-            raise _refuse("sp_overlap_comm", "sp_overlap_comm = true overlaps what only cp > 1 sends; cp is 1")
+            raise refuse("sp_overlap_comm", "sp_overlap_comm = true overlaps what only cp > 1 sends; cp is 1")
         return
     if not s:
-        raise _refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
+        raise refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
     pieces = 2 if parallel.cp_load_balancer == "headtail" else 1
     if s % (pieces * c):
         fits = nearest_number(lambda n: s % (pieces * n) == 0, c, s)
-        raise _refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
+        raise refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
     kinds = {per_layer} if isinstance(per_layer, str) else set(per_layer)
     if parallel.sp_overlap_comm and (kinds != {"a2a"} or parallel.tp > 1):
         why = f"tp = 1; tp is {parallel.tp}" if kinds == {"a2a"} else f"cp_comm_type = 'a2a'; it is {per_layer!r}"
-        raise _refuse("sp_overlap_comm", f"sp_overlap_comm = true is DeepSpeed's Ulysses, and needs {why}")
+        raise refuse("sp_overlap_comm", f"sp_overlap_comm = true is DeepSpeed's Ulysses, and needs {why}")
     inner = _inner_all_to_all(parallel, "a2a+p2p" in kinds)
     for kind, ranks in (("a2a", c), ("a2a+p2p", inner)):
         if kind in kinds:
@@ -115,10 +149,10 @@ def _inner_all_to_all(parallel: ParallelConfig, needed: bool) -> int:
     """Ranks of the inner all-to-all of a2a+p2p; 1 without one."""
     name, sizes = "hierarchical_context_parallel_sizes", parallel.hierarchical_context_parallel_sizes
     if needed and sizes is None:
-        raise _refuse(name, f"cp_comm_type 'a2a+p2p' needs {name}, two sizes whose product is cp {parallel.cp}")
+        raise refuse(name, f"cp_comm_type 'a2a+p2p' needs {name}, two sizes whose product is cp {parallel.cp}")
     if sizes is not None and (len(sizes) != 2 or prod(sizes) != parallel.cp):
         product = " * ".join(map(str, sizes))
-        raise _refuse(name, f"{name} {product} are not two sizes whose product is cp {parallel.cp}")
+        raise refuse(name, f"{name} {product} are not two sizes whose product is cp {parallel.cp}")
     return sizes[0] if sizes else 1
 
 
@@ -132,18 +166,18 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
             field = "cp" if kind == "a2a" else "hierarchical_context_parallel_sizes"
             near = nearest_divisor(local, ranks)
             why = f"{kind} over {ranks} ranks does not divide the {local} {what} of a rank"
-            raise _refuse(field, f"{why}; {near}, or another cp_comm_type")
+            raise refuse(field, f"{why}; {near}, or another cp_comm_type")
 
 
 def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     e, experts, cut = parallel.ep, shape.experts, parallel.etp or parallel.tp
     if e > 1 and not experts:
-        raise _refuse("ep", f"ep = {e} spreads experts; the model has none; use 1")
+        raise refuse("ep", f"ep = {e} spreads experts; the model has none; use 1")
     if experts % e:
-        raise _refuse("ep", f"ep = {e} does not divide {experts} experts; {nearest_divisor(experts, e)}")
+        raise refuse("ep", f"ep = {e} does not divide {experts} experts; {nearest_divisor(experts, e)}")
     if experts and shape.moe_ffn % cut:
         field = "tp" if parallel.etp is None else "etp"
-        raise _refuse(
+        raise refuse(
             field, f"{field} = {cut} does not divide {shape.moe_ffn:,} of an expert's width; "
             f"{nearest_divisor(shape.moe_ffn, cut)}",
         )  # fmt: skip
@@ -151,25 +185,25 @@ def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if parallel.pad_to_capacity and parallel.capacity_factor is None:
-        raise _refuse("pad_to_capacity", "pad_to_capacity = true needs a capacity_factor, such as 1.0")
+        raise refuse("pad_to_capacity", "pad_to_capacity = true needs a capacity_factor, such as 1.0")
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
-        raise _refuse("dispatcher", "dispatcher = 'allgather' sends every token everywhere, whatever capacity_factor "
+        raise refuse("dispatcher", "dispatcher = 'allgather' sends every token everywhere, whatever capacity_factor "
                       f"= {parallel.capacity_factor:g} says; use 'alltoall'")  # fmt: skip
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
-        raise _refuse("shared_expert_overlap", "shared_expert_overlap = true needs dispatcher = 'alltoall' or 'flex', "
+        raise refuse("shared_expert_overlap", "shared_expert_overlap = true needs dispatcher = 'alltoall' or 'flex', "
                       "not 'allgather'")  # fmt: skip
     if parallel.delay_wgrad_compute and not parallel.ep_overlap:
-        raise _refuse("delay_wgrad_compute", "delay_wgrad_compute = true needs ep_overlap = true, which is false")
+        raise refuse("delay_wgrad_compute", "delay_wgrad_compute = true needs ep_overlap = true, which is false")
     if not parallel.ep_overlap:
         return
     if parallel.ep == 1:
-        raise _refuse("ep_overlap", "ep_overlap = true overlaps what only ep > 1 sends; ep is 1")
+        raise refuse("ep_overlap", "ep_overlap = true overlaps what only ep > 1 sends; ep is 1")
     if parallel.shared_expert_overlap:
-        raise _refuse("ep_overlap", "ep_overlap and shared_expert_overlap exclude each other; both are true")
+        raise refuse("ep_overlap", "ep_overlap and shared_expert_overlap exclude each other; both are true")
     if parallel.recompute_granularity == "full":
-        raise _refuse("ep_overlap", "ep_overlap = true excludes recompute_granularity = 'full'")
+        raise refuse("ep_overlap", "ep_overlap = true excludes recompute_granularity = 'full'")
     if parallel.pp > 1 and parallel.chunks(shape.layers) == 1:
-        raise _refuse("ep_overlap", f"ep_overlap = true with pp = {parallel.pp} needs vpp > 1; vpp is 1")
+        raise refuse("ep_overlap", f"ep_overlap = true with pp = {parallel.pp} needs vpp > 1; vpp is 1")
 
 
 def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -180,17 +214,17 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         return
     vpp, each = parallel.chunks(layers), parallel.layers_per_virtual_stage
     if each is not None and parallel.vpp not in {None, vpp}:
-        raise _refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
+        raise refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
     if each is not None and (made := parallel.made_of(layers, each)) % p:
         near = nearest_divisor(max(1, layers // p), each)
         why = f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} layers, which pp {p} does not divide"
-        raise _refuse("layers_per_virtual_stage", f"{why}; {near}")
+        raise refuse("layers_per_virtual_stage", f"{why}; {near}")
     counted = parallel.account_for_embedding_in_pipeline_split + parallel.account_for_loss_in_pipeline_split
     if p * vpp > layers + counted:
         field, value = ("pp", p) if p > layers else ("vpp", vpp)
         ranks = world // (parallel.tp * parallel.cp)
         fits = nearest_divisor(gcd(layers, ranks) if field == "pp" else layers // p, value)
-        raise _refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
+        raise refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
     if parallel.partition_method != "parameters":
         blocks_of_stages(parallel, layers, p * vpp)
 
@@ -201,10 +235,10 @@ def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
              "decoder_last_pipeline_num_layers", "first_stage_less_layers", "last_stage_less_layers",
              "partition_method") if getattr(parallel, name) is not None]  # fmt: skip
     if parallel.framework == "megatron" and other and other != ["vpp"]:
-        raise _refuse("layout", f"layout and {other[-1]} both say which layers a stage has; say one")
+        raise refuse("layout", f"layout and {other[-1]} both say which layers a stage has; say one")
     stages = parallel.stages
     if len(stages) % parallel.pp or parallel.vpp not in {None, len(stages) // parallel.pp}:
-        raise _refuse("layout", f"layout has {len(stages)} stages, which pp {parallel.pp} and vpp {parallel.vpp or 1} "
+        raise refuse("layout", f"layout has {len(stages)} stages, which pp {parallel.pp} and vpp {parallel.vpp or 1} "
                       "do not make")  # fmt: skip
 
 
@@ -212,12 +246,12 @@ def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Messages between stages; what a schedule needs is its own to say."""
     chunks = parallel.chunks(shape.layers)
     if chunks > 1 and parallel.pp == 1:
-        raise _refuse("vpp", f"vpp = {chunks} needs pp > 1; pp is 1")
+        raise refuse("vpp", f"vpp = {chunks} needs pp > 1; pp is 1")
     if chunks > 1 and parallel.schedule is None and parallel.pp == 2 and not parallel.overlap_p2p_communication:
         name = "overlap_p2p_communication"
-        raise _refuse(name, f"{name} = false with vpp > 1 needs pp > 2; pp is 2")
+        raise refuse(name, f"{name} = false with vpp > 1 needs pp > 2; pp is 2")
     if parallel.defer_embedding_wgrad_compute and parallel.pp == 1:
-        raise _refuse("defer_embedding_wgrad_compute", "defer_embedding_wgrad_compute = true needs pp > 1; pp is 1")
+        raise refuse("defer_embedding_wgrad_compute", "defer_embedding_wgrad_compute = true needs pp > 1; pp is 1")
 
 
 def _recompute(parallel: ParallelConfig) -> None:
@@ -225,39 +259,35 @@ def _recompute(parallel: ParallelConfig) -> None:
     for name in ("recompute_method", "recompute_num_layers"):
         value = getattr(parallel, name)
         if value is not None and granularity != "full":
-            raise _refuse(name, f"{name} = {value!r} belongs to recompute_granularity = 'full'; it is {granularity!r}")
+            raise refuse(name, f"{name} = {value!r} belongs to recompute_granularity = 'full'; it is {granularity!r}")
     if granularity == "full" and (method is None or parallel.recompute_num_layers is None):
-        raise _refuse("recompute_granularity", "recompute_granularity = 'full' needs recompute_method and "
+        raise refuse("recompute_granularity", "recompute_granularity = 'full' needs recompute_method and "
                       "recompute_num_layers, such as 'uniform' and 1")  # fmt: skip
     if parallel.recompute_modules is not None and granularity != "selective":
-        raise _refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
+        raise refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
                       f"{granularity!r}")  # fmt: skip
     partial = "num_microbatches_with_partial_activation_checkpoints"
     if getattr(parallel, partial) is not None and (parallel.pp == 1 or granularity == "selective"):
         need = "pp > 1; pp is 1" if parallel.pp == 1 else "recompute_granularity = 'full', or none; it is 'selective'"
-        raise _refuse(partial, f"{partial} = {getattr(parallel, partial)} needs {need}")
+        raise refuse(partial, f"{partial} = {getattr(parallel, partial)} needs {need}")
     if parallel.distribute_saved_activations:
         wrong = {
             "tp > 1": parallel.tp == 1,
             "recompute_granularity = 'full'": granularity != "full",
             "sequence_parallel = false": parallel.sequence_parallel,
         }
-        for need in _true(wrong):
-            raise _refuse("distribute_saved_activations", f"distribute_saved_activations = true needs {need}")
-
-
-def _true(named: dict[str, bool]) -> Iterable[str]:
-    return [name for name, holds in named.items() if holds]
+        for need in (name for name, holds in wrong.items() if holds):
+            raise refuse("distribute_saved_activations", f"distribute_saved_activations = true needs {need}")
 
 
 def _optimizer(parallel: ParallelConfig, world: int) -> None:
     if parallel.overlap_param_gather:
         for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
             if not getattr(parallel, name):
-                raise _refuse("overlap_param_gather", f"overlap_param_gather = true needs {name} = true")
+                raise refuse("overlap_param_gather", f"overlap_param_gather = true needs {name} = true")
     copies = parallel.num_distributed_optimizer_instances
     if copies > 1 and not parallel.use_distributed_optimizer:
-        raise _refuse("num_distributed_optimizer_instances", f"num_distributed_optimizer_instances = {copies} needs "
+        raise refuse("num_distributed_optimizer_instances", f"num_distributed_optimizer_instances = {copies} needs "
                       "use_distributed_optimizer = true")  # fmt: skip
     if parallel.ddp_bucket_size is not None and parallel.ddp_num_buckets is not None:
-        raise _refuse("ddp_num_buckets", "ddp_bucket_size and ddp_num_buckets both say how large a bucket is; say one")
+        raise refuse("ddp_num_buckets", "ddp_bucket_size and ddp_num_buckets both say how large a bucket is; say one")

@@ -24,14 +24,14 @@ def blocks_of_stages(parallel: ParallelConfig, layers: int, stages: int) -> list
     if parallel.first_stage_less_layers is not None or parallel.last_stage_less_layers is not None:
         return weighted(layers, stages, parallel.first_stage_less_layers or 0, parallel.last_stage_less_layers or 0)
     if parallel.partition_method == "uniform":
-        return uniform(layers, stages)
+        return weighted(layers, stages)
     return _equal(parallel, layers, max(1, stages // parallel.pp))
 
 
-def weighted(layers: int, stages: int, first_less: int, last_less: int) -> list[int]:
-    """torchtitan's split: embedding and head weigh so many layers, and the first stages take what is left over.
-
-    torchtitan distributed/pipeline_parallel.py ``generate_llm_fqn_per_model_part``.
+def weighted(layers: int, stages: int, first_less: int = 0, last_less: int = 0) -> list[int]:
+    """torchtitan's split: embedding and head weigh so many layers, and the first stages take what is left over
+    (distributed/pipeline_parallel.py ``generate_llm_fqn_per_model_part``). Where they weigh nothing it is DeepSpeed's
+    ``partition_uniform``.
 
     >>> weighted(32, 4, 1, 1)
     [8, 9, 8, 7]
@@ -48,16 +48,6 @@ def weighted(layers: int, stages: int, first_less: int, last_less: int) -> list[
     return counts
 
 
-def uniform(layers: int, stages: int) -> list[int]:
-    """DeepSpeed's ``partition_uniform``: the first stages take one layer more where they do not divide.
-
-    >>> uniform(10, 4)
-    [3, 3, 2, 2]
-    """
-    each, extra = divmod(layers, stages)
-    return [each + (stage < extra) for stage in range(stages)]
-
-
 def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
     """Megatron's: ranks are equal but for the first and the last, where these are given; embedding and loss may count
     as a layer each.
@@ -70,7 +60,7 @@ def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
     given = [n for n in (first, last) if n is not None]
     if any(counted) and given:
         name = f"account_for_{'embedding' if counted[0] else 'loss'}_in_pipeline_split"
-        raise _refuse(name, f"{name} and decoder_*_pipeline_num_layers both set the ends of the pipeline; say one")
+        raise refuse(name, f"{name} and decoder_*_pipeline_num_layers both set the ends of the pipeline; say one")
     rest, ranks = layers - sum(given) + sum(counted), p - len(given)
     if rest < 0 or ranks < (rest > 0) or (ranks and rest % (ranks * vpp)):
         what = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
@@ -78,9 +68,9 @@ def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
         field = "vpp" if ranks and rest % ranks == 0 else "pp"
         value, size = (vpp, rest // ranks) if field == "vpp" else (p, layers)
         fits = "" if given or any(counted) else f"; {nearest_divisor(size, value)}, or a layout"
-        raise _refuse(field, f"{field} = {value}: {what}{beside}{fits}")
+        raise refuse(field, f"{field} = {value}: {what}{beside}{fits}")
     if any(n % vpp for n in given):
-        raise _refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")
+        raise refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")
     chunk = [rest // (ranks * vpp) if ranks else 0] * p
     for at, layers_there in ((0, first), (-1, last)):
         if layers_there is not None:
@@ -91,5 +81,6 @@ def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
     return counts
 
 
-def _refuse(field: str, what: str) -> ScenarioError:
+def refuse(field: str, what: str) -> ScenarioError:
+    """The error that names a field of ``[parallel]``."""
     return ScenarioError(f"{what} (at $.parallel.{field})")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from clustersim.parallel import PRESETS, ParallelConfig
+from clustersim.parallel import ParallelConfig, preset
 from clustersim.scenario.turned import Choice
 from clustersim.texts import Table
 
@@ -36,8 +36,8 @@ def split_forms(held: Held, parallel: ParallelConfig) -> list[Choice]:
 
 def _said(held: Held, parallel: ParallelConfig) -> Table:
     """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
-    preset = PRESETS[parallel.framework]({})
-    plain = {name: preset.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
+    usual = preset(parallel.framework, {})
+    plain = {name: usual.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
     table = {name: getattr(parallel, name) for name in plain if getattr(parallel, name) != plain[name]}
     table.pop("microbatches", None)
     # Degrees of data parallelism follow from the others.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clustersim.mesh import Mesh
-from clustersim.parallel import PRESETS, ParallelConfig
+from clustersim.parallel import ParallelConfig, preset
 from clustersim.scenario.replicas import sharding_zero
 from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -28,10 +28,10 @@ def told(scenario: Scenario, row: Schedule, chunks: int, parallel: ParallelConfi
     pipeline = f"; {row.name}, {chunks} chunk(s) a rank" * (parallel.pp > 1)
     yield f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
     whole = isinstance(scenario.config, FSDPConfig) or sharding_zero(scenario) is not None
-    preset = PRESETS[parallel.framework]({"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep})
+    usual = preset(parallel.framework, {"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep})
     plain = ParallelConfig()
     for name, need in _needs(row, parallel, whole=whole):
-        if getattr(parallel, name) != preset.get(name, getattr(plain, name)):
+        if getattr(parallel, name) != usual.get(name, getattr(plain, name)):
             yield f"{name} changes nothing here: {need}"
     if not whole and (said := _strategy_not_played(scenario)):
         yield f"{', '.join(said)} changes nothing beside a split model, whose replicas are [parallel]'s"

@@ -10,7 +10,7 @@ import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
-from clustersim.parallel import PRESETS, ModelShape, ParallelConfig, check, field_for, recompute, translate
+from clustersim.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
 from clustersim.scenario.reading import Changes, Table, override
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def filled(table: Table) -> Table:
     parallel, strategy = table.get("parallel"), table.get("strategy")
     if not isinstance(parallel, dict) or not isinstance(strategy, dict):
         return table
-    preset = PRESETS.get(str(parallel.get("framework", "megatron")))
-    parallel = {**(preset(parallel) if preset else {}), **parallel}
+    parallel = {**preset(str(parallel.get("framework", "megatron")), parallel), **parallel}
     if strategy.get("kind") == "fsdp":
         for here, there in DEGREES.items():
             one, other = parallel.get(here), strategy.get(there)
