@@ -16,7 +16,7 @@ from clustersim.analysis.verdict import came_to
 from clustersim.analysis.whatif import KNOBS, whatif
 from clustersim.errors import ScenarioError
 from clustersim.facts import Facts, Memory
-from clustersim.scenario.idle import each_change
+from clustersim.scenario.otherwise import each_change
 from clustersim.scenario.rerun import rerun_saving, step_time
 from clustersim.units import format_time
 

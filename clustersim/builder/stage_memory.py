@@ -73,11 +73,6 @@ def stages(
     )
 
 
-def worst(uses: Sequence[MemoryUse]) -> int:
-    """The stage that needs most; the first of equal ones."""
-    return int(np.argmax([use.total for use in uses]))
-
-
 def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, versions: int) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
     names, activations, logits = zip(*_moments(stage, order, batch), strict=True)

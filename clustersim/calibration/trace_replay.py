@@ -43,7 +43,7 @@ from clustersim.errors import TraceError
 from clustersim.limits import check
 from clustersim.mesh import Mesh
 from clustersim.program import Compute, Program
-from clustersim.scenario.varied import PASSES
+from clustersim.scenario.altered import PASSES
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NodeType, Topology
 

@@ -1,20 +1,26 @@
-"""All strategies side by side on one scenario's machine and model; of a split model, other ways to split it."""
+"""All strategies side by side on one scenario's machine and model; of a split model, other ways to split it over the
+same GPUs, with the same samples in a step."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from clustersim.errors import ClusterSimError
+from clustersim.parallel import ParallelConfig, preset
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.held import held
+from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import machine
 from clustersim.scenario.reading import Changes, Table
-from clustersim.scenario.split_forms import split_forms
 from clustersim.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from clustersim.scenario.split_step import Split
 
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
 """Knobs of the scenario's own strategy that every other is given too."""
@@ -30,6 +36,18 @@ VARIANTS: Mapping[str, Mapping[str, Changes]] = {
     "zero": {f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
 }
 """Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
+
+SCHEDULES: tuple[tuple[str, int | None], ...] = (
+    ("gpipe", None), ("1f1b", None), ("interleaved_1f1b", 2), ("zb_h1", None), ("zb_2p", None), ("zbv", 2),
+)  # fmt: skip
+"""Schedules worth a row each, and the chunks of a rank that they are shown with."""
+OF_A_SCHEDULE = ("schedule", "schedule_csv", "vpp", "layers_per_virtual_stage", "microbatch_group_size_per_vp_stage")
+OF_STAGES = (
+    *OF_A_SCHEDULE, "layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+"""Fields that hold for the scenario's own stages alone."""
+OF_TENSORS = ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "distribute_saved_activations")
 
 OWN = "as written"
 STEPS = 3
@@ -100,7 +118,7 @@ def forms(own: Scenario) -> list[Form]:
     written, parallel = own.file.strategy, own.file.parallel
     if parallel is not None and parallel.splits:
         kind = written["kind"]
-        return [Form(kind, OWN, {}), *(Form(kind, one.what, one.changes) for one in split_forms(held(own), parallel))]
+        return [Form(kind, OWN, {}), *split_forms(held(own), parallel)]
     common = {name: written[name] for name in COMMON if name in written}
     found: list[Form] = []
     for kind in STRATEGIES:
@@ -110,14 +128,64 @@ def forms(own: Scenario) -> list[Form]:
             table: Table = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
+            alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
             if table != written:
-                found.append(Form(kind, variant, {"strategy": table} | _alone(kind)))
+                found.append(Form(kind, variant, {"strategy": table, **alone}))
     return found
 
 
-def _alone(kind: str) -> Table:
-    one_gpu = STRATEGIES[kind].world_size == 1
-    return {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if one_gpu else {}
+def split_forms(held: Held, parallel: ParallelConfig) -> Iterator[Form]:
+    """Every other way to split a model: schedules first, then degrees."""
+    said, strategy = _said(held, parallel), held.scenario.file.strategy
+    count = "gradient_accumulation_steps"
+    batch = {f"strategy.{count}": 1} if count in strategy else {}  # the global batch size says it
+    for name, table in chain(_schedules(held.split, said, parallel), _degrees(held, said, parallel)):
+        yield Form(strategy["kind"], name, {"parallel": table, **batch})
+
+
+def _said(held: Held, parallel: ParallelConfig) -> Table:
+    """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
+    usual = preset(parallel.framework, {})
+    plain = {name: usual.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
+    table = {name: getattr(parallel, name) for name in plain if getattr(parallel, name) != plain[name]}
+    table.pop("microbatches", None)
+    # Degrees of data parallelism follow from the others.
+    for name in ("dp_shard", "dp_replicate"):
+        table.pop(name, None)
+    config = held.scenario.config
+    samples = config.micro_batch_size * config.gradient_accumulation_steps * held.mesh.size("dp")
+    return table | {"framework": parallel.framework, "global_batch_size": samples}
+
+
+def _without(said: Table, names: tuple[str, ...]) -> Table:
+    return {name: value for name, value in said.items() if name not in names}
+
+
+def _schedules(split: Split | None, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+    """The same stages in other orders; with two chunks a rank where the schedule needs them."""
+    if split is None or parallel.pp == 1:
+        return
+    for name, chunks in SCHEDULES:
+        if name == split.schedule.name and chunks in {None, len(split.partition.stages[0].chunks)}:
+            continue
+        table = _without(said, OF_A_SCHEDULE if chunks is None else OF_STAGES)
+        if chunks is None and parallel.stages and len(parallel.stages) != parallel.pp:
+            table = _without(table, OF_STAGES)
+        yield f"schedule {name}", table | {"schedule": name} | ({"vpp": chunks} if chunks else {})
+
+
+def _degrees(held: Held, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+    """Data parallelism alone, tensor parallelism over a node, and the neighbours of the scenario's own degrees."""
+    t, p, world, node = parallel.tp, parallel.pp, held.mesh.workers, held.mesh.nproc_per_node
+    near = [(1.0, 1.0), (node, 1.0), (t / 2, p), (2 * t, p), (t, p / 2), (t, 2 * p), (2 * t, p / 2), (t / 2, 2 * p)]
+    for tp, pp in dict.fromkeys(near):
+        inside = tp * pp * parallel.cp
+        if tp < 1 or pp < 1 or tp != int(tp) or pp != int(pp) or tp > node or world % inside or (tp, pp) == (t, p):
+            continue
+        table = said if pp == p else _without(said, OF_STAGES)
+        table = table if tp > 1 else _without(table, OF_TENSORS)
+        name = f"tp {int(tp)} x pp {int(pp)} x dp {world // int(inside)}"
+        yield name, table | {"tp": int(tp), "pp": int(pp)}
 
 
 def scenario_of(own: Scenario, form: Form, **more: object) -> Scenario:

@@ -36,7 +36,6 @@ from clustersim.builder.laying import Here
 from clustersim.builder.representative import Representative, representative
 from clustersim.device import Device
 from clustersim.model import StepCost
-from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Exchange, Stage
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import backend_of, cost_of, play
@@ -96,17 +95,16 @@ def folded(
     found = held(scenario, speed)
     found = replace(found, topology=widened(found.topology, factors))
     gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, speed)
-    parallel, split = scenario.file.parallel, found.split
-    cluster = scenario.file.cluster
+    split, cluster = found.split, scenario.file.cluster
     differ = (
         cost.jitter
         or cluster.slow
         or any(one.timed for one in cluster.changes)
         or scenario.file.run.variation is not None
     )
-    if parallel is None or split is None or differ or not split.schedule.synchronous:
+    if split is None or differ or not split.schedule.synchronous:
         return Folded(rerun_with(scenario, factors))
-    return _Fold(found, parallel, split, gpu, cost, roughly or sketched, sketched).result()
+    return _Fold(found, split, gpu, cost, roughly or sketched, sketched).result()
 
 
 @dataclass(eq=False)
@@ -114,7 +112,6 @@ class _Fold:
     """One scenario's foldings."""
 
     found: Held
-    parallel: ParallelConfig
     split: Split
     gpu: Device
     cost: StepCost
@@ -143,13 +140,13 @@ class _Fold:
 
     def _ends(self, count: int) -> tuple[int, int]:
         """Two numbers of micro-batches between which, and past which, each round adds the same."""
-        stages = self.parallel.pp
+        stages = self.split.parallel.pp
         if stages == 1:
             return 2, 3
         if count % stages and len(self.split.partition.stages[0].chunks) > 1:
             return count, count
         # Pairs of passes of two micro-batches begin behind the first round.
-        if (self.roughly and self.split.schedule.name in SOON_PERIODIC) or self.parallel.ep_overlap:
+        if (self.roughly and self.split.schedule.name in SOON_PERIODIC) or self.split.parallel.ep_overlap:
             return 2 * stages, 3 * stages
         return (stages, 2 * stages) if self.split.schedule.name in PERIODIC else (count, count)
 
@@ -157,14 +154,14 @@ class _Fold:
         config = msgspec.structs.replace(self.found.scenario.config, gradient_accumulation_steps=count)
         scenario = replace(self.found.scenario, config=config)
         split, mesh = self.split, self.found.mesh
-        orders = orders_of(scenario, self.parallel, split.partition, split.schedule, self.gpu)
-        recipe = recipe_of(scenario, self.parallel, replace(split, orders=orders), self.cost)
+        orders = orders_of(scenario, split.parallel, split.partition, split.schedule, self.gpu)
+        recipe = recipe_of(replace(split, scenario=scenario, orders=orders), self.cost)
         recipe = replace(recipe, known=self._known, roughly=self.roughly)
         local, run = local_cost(scenario, self.gpu), scenario.file.run
         # A step that gathers its parameters in its own forward is hardly begun by the one before. Without a pipeline a
         # step is short, and what of its end hides behind the next one's begin was up to 9 % of it.
         alike = self.roughly and scenario.file.strategy["kind"] == "fsdp"
-        alike |= self.sketched and not self.parallel.overlap_param_gather and self.parallel.pp > 1
+        alike |= self.sketched and not self.split.parallel.overlap_param_gather and self.split.parallel.pp > 1
         program = build(recipe, local, self.cost, mesh, 1 if alike else min(run.steps, STEADY), run.seed)
         if not self.sketched:
             return measured_step(self._simulate(representative(program, mesh, self._played)))
@@ -219,7 +216,7 @@ class _Fold:
         """What every pipeline rank's passes take; None where they cannot be told from what runs beside them: parameters
         that are shared out are on their way all the time (but in a pipeline), and two passes of one slot take turns."""
         scenario = self.found.scenario
-        shared = (self.parallel.pp == 1 and scenario.file.strategy["kind"] == "fsdp") or sharding_zero(
+        shared = (self.split.parallel.pp == 1 and scenario.file.strategy["kind"] == "fsdp") or sharding_zero(
             scenario
         ) is not None
         paired = any(len(slot) > 1 for order in self.split.orders for slot in order)
@@ -239,7 +236,7 @@ class _Fold:
 
     def _alone(self, rank: int, stage: Stage) -> Known | None:
         scenario, mesh = self.found.scenario, self.found.mesh
-        recipe = recipe_of(scenario, self.parallel, self.split, self.cost)
+        recipe = recipe_of(self.split, self.cost)
         local = local_cost(scenario, self.gpu)
         here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
         program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
@@ -265,7 +262,7 @@ class _Fold:
         dims = {item.dims for item in items if isinstance(item, Exchange) and mesh.size(*item.dims) > 1}
         node = top.vertex_node[mesh.gpus]
         inside = all((node[mesh.groups(*one)] == node[mesh.groups(*one)[:, :1]]).all() for one in dims)
-        recipe = recipe_of(self.found.scenario, self.parallel, self.split, self.cost)
+        recipe = recipe_of(self.split, self.cost)
         blocking = recipe.messages != "overlapped"
         pairs = np.unique(np.stack([node, mesh.coordinates("pp")]), axis=1)
         alone = pairs.shape[1] == len(np.unique(node))

@@ -60,10 +60,8 @@ class Held:
 
     def resized(self, size: int) -> MemoryUse:
         """``use`` with micro-batches of ``size`` samples, and everything else as it is."""
-        if self.split is not None and self.scenario.file.parallel is not None:
-            from clustersim.scenario.split_step import resized
-
-            other = resized(self.scenario, self.scenario.file.parallel, self.mesh, self.split, size)
+        if self.split is not None:
+            other = self.split.resized(size)
             return other.memory[other.worst]
         config = msgspec.structs.replace(self.scenario.config, micro_batch_size=size)
         return memory_of(replace(self.scenario, config=config), self.model, self.topology, self.mesh)

@@ -1,4 +1,5 @@
-"""What would make a run shorter, in sentences: by runs with one thing changed where those are short, else by bounds."""
+"""A run beside others with one thing changed, in sentences: what would make it shorter, by runs where those are short
+and else by bounds; and what each change of its scenario did, or why it did nothing."""
 
 from __future__ import annotations
 
@@ -6,18 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.explain import Explanation
 from clustersim.scenario.rerun import rerun_saving, step_time
 from clustersim.scenario.turned import Turned, short, turned
 from clustersim.timeline import Timeline
+from clustersim.tomls import plainly
+from clustersim.units import format_time
 
 if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
 
 NOTHING = 5e-4
 """Of a run that was really made, what prints as 0.0 %."""
 SMALL = 0.005
 """Bounds below this share of the step are called nothing."""
+SAME = 1e-9
+"""Step times this close, relatively, are the same."""
+HIDDEN = 0.002
+"""Below this share of the step, communication is hidden."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,3 +122,41 @@ def _run_again(text: str, saved: float) -> str:
     knob = text.partition(" would save ")[0]
     per = "time per sample" if text.endswith("per sample") else "step"
     return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"
+
+
+def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
+    """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
+    the steps take just as long."""
+    from clustersim.scenario import load
+
+    now, did, said = breakdown(timeline), [], []
+    took, exposed = now.step_time_s, float(np.mean(now.exposed_fraction))
+    for key, value in scenario.changes.items():
+        rest = {k: v for k, v in scenario.changes.items() if k != key}
+        other = load(scenario.path, rest)
+        if _says(other) == _says(scenario):
+            said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
+            continue
+        without = breakdown(other.run().timeline).step_time_s
+        if abs(without - took) <= SAME * took:
+            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, exposed)}")
+        else:
+            change = f"{abs(1 - without / took):.1%} {'less' if without < took else 'more'}"
+            did.append(f"without {key}={plainly(value)} a step takes {format_time(without)}, {change} (run again)")
+    return did, said
+
+
+def _says(scenario: Scenario) -> tuple[object, ...]:
+    """Everything a run depends on, defaults filled in."""
+    file = scenario.file
+    return file.cluster, file.model, file.run, file.strategy["kind"], scenario.config
+
+
+def _why(key: str, timeline: Timeline, exposed: float) -> str:
+    talks = any(op.kind != "compute" for op in timeline.ops)
+    about = key.split(".")[0]
+    if about in {"cluster", "strategy"} and not talks:
+        return "this run has no communication"
+    if about in {"cluster", "strategy"} and exposed < HIDDEN:
+        return f"communication is hidden behind compute ({exposed:.2%} of the step is exposed)"
+    return "no step of this run depends on it"

@@ -13,7 +13,7 @@ from clustersim.builder.zero import zero_hooks
 from clustersim.errors import ScenarioError
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.base import Partition, Stage
+from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -22,6 +22,7 @@ from clustersim.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.scenario.split_step import Split
 
 HALF = frozenset({"fp16", "bf16"})
 
@@ -55,16 +56,14 @@ def sharding_zero(scenario: Scenario) -> ZeroConfig | None:
     return config if isinstance(config, ZeroConfig) and config.zero_optimization.stage > 1 else None
 
 
-def replicas(
-    scenario: Scenario, parallel: ParallelConfig, parts: Partition, schedule: Schedule, cost: StepCost
-) -> MakeReplicas:
+def replicas(split: Split, cost: StepCost) -> MakeReplicas:
     """The hooks of the data-parallel dimension."""
-    config = scenario.config
+    scenario, schedule, config = split.scenario, split.schedule, split.scenario.config
     # Stages of an asynchronous schedule update at different times: their copies of a tied table drift apart.
-    ends = {0, len(parts.stages) - 1} if schedule.synchronous else set()
+    ends = {0, len(split.partition.stages) - 1} if schedule.synchronous else set()
 
     def tied(rank: int) -> int:
-        return parts.tied if rank in ends else 0
+        return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
 
@@ -79,7 +78,7 @@ def replicas(
             return zero_hooks(here, stage, cost, sharing)
 
         return share
-    replicated = replica_config(scenario, parallel, schedule)
+    replicated = replica_config(scenario, split.parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
 

@@ -15,7 +15,8 @@ from clustersim.arrays import Bools
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
-from clustersim.program import Compute, Op
+from clustersim.program import Compute, Op, Role
+from clustersim.scenario.altered import GPU_BOUNDS, altered
 from clustersim.scenario.reading import Changes, Table
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
@@ -60,16 +61,14 @@ def step_time(timeline: Timeline) -> float:
 
 
 def _faster(prepared: Prepared, knob: str, factor: float) -> float:
-    bounds = {"compute", "memory"} if knob == "compute speed" else {"launch", "host"}
+    bounds = GPU_BOUNDS if knob == "compute speed" else {"launch", "host"}
 
-    def one(op: Op) -> Op:
+    def one(op: Op, role: Role) -> Op:
         if not isinstance(op, Compute) or op.bound not in bounds:
             return op
         return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
 
-    program = prepared.program
-    roles = tuple(replace(role, ops=tuple(one(op) for op in role.ops)) for role in program.roles)
-    return step_time(replace(prepared, program=replace(program, roles=roles)).run().timeline)
+    return step_time(replace(prepared, program=altered(prepared.program, one)).run().timeline)
 
 
 def links_of(topology: Topology, knob: str) -> Bools:

@@ -16,8 +16,7 @@ from clustersim.cards import card
 from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.paths import plain
-from clustersim.scenario.ran import figures, ran, trust
-from clustersim.scenario.settled import outcome_notes
+from clustersim.scenario.ran import figures, outcome_notes, ran, trust
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import Plain
 from clustersim.timeline import Timeline

@@ -10,49 +10,43 @@ from clustersim import limits
 from clustersim.device import AS_IS, Device, Speed
 from clustersim.errors import ScenarioError
 from clustersim.memory_use import MemoryUse
-from clustersim.mesh import Mesh
-from clustersim.model import Model, StepCost
+from clustersim.model import StepCost
 from clustersim.program import Program
+from clustersim.scenario.altered import draw, pinned, slowed, varied
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.mixed import Kind, joined, mean_peak
 from clustersim.scenario.parts import backend_of, kinds_of, play, varying_of
-from clustersim.scenario.pinned import pinned
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
-from clustersim.scenario.slow import slowed
-from clustersim.scenario.varied import draw, varied
 from clustersim.strategies import STRATEGIES
-from clustersim.topology import GPU, Topology
+from clustersim.topology import GPU
 from clustersim.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
-    from clustersim.scenario.split_step import Split
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Prepared:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Prepared(Held):
     """Everything a run needs, before it runs.
 
     Parameters
     ----------
     device : the GPU of every rank; the slowest where node types are mixed. cost : of one rank's step on it.
-    memory : of one rank, of the fullest stage. program : what should happen. notes : assumptions, for people.
+    program : what should happen. notes : assumptions, for people.
     peak_flops : float [FLOP/s], dense, of a GPU in the run's dtype; the mean where several kinds are mixed.
-    split : stages, schedule and memory by stage, where ``[parallel]`` splits the model.
     """
 
-    scenario: Scenario
-    topology: Topology
-    mesh: Mesh
-    model: Model
     device: Device
     cost: StepCost
-    memory: MemoryUse
     program: Program
     notes: tuple[str, ...]
     peak_flops: float
-    split: Split | None = None
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Of one rank, of the fullest stage."""
+        return self.use
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
         """Simulate; ``progress`` is called with (ops finished, ops in all)."""
@@ -136,17 +130,17 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
     said = dict.fromkeys((*model.notes, *_mixture(kinds), *program.notes))
-    return Prepared(scenario, topology, mesh, model, gpu, cost, found.use, program, tuple(said), peak, split)
+    return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
 
 def _program(found: Held, kind: Kind) -> Program:
     """What should happen, if every rank had this kind of GPU."""
     scenario, file, cost = found.scenario, found.scenario.file, kind.cost
-    if file.parallel is not None and found.split is not None:
+    if found.split is not None:
         from clustersim.scenario.split_step import program_of  # a whole model needs no builder
 
         with scenario.at("$.parallel"):
-            program = program_of(scenario, file.parallel, found.split, found.mesh, kind.device, cost)
+            program = program_of(found.split, kind.device, cost)
             program.check()
         return program
     with scenario.at("$.strategy"):

@@ -12,34 +12,33 @@ from clustersim.memory import STATES
 from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.base import Partition, Stage
+from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.scenario.replicas import replica_config, sharding_zero
-from clustersim.schedules import Orders, Schedule
+from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.scenario.split_step import Split
 
 
 BUSIEST = "the rank whose experts get most tokens"
 
 
-def stage_memory(
-    scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, parts: Partition, row: Schedule, orders: Orders
-) -> tuple[MemoryUse, ...]:
+def stage_memory(split: Split) -> tuple[MemoryUse, ...]:
     """Bytes of one rank of each stage, for the scenario's ``micro_batch_size``."""
-    states = [state_bytes(scenario, parallel, mesh, stage, row) for stage in parts.stages]
-    versions = [row.versions(rank, len(orders)) for rank in range(len(orders))]
-    element = DTYPE_BYTES[activations(scenario)]
-    config = scenario.config
-    deferral = parallel.deferral(config.gradient_accumulation_steps)
-    keeps = not parallel.deallocate_pipeline_outputs
-    uses = stages(parts, orders, states, Batch(config.micro_batch_size, element, deferral, keeps), versions)
+    parallel, mesh, row, config = split.parallel, split.mesh, split.schedule, split.scenario.config
+    count = len(split.orders)
+    states = [state_bytes(split.scenario, parallel, mesh, stage, row) for stage in split.partition.stages]
+    versions = [row.versions(rank, count) for rank in range(count)]
+    deferral, keeps = parallel.deferral(config.gradient_accumulation_steps), not parallel.deallocate_pipeline_outputs
+    batch = Batch(config.micro_batch_size, DTYPE_BYTES[activations(split.scenario)], deferral, keeps)
+    uses = stages(split.partition, split.orders, states, batch, versions)
     uneven = mesh.size("ep") > 1 and parallel.routing.kind != "balanced" and not parallel.pad_to_capacity
-    ranks = [BUSIEST if uneven else f"rank {mesh.ranks(pp=i)[0]}" for i in range(len(uses))]
-    if len(uses) == 1:
+    if count == 1:
         return (replace(uses[0], where=BUSIEST),) if uneven else uses
+    ranks = [BUSIEST if uneven else f"rank {mesh.ranks(pp=i)[0]}" for i in range(count)]
     return tuple(replace(use, where=f"stage {i}, {ranks[i]}") for i, use in enumerate(uses))
 
 

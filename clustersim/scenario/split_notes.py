@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from clustersim.mesh import Mesh
 from clustersim.parallel import ParallelConfig, preset
 from clustersim.scenario.replicas import sharding_zero
 from clustersim.schedules import Schedule
@@ -13,6 +12,7 @@ from clustersim.strategies.fsdp_config import FSDPConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
+    from clustersim.scenario.split_step import Split
 
 OF_REPLICAS = (
     "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce", "overlap_param_gather",
@@ -21,11 +21,12 @@ OF_REPLICAS = (
 """Fields of Megatron's data parallelism, which ``ddp`` and ZeRO stages 0 and 1 are."""
 
 
-def told(scenario: Scenario, row: Schedule, chunks: int, parallel: ParallelConfig, mesh: Mesh) -> Iterator[str]:
-    """The degrees and the schedule; then what is said and changes nothing. ``chunks`` : of a rank."""
+def told(split: Split) -> Iterator[str]:
+    """The degrees and the schedule; then what is said and changes nothing."""
+    scenario, parallel, mesh, row = split.scenario, split.parallel, split.mesh, split.schedule
     degrees = " x ".join(f"{name} {mesh.size(name)}" for name in ("tp", "cp", "pp", "dp") if mesh.size(name) > 1)
     experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
-    pipeline = f"; {row.name}, {chunks} chunk(s) a rank" * (parallel.pp > 1)
+    pipeline = f"; {row.name}, {len(split.partition.stages[0].chunks)} chunk(s) a rank" * (parallel.pp > 1)
     yield f"parallel: {degrees or 'one rank'}{experts}{pipeline}"
     whole = isinstance(scenario.config, FSDPConfig) or sharding_zero(scenario) is not None
     usual = preset(parallel.framework, {"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep})

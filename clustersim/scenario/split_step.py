@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from clustersim.builder import Recipe, build
 from clustersim.builder.partial import partly_recomputed
-from clustersim.builder.stage_memory import worst
 from clustersim.compute import setting_of
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
@@ -44,24 +43,31 @@ class Split:
 
     Parameters
     ----------
-    partition : what each stage holds. schedule, orders : what each pipeline rank runs in a step.
-    weigh : finds ``memory``.
+    scenario, parallel, mesh : whose it is. partition : what each stage holds.
+    schedule, orders : what each pipeline rank runs in a step.
     """
 
+    scenario: Scenario
+    parallel: ParallelConfig
+    mesh: Mesh
     partition: Partition
     schedule: Schedule
     orders: Orders
-    weigh: Callable[[], tuple[MemoryUse, ...]]
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:
         """Of one rank of each stage: a walk over every pass, which who asks for the time alone need not wait for."""
-        return self.weigh()
+        return stage_memory(self)
 
     @property
     def worst(self) -> int:
-        """The stage that needs most memory."""
-        return worst(self.memory)
+        """The stage that needs most memory; the first of equal ones."""
+        return int(np.argmax([use.total for use in self.memory]))
+
+    def resized(self, size: int) -> Split:
+        """The same stages and schedule with micro-batches of ``size`` samples."""
+        config = msgspec.structs.replace(self.scenario.config, micro_batch_size=size)
+        return replace(self, scenario=replace(self.scenario, config=config))
 
 
 def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, gpu: Device) -> Split:
@@ -79,7 +85,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
             )
         again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
         parts = partly_recomputed(parts, again, orders, count)
-    return Split(parts, row, orders, partial(stage_memory, scenario, parallel, mesh, parts, row, orders))
+    return Split(scenario, parallel, mesh, parts, row, orders)
 
 
 def parts_of(
@@ -121,13 +127,6 @@ def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, ro
     return tuple(beside(order) for order in orders) if parallel.ep_overlap else orders
 
 
-def resized(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, split: Split, size: int) -> Split:
-    """The same stages and schedule with micro-batches of ``size`` samples."""
-    scenario = replace(scenario, config=msgspec.structs.replace(scenario.config, micro_batch_size=size))
-    use = partial(stage_memory, scenario, parallel, mesh, split.partition, split.schedule, split.orders)
-    return replace(split, weigh=use)
-
-
 def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Schedule:
     if parallel.schedule_csv is not None:
         with scenario.at("$.parallel.schedule_csv"):
@@ -135,32 +134,29 @@ def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Sch
     return schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
 
 
-def recipe_of(scenario: Scenario, parallel: ParallelConfig, split: Split, cost: StepCost) -> Recipe:
+def recipe_of(split: Split, cost: StepCost) -> Recipe:
     """What the step builder makes a Program of a split model from."""
+    scenario, parallel, row = split.scenario, split.parallel, split.schedule
+    count = scenario.config.gradient_accumulation_steps
     return Recipe(
         split.partition,
         split.orders,
-        split.schedule.placement,
-        _messages(parallel, split.schedule),
+        row.placement,
+        _messages(parallel, row),
         activations(scenario),
-        replicas(scenario, parallel, split.partition, split.schedule, cost),
-        0 if split.schedule.synchronous else scenario.config.gradient_accumulation_steps,
-        split.schedule.accumulates,
+        replicas(split, cost),
+        0 if row.synchronous else count,
+        row.accumulates,
         parallel.variable_seq_lengths,
-        parallel.deferral(scenario.config.gradient_accumulation_steps) * split.schedule.synchronous,
+        parallel.deferral(count) * row.synchronous,
     )
 
 
-def program_of(
-    scenario: Scenario, parallel: ParallelConfig, split: Split, mesh: Mesh, gpu: Device, cost: StepCost
-) -> Program:
+def program_of(split: Split, gpu: Device, cost: StepCost) -> Program:
     """The Program of a split model."""
-    run, recipe = scenario.file.run, recipe_of(scenario, parallel, split, cost)
-    program = build(recipe, local_cost(scenario, gpu), cost, mesh, run.steps, run.seed)
-    return replace(
-        program,
-        notes=(*told(scenario, split.schedule, len(split.partition.stages[0].chunks), parallel, mesh), *program.notes),
-    )
+    run = split.scenario.file.run
+    program = build(recipe_of(split, cost), local_cost(split.scenario, gpu), cost, split.mesh, run.steps, run.seed)
+    return replace(program, notes=(*told(split), *program.notes))
 
 
 def _options(row: Schedule, parallel: ParallelConfig) -> Table:

@@ -18,8 +18,8 @@ from clustersim.arrays import Floats, Ints
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.program import COMPUTE_STREAM, Compute, Program, seconds
+from clustersim.scenario.altered import draw, micro_batches, varied
 from clustersim.scenario.rerun import step_time
-from clustersim.scenario.varied import draw, micro_batches, varied
 from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.variation import Drawn

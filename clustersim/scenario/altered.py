@@ -1,8 +1,8 @@
-"""A Program on machines that vary: ``[run.variation]`` drawn, and laid on its compute."""
+"""What a machine and its software do to a Program: slow GPUs, pinned choices of NCCL, and ``[run.variation]``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,70 @@ import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
+from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
+from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
-from clustersim.program import Compute, Op, Program, Role
+from clustersim.program import Collective, Compute, Op, Program, Role
+from clustersim.scenario.schema import Pin, Slow
 from clustersim.topology import Topology
 from clustersim.variation import Drawn, Variation, Where, drawn
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
+GPU_BOUNDS = frozenset({"compute", "memory"})
+"""What a slower GPU stretches; launches and input are the host's."""
 PASSES = ("forward", "backward")
+
+
+def altered(program: Program, one: Callable[[Op, Role], Op]) -> Program:
+    """The Program with each op changed."""
+    roles = tuple(replace(role, ops=tuple(one(op, role) for op in role.ops)) for role in program.roles)
+    return replace(program, roles=roles)
+
+
+def slowed(program: Program, slow: Sequence[Slow], workers: int) -> Program:
+    """The Program on a machine with slow GPUs: what their kernels bound takes ``1 / speed`` times as long.
+
+    Raises :class:`ScenarioError` for a rank beyond the ``workers`` that drive a GPU.
+    """
+    factor = np.ones(program.world_size)
+    for i, one in enumerate(slow):
+        for rank in one.ranks:
+            if not 0 <= rank < workers:
+                raise ScenarioError(
+                    f"no rank {rank}: the run has ranks 0..{workers - 1} (at $.cluster.slow[{i}].ranks)"
+                )
+            factor[rank] /= one.speed
+    if np.all(factor == 1):
+        return program
+
+    def stretched(op: Op, role: Role) -> Op:
+        if not isinstance(op, Compute) or op.bound not in GPU_BOUNDS or np.all(factor[role.ranks] == 1):
+            return op
+        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) * factor[role.ranks])
+
+    return altered(program, stretched)
+
+
+def pinned(program: Program, pins: Sequence[Pin]) -> Program:
+    """The Program with the first pin that fits each collective which its strategy does not pin itself.
+
+    Raises :class:`ProgramError` for an algorithm or a protocol that NCCL has not.
+    """
+    for pin in pins:
+        pinned_algorithms(pin.algorithm, pin.kind)
+        pinned_protocols(pin.protocol, pin.kind)
+    if not pins:
+        return program
+
+    def chosen(op: Op, role: Role) -> Op:
+        if not isinstance(op, Collective) or op.algorithm or op.protocol:
+            return op
+        pin = next((pin for pin in pins if pin.fits(op.kind, op.nbytes, op.groups.shape[1])), None)
+        return op if pin is None else msgspec.structs.replace(op, algorithm=pin.algorithm, protocol=pin.protocol)
+
+    return altered(program, chosen)
 
 
 def draw(
