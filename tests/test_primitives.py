@@ -84,7 +84,7 @@ def test_a_barrier_holds_everybody_until_the_last_has_come_and_a_wait_holds_one_
     ops = base.OpList()
     ops.compute("work", 1.0, "other")
     ops.ops[0] = type(ops.ops[0])("work", np.array([1.0, 4.0]))
-    met = do.barrier(ops, np.array([[0, 1]]), (0,))
+    met = do.collective(ops, "barrier", "", 0.0, np.array([[0, 1]]), (0,))
     do.wait(ops, "for the barrier", (met,))
     times = play(ops, ranks=[[0, 1]])
     assert times["r0", "barrier"][1:] == (4.0, 4.0)

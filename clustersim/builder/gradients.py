@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.builder.laying import Here
+from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import LocalLayer, Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
@@ -37,35 +38,28 @@ SHARD, INSTANCES = ("dp_shard", "cp"), ("dp_replicate",)
 EVERYBODY = ("tp", "cp", "dp", "pp")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicaConfig:
-    """Knobs of the replicated parameters.
+    """What the replicated parameters are done with.
 
     Parameters
     ----------
-    distributed : share out the optimizer (``use_distributed_optimizer``, ZeRO-1).
-    overlap_grad_reduce, overlap_param_gather : as in Megatron. aligned : stages start reductions together.
-    bucket_size, buckets : parameters of a bucket, or how many buckets a rank's make; None is Megatron's default.
-    grad_dtype : of gradients and their reduction. param_dtype : of parameters.
-    clip : whether the gradients' norm is all-reduced before the update (``clip_grad`` above 0).
-    validated_after : nobody waits for that norm, which is checked later.
+    parallel : Megatron's own knobs. distributed : share out the optimizer (``use_distributed_optimizer``, ZeRO-1).
+    aligned : stages start reductions together. grad_dtype : of gradients and their reduction. param_dtype : of
+        parameters. clip : whether the gradients' norm is all-reduced before the update (``clip_grad`` above 0).
     copies : HBM bytes per updated element besides the optimizer's own: gradients and masters copied between dtypes.
     accumulated : HBM bytes per element that adding a micro-batch's gradients to the kept ones moves; 0 where the
         products that make them do it.
     """
 
-    distributed: bool = False
-    overlap_grad_reduce: bool = False
-    overlap_param_gather: bool = False
-    aligned: bool = False
-    bucket_size: int | None = None
-    buckets: int | None = None
-    grad_dtype: str = "fp32"
-    param_dtype: str = "bf16"
+    parallel: ParallelConfig
+    distributed: bool
+    aligned: bool
+    grad_dtype: str
+    param_dtype: str
     clip: bool = True
-    validated_after: bool = False
-    copies: float = 6.0
-    accumulated: float = 0.0
+    copies: float
+    accumulated: float
 
 
 class Bucket(msgspec.Struct):
@@ -115,16 +109,16 @@ class Replicated:
                 self._of.setdefault(place, []).append(bucket)
 
     def _limit(self, chunk: int) -> float | None:
-        if not self.config.overlap_grad_reduce or self.stage_index or chunk:
+        if not self.config.parallel.overlap_grad_reduce or self.stage_index or chunk:
             return None
-        if self.config.buckets:
-            return sum(self._sizes) // self.config.buckets
-        return self.config.bucket_size or max(40e6, 1e6 * self.here.mesh.size(*DENSE))
+        if buckets := self.config.parallel.ddp_num_buckets:
+            return sum(self._sizes) // buckets
+        return self.config.parallel.ddp_bucket_size or max(40e6, 1e6 * self.here.mesh.size(*DENSE))
 
     def busy(self) -> bool:
         """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
         reducing = self._last or any(bucket.reduced >= 0 for bucket in self.buckets)
-        return bool(self._gathered) or (self.config.overlap_grad_reduce and reducing)
+        return bool(self._gathered) or (self.config.parallel.overlap_grad_reduce and reducing)
 
     # --- hooks -------------------------------------------------------------------------------------------------------
 
@@ -146,9 +140,9 @@ class Replicated:
             self._accumulate(chunk)
         for bucket in self._of.get(place, ()) if last else ():
             bucket.missing.discard(place)
-            if not bucket.missing and self.config.overlap_grad_reduce and not self.config.aligned:
+            if not bucket.missing and self.config.parallel.overlap_grad_reduce and not self.config.aligned:
                 self._reduce(bucket)
-        if self.config.overlap_grad_reduce and self.config.aligned and layer == 0 and action.kind in "BW":
+        if self.config.parallel.overlap_grad_reduce and self.config.aligned and layer == 0 and action.kind in "BW":
             self._align(chunk, complete=last)
 
     def _align(self, chunk: int, *, complete: bool) -> None:
@@ -177,7 +171,7 @@ class Replicated:
         after = shared_gradients(self.here, self.stage, self.tied, dtype, after)
         if self.config.clip:
             nbytes = float(self._updated() * DTYPE_BYTES[dtype])
-            after = clip(self.here, nbytes, after, barrier=not self.config.validated_after)
+            after = clip(self.here, nbytes, after, barrier=not self.config.parallel.optimizer_post_validation)
         self._update(after)
 
     def _reduce(self, bucket: Bucket) -> None:
@@ -219,7 +213,7 @@ class Replicated:
             done = self.here.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
-        if not self.config.overlap_param_gather:
+        if not self.config.parallel.overlap_param_gather:
             self.here.ops.waits = (*self.here.ops.waits, *(op for waits in self._gathered.values() for op in waits))
             self._gathered.clear()
 

@@ -268,7 +268,7 @@ class Form:
         reduced = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.grad_dtype]
         per = slope("all_gather", "dp", "cp"), slope("all_gather", "edp") if expert.any() else 0.0
         gathered = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.param_dtype] * knobs.distributed
-        serial = reduced * (not knobs.overlap_grad_reduce) + gathered * (not knobs.overlap_param_gather)
+        serial = reduced * (not self.parallel.overlap_grad_reduce) + gathered * (not self.parallel.overlap_param_gather)
         share = (1 / dims.size("dp", "cp"), 1 / dims.size("edp")) if knobs.distributed else (1.0, 1.0)
         return serial, float((reduced + gathered).max()), share
 

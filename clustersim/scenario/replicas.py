@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING
 
 from clustersim.builder import MakeReplicas
 from clustersim.builder.gradients import ReplicaConfig, Replicated
-from clustersim.builder.laying import Here
 from clustersim.builder.shards import Sharded
 from clustersim.builder.zero import zero_hooks
 from clustersim.errors import ScenarioError
 from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
-from clustersim.strategies.walk import Hooks
 from clustersim.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
     from clustersim.scenario.split_step import Split
-
-HALF = frozenset({"fp16", "bf16"})
 
 
 def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
@@ -66,26 +61,14 @@ def replicas(split: Split, cost: StepCost) -> MakeReplicas:
         return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
-
-        def shard(here: Here, stage: Stage, rank: int) -> Hooks:
-            return Sharded(here, stage, cost, config, tied(rank))
-
-        return shard
+        return lambda here, stage, rank: Sharded(here, stage, cost, config, tied(rank))
     sharing = sharding_zero(scenario)
     if sharing is not None:
-
-        def share(here: Here, stage: Stage, rank: int) -> Hooks:
-            return zero_hooks(here, stage, cost, sharing)
-
-        return share
+        return lambda here, stage, rank: zero_hooks(here, stage, cost, sharing)
     replicated = replica_config(scenario, split.parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
-
-    def replicate(here: Here, stage: Stage, rank: int) -> Hooks:
-        return Replicated(here, stage, rank, replicated, tied(rank))
-
-    return replicate
+    return lambda here, stage, rank: Replicated(here, stage, rank, replicated, tied(rank))
 
 
 def replica_config(scenario: Scenario, parallel: ParallelConfig, schedule: Schedule) -> ReplicaConfig:
@@ -94,18 +77,13 @@ def replica_config(scenario: Scenario, parallel: ParallelConfig, schedule: Sched
     config = scenario.config
     zero = getattr(config, "zero_optimization", None)
     wide = _fp32_gradients(scenario, parallel)
-    half = config.param_dtype in HALF
     return ReplicaConfig(
+        parallel=parallel,
         distributed=parallel.use_distributed_optimizer or (zero is not None and zero.stage == 1),
-        overlap_grad_reduce=parallel.overlap_grad_reduce,
-        overlap_param_gather=parallel.overlap_param_gather,
         aligned=parallel.align_grad_reduce and parallel.framework == "megatron" and schedule.name == "interleaved_1f1b",
-        bucket_size=parallel.ddp_bucket_size,
-        buckets=parallel.ddp_num_buckets,
         grad_dtype="fp32" if wide else config.param_dtype,
         param_dtype=config.param_dtype,
-        validated_after=parallel.optimizer_post_validation,
-        copies=6.0 if half else 0.0,
+        copies=6.0 if config.param_dtype in {"fp16", "bf16"} else 0.0,
         accumulated=_accumulated(scenario, parallel, wide=wide),
     )
 

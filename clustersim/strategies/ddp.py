@@ -147,7 +147,9 @@ class DDP(Rank[DDPConfig]):
         self._fill(bucket)
         self.filled[bucket] = True
         while len(self.launched) < len(self.layout) and self.filled[len(self.launched)]:
-            self.launched.append(self._launch(len(self.launched)))
+            b = len(self.launched)  # on NCCL's stream, behind what the compute stream has been given so far
+            reduced = self._all_reduce(f"bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(),))
+            self.launched.append(reduced)
 
     def _fill(self, b: int) -> None:
         """What the compute stream spends on a bucket: accumulation, the copies of its tensors, the hook's cast.
@@ -171,10 +173,6 @@ class DDP(Rank[DDPConfig]):
 
     def _wire(self, b: int) -> float:
         return float(self.layout[b].numel * DTYPE_BYTES[self.config.wire_dtype])
-
-    def _launch(self, b: int) -> int:
-        """all_reduce on NCCL's stream, behind what the compute stream has been given so far."""
-        return self._all_reduce(f"bucket {b}", self._wire(b), self.config.wire_dtype, (self._last_kernel(),))
 
     def _last_kernel(self) -> int:
         """The last op on the compute stream."""

@@ -133,7 +133,7 @@ class Plan:
     """
 
     units: tuple[sharded.Unit, ...]
-    segments: tuple[tuple[int, tuple[int, ...]], ...]
+    segments: sharded.Segments
     shard: Ints
     backward: Ints
     replicate: Ints

@@ -17,6 +17,7 @@ from clustersim.holding import Holding, always
 from clustersim.mesh import Mesh
 from clustersim.model import Model
 from clustersim.strategies.fsdp_config import FSDPConfig, Plan, accumulated_bytes, element_bytes, gathered_bytes, plan
+from clustersim.strategies.sharded import Segments
 
 
 def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
@@ -62,17 +63,13 @@ def _gathered(laid: Plan, config: FSDPConfig, n: int) -> Floats:
         live = _live_forward(s, order, config)
         back = _live_backward(s, order, config)
         for i in layers:
-            found[i] = sum(sizes[u] for u in live) + _second_buffer(config, sizes[unit])
+            # Version 2 copies out of the gathered buffer, which lives until the next copy.
+            found[i] = sum(sizes[u] for u in live) + (sizes[unit] if config.version == 2 else 0.0)
             found[2 * n - 1 - i] = sum(sizes[u] for u in back)
     return found
 
 
-def _second_buffer(config: FSDPConfig, size: float) -> float:
-    """Version 2 copies out of the gathered buffer, which lives until the next copy."""
-    return size if config.version == 2 else 0.0
-
-
-def _live_forward(s: int, order: tuple[tuple[int, tuple[int, ...]], ...], config: FSDPConfig) -> set[int]:
+def _live_forward(s: int, order: Segments, config: FSDPConfig) -> set[int]:
     """Units unsharded while segment ``s`` runs forward."""
     ahead = 1 + config.forward_prefetch
     if config.version == 1 and not config.limit_all_gathers:
@@ -83,7 +80,7 @@ def _live_forward(s: int, order: tuple[tuple[int, tuple[int, ...]], ...], config
     return live | {0} if config.keeps_root or 0 in later else live
 
 
-def _live_backward(s: int, order: tuple[tuple[int, tuple[int, ...]], ...], config: FSDPConfig) -> set[int]:
+def _live_backward(s: int, order: Segments, config: FSDPConfig) -> set[int]:
     """Units unsharded while segment ``s`` runs backward; the root is needed until its end."""
     ahead = 1 if config.prefetch == "BACKWARD_PRE" else 0
     first = 0 if config.keeps else max(0, s - ahead)

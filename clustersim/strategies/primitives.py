@@ -2,7 +2,7 @@
 
 *Push* is started by the sender: the receiver has its receive posted and waits. *Pull* is started by the receiver: a
 small request travels first, then the data. Collectives keep their torch.distributed names. *Wait* makes a stream stand
-still until other ops have ended; a *barrier* makes every member stand still until all have come.
+still until other ops have ended.
 
 Every function appends to an :class:`~clustersim.strategies.base.OpList` and returns the index others may wait on.
 """
@@ -14,7 +14,7 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from clustersim.mesh import Ints
-from clustersim.program import COMM_STREAM, COMPUTE_STREAM, Collective, Compute, Recv, Send
+from clustersim.program import COMPUTE_STREAM, Collective, Compute, Recv, Send
 from clustersim.strategies import base
 
 REQUEST_BYTES = 64.0
@@ -40,9 +40,9 @@ def push(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[in
     return ops.add(Send(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
 
 
-def take(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+def take(ops: base.OpList, what: str, nbytes: float, link: Link) -> int:
     """The receiver's side of a push: a receive that was posted long before."""
-    return ops.add(Recv(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
+    return ops.add(Recv(f"push {what}", nbytes, link.peer, link.stream, (), f"push{link.tag}", step=ops.step))
 
 
 def request(ops: base.OpList, what: str, link: Link, after: tuple[int, ...] = ()) -> int:
@@ -87,11 +87,6 @@ def collective(
 ) -> int:
     """One of :data:`clustersim.program.COLLECTIVES`; ``nbytes`` is the full tensor, ``root`` a position in a group."""
     return ops.add(Collective(f"{kind} {what}".strip(), kind, nbytes, groups, after=after, step=ops.step, **how))
-
-
-def barrier(ops: base.OpList, groups: Ints, after: tuple[int, ...] = (), *, stream: str = COMM_STREAM) -> int:
-    """Everybody waits for everybody."""
-    return collective(ops, "barrier", "", 0.0, groups, after, stream=stream)
 
 
 def wait(ops: base.OpList, what: str, after: tuple[int, ...], *, stream: str = COMPUTE_STREAM) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -40,23 +40,22 @@ class Unit(msgspec.Struct, frozen=True):
         return -(-self.numel // members) * members
 
 
-class Wrappable(Protocol):
+Segments = tuple[tuple[int, tuple[int, ...]], ...]
+"""In forward order (index of the unit, consecutive layers of it)."""
+
+
+class _Layer(Protocol):
     """A layer to wrap, whole or one rank's part of it."""
 
     @property
-    def name(self) -> str:
-        """As the model calls it."""
-
+    def name(self) -> str: ...
     @property
-    def kind(self) -> str:
-        """As of :class:`clustersim.model.Layer`."""
-
+    def kind(self) -> str: ...
     @property
-    def parameters(self) -> int:
-        """Elements of its own."""
+    def parameters(self) -> int: ...
 
 
-def units(layers: Sequence[Wrappable], blocks_per_unit: int = 1, min_num_params: int | None = None) -> tuple[Unit, ...]:
+def units(layers: Sequence[_Layer], blocks_per_unit: int, min_num_params: int | None) -> tuple[Unit, ...]:
     """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
 
     Parameters
@@ -81,12 +80,12 @@ def units(layers: Sequence[Wrappable], blocks_per_unit: int = 1, min_num_params:
     return (Unit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
 
 
-def _numel(layers: Sequence[Wrappable], some: list[int]) -> int:
+def _numel(layers: Sequence[_Layer], some: list[int]) -> int:
     return sum(layers[i].parameters for i in some)
 
 
-def segments(n_layers: int, wrapped: tuple[Unit, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Forward order as (index of the unit, consecutive layers of it); layers without a unit belong to the root."""
+def segments(n_layers: int, wrapped: tuple[Unit, ...]) -> Segments:
+    """Of so many layers; those without a unit belong to the root."""
     owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
     found: list[tuple[int, list[int]]] = []
     for i in range(n_layers):
@@ -104,15 +103,11 @@ def shard_groups(mesh: Mesh, shard: int, where: str) -> Ints:
     Raises :class:`ProgramError` naming the field ``where`` if the world does not divide.
     """
     if shard < 1 or mesh.world_size % shard:
+        fits = ", ".join(str(n) for n in range(1, mesh.world_size + 1) if mesh.world_size % n == 0)
         raise ProgramError(
-            f"{mesh.world_size} ranks do not divide into groups of {shard}; "
-            f"use one of {', '.join(map(str, _divisors(mesh.world_size)))} (at {where})"
+            f"{mesh.world_size} ranks do not divide into groups of {shard}; use one of {fits} (at {where})"
         )
     return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
-
-
-def _divisors(n: int) -> Iterator[int]:
-    return (d for d in range(1, n + 1) if n % d == 0)
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -133,9 +128,9 @@ class Host(msgspec.Struct, frozen=True):
         mix = Mix(memory=seconds)
         return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
 
-    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...], bytes_each: float = ADAM_HOST_BYTES) -> int:
+    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...]) -> int:
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
-        seconds = numel * bytes_each * self.ranks / self.dram
+        seconds = numel * ADAM_HOST_BYTES * self.ranks / self.dram
         name, phase = "optimizer on the CPU", "optimizer"
         return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
 

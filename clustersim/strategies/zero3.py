@@ -104,14 +104,10 @@ class Zero3(Zero):
             share = sharded.nbytes(numel, dtype) / self.ranks
             after = (self.host.copy(self.ops, f"h2d {name}", share, sharded.H2D_STREAM, after),)
         if groups.shape[1] > 1:
-            size, dtype = (
-                (numel * INT8, "uint8") if block.zero_quantized_weights else (sharded.nbytes(numel, dtype), dtype)
-            )
-            communicator = "world" if groups is self.group else "hpz"
-            done = collective(
-                self.ops, "all_gather", name, float(size), groups, after, dtype=dtype, communicator=communicator
-            )
-            after = (done,)
+            quantized = block.zero_quantized_weights
+            size, dtype = (numel * INT8, "uint8") if quantized else (sharded.nbytes(numel, dtype), dtype)
+            where = "world" if groups is self.group else "hpz"
+            after = (collective(self.ops, "all_gather", name, size, groups, after, dtype=dtype, communicator=where),)
         for m in which:
             self.gathered[m] = after
 
