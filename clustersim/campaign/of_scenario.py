@@ -109,7 +109,7 @@ def copies(scenario: Scenario, mesh: Mesh) -> int:
     out either of them (FSDP, ZeRO, Megatron's distributed optimizer) are one copy."""
     parallel = scenario.file.parallel
     shared = parallel is not None and parallel.use_distributed_optimizer
-    if scenario.file.strategy["kind"] == "ddp" and not shared:
+    if scenario.strategy.name == "ddp" and not shared:
         return mesh.size("dp")
     return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from clustersim.scenario.folded import Folded
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
-    from clustersim.strategies import StrategyConfig
+    from clustersim.strategies import Strategy, StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
 
@@ -78,6 +78,13 @@ class Scenario:
         """The name, and what was changed."""
         changes = ", ".join(f"{key}={plainly(value)}" for key, value in self.changes.items())
         return f"{self.name} ({changes})" if changes else self.name
+
+    @property
+    def strategy(self) -> Strategy:
+        """How it is trained: the row of ``strategy.kind``."""
+        from clustersim.strategies import STRATEGIES
+
+        return STRATEGIES[self.file.strategy["kind"]]
 
     def inputs(self) -> Table:
         """Every field of the file, defaults included, in plain values."""

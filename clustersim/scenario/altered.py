@@ -1,4 +1,5 @@
-"""What a machine and its software do to a Program: slow GPUs, pinned choices of NCCL, and ``[run.variation]``."""
+"""What a machine and its software do to a Program: slow GPUs, several kinds of them, pinned choices of NCCL, and
+``[run.variation]``."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from clustersim.arrays import Floats, Ints
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
+from clustersim.mix import Mix, total
 from clustersim.program import Collective, Compute, Op, Program, Role
+from clustersim.scenario.parts import Kind
 from clustersim.scenario.schema import Pin, Slow
 from clustersim.topology import Topology
 from clustersim.variation import Drawn, Variation, Where, drawn
@@ -144,3 +147,52 @@ def _pause(ops: list[Op], paced: list[int], pauses: Floats, places: Floats, pace
         for k in np.unique(struck[pauses[step] > 0]).tolist():
             one = np.ones(pauses.shape[1])
             _longer(ops, int(there[k]), one, np.where(struck == k, seconds, 0.0))
+
+
+def mean_peak(kinds: Sequence[Kind], dtype: str) -> float:
+    """Dense peak [FLOP/s] of a GPU, mean over ranks: what the MFU of a mixed machine is of."""
+    peaks = np.array([kind.device.peak[kind.device.runs_as(dtype)] for kind in kinds])
+    return float(np.average(peaks, weights=[len(kind.ranks) for kind in kinds]))
+
+
+def joined(programs: Sequence[Program], kinds: Sequence[Kind], peak: float) -> Program:
+    """One Program for machines of several kinds of GPU, from one for each kind as if all ranks had it: what happens is
+    the same each time, and each rank's times are taken from the Program of its own kind, kernel by kernel.
+
+    ``programs`` : in the order of ``kinds``. ``peak`` : of :func:`mean_peak`.
+
+    Raises :class:`ScenarioError` where what happens, not only how long it takes, depends on the kind.
+    """
+    first, *others = programs
+    kind_of = np.zeros(first.world_size, dtype=np.int64)
+    for number, kind in enumerate(kinds):
+        kind_of[kind.ranks] = number
+    roles = []
+    for n, role in enumerate(first.roles):
+        alike = [one.roles[n].ops for one in others if len(one.roles) == len(first.roles)]
+        if any(len(ops) != len(role.ops) for ops in alike) or len(alike) < len(others):
+            raise ScenarioError("kinds of GPU that are mixed need the same schedule; name one that no times decide")
+        mine = kind_of[role.ranks]
+        ops = tuple(_of_kinds(each, mine, peak) for each in zip(role.ops, *alike, strict=True))
+        roles.append(replace(role, ops=ops))
+    return replace(first, roles=tuple(roles))
+
+
+def _of_kinds(each: Sequence[Op], kind_of: Ints, peak: float) -> Op:
+    """An op with each rank's time from its own kind's."""
+    first = each[0]
+    if not isinstance(first, Compute) or len(set(kind_of.tolist())) == 1:
+        return each[int(kind_of[0])] if len(kind_of) else first
+    columns = [np.broadcast_to(np.asarray(op.duration, dtype=np.float64), kind_of.shape) for op in each]  # type: ignore[union-attr]
+    seconds: Floats = np.choose(kind_of, columns)
+    mixes = [op.mix for op in each if isinstance(op, Compute) and op.mix is not None]
+    mix = _mean_mix(mixes, kind_of, first.flops / peak) if len(mixes) == len(each) else None
+    return msgspec.structs.replace(first, duration=seconds, mix=mix)
+
+
+def _mean_mix(mixes: Sequence[Mix], kind_of: Ints, executed: float) -> Mix:
+    """What a rank spends its time on, in the mean; its FLOPs are at the mean peak, as the MFU has them."""
+    share = np.bincount(kind_of, minlength=len(mixes)) / len(kind_of)
+    mean = total(mix.times(part) for mix, part in zip(mixes, share.tolist(), strict=True))
+    at_peak = min(executed, mean.peak) if mean.again else executed
+    return msgspec.structs.replace(mean, peak=at_peak, products=mean.products + mean.peak - at_peak)

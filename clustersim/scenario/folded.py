@@ -160,7 +160,7 @@ class _Fold:
         local, run = local_cost(scenario, self.gpu), scenario.file.run
         # A step that gathers its parameters in its own forward is hardly begun by the one before. Without a pipeline a
         # step is short, and what of its end hides behind the next one's begin was up to 9 % of it.
-        alike = self.roughly and scenario.file.strategy["kind"] == "fsdp"
+        alike = self.roughly and scenario.strategy.name == "fsdp"
         alike |= self.sketched and not self.split.parallel.overlap_param_gather and self.split.parallel.pp > 1
         program = build(recipe, local, self.cost, mesh, 1 if alike else min(run.steps, STEADY), run.seed)
         if not self.sketched:
@@ -197,7 +197,7 @@ class _Fold:
     def _played(self) -> Ints:
         """Ranks whose whole step is played: those that stand for all. Roughly, where passes are ops and each GPU has a
         NIC of its own, one of each stage: the stage's others send beside it what it sends."""
-        mesh, replicated = self.found.mesh, self.found.scenario.file.strategy["kind"] == "ddp"
+        mesh, replicated = self.found.mesh, self.found.scenario.strategy.name == "ddp"
         if not self.roughly or not replicated or self._known is None or self._gpus_of_a_nic != 1:
             return self._kept
         return np.array([mesh.ranks(pp=rank)[0] for rank in range(mesh.size("pp"))], dtype=np.int64)
@@ -216,7 +216,7 @@ class _Fold:
         """What every pipeline rank's passes take; None where they cannot be told from what runs beside them: parameters
         that are shared out are on their way all the time (but in a pipeline), and two passes of one slot take turns."""
         scenario = self.found.scenario
-        shared = (self.split.parallel.pp == 1 and scenario.file.strategy["kind"] == "fsdp") or sharding_zero(
+        shared = (self.split.parallel.pp == 1 and scenario.strategy.name == "fsdp") or sharding_zero(
             scenario
         ) is not None
         paired = any(len(slot) > 1 for order in self.split.orders for slot in order)

@@ -83,7 +83,7 @@ def table(path: str, changes: Changes | None = None, *, every: bool = False) -> 
     cannot be read, or held.
     """
     own = load(path, changes)
-    rows: list[Kept | Refused] = [_row(held(own), own.file.strategy["kind"], OWN)]
+    rows: list[Kept | Refused] = [_row(held(own), own.strategy.name, OWN)]
     for form in forms(own) if every else ():
         if form.own:
             continue

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from clustersim import fabrics, fitting, models
+from clustersim.arrays import Ints
 from clustersim.calibrated import Calibration
 from clustersim.compute import Execution, step_cost
 from clustersim.compute.host import host_bandwidth
@@ -24,9 +26,7 @@ from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
 from clustersim.parallel import ModelShape
 from clustersim.program import Program
-from clustersim.scenario.mixed import Kind
 from clustersim.scenario.splitting import split
-from clustersim.strategies import STRATEGIES
 from clustersim.texts import Table, shown, there
 from clustersim.timeline import Timeline
 from clustersim.topology import CPU, Topology
@@ -74,7 +74,7 @@ def placed(scenario: Scenario) -> tuple[Topology, Mesh]:
     """The machine with the ranks where the strategy has them, servers beside workers, in the dimensions of
     ``[parallel]``."""
     topology, mesh = machine(scenario)
-    place = STRATEGIES[scenario.file.strategy["kind"]].place
+    place = scenario.strategy.place
     with scenario.at("$.strategy"):
         ranks = mesh if place is None else place(topology, mesh, scenario.config)
     parallel = scenario.file.parallel
@@ -147,6 +147,14 @@ def cost_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, sp
     return slowest.device, slowest.cost
 
 
+class Kind(msgspec.Struct, frozen=True, eq=False):
+    """GPUs of one kind: the ``device``, what a step ``cost``s on it, and the ``ranks`` that drive one, ascending."""
+
+    device: Device
+    cost: StepCost
+    ranks: Ints
+
+
 def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> list[Kind]:
     """Every kind of device of the mesh, and what a step costs on it, the slowest first."""
     name_of = np.array([topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist()])
@@ -215,7 +223,7 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
     from clustersim import engine
 
     run = scenario.file.run
-    launch = STRATEGIES[scenario.file.strategy["kind"]].launch or run.launch
+    launch = scenario.strategy.launch or run.launch
     how = {"backend": backend_of(scenario, topology, mesh)} | how
     return engine.simulate(
         program, topology, mesh, launch=launch, nccl_version=parse_nccl_version(run.nccl_version), **how
@@ -260,12 +268,11 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
     spec, run, config = scenario.file.model, scenario.file.run, scenario.config
-    row = STRATEGIES[scenario.file.strategy["kind"]]
     training = Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
-        holding=None if whole else row.holding(model, mesh, config),
+        holding=None if whole else scenario.strategy.holding(model, mesh, config),
         # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
         master_weights=config.state_dtype == "fp32",
         activation_checkpointing=spec.activation_checkpointing,

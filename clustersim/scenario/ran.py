@@ -11,7 +11,6 @@ import numpy as np
 from clustersim import ranges
 from clustersim.analysis.metrics import steady_window
 from clustersim.compute.conv import is_winograd
-from clustersim.strategies import STRATEGIES
 from clustersim.timeline import step_ends
 from clustersim.tomls import plainly
 from clustersim.units import format_bytes, format_time
@@ -73,7 +72,7 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
 
 
 def _strategy(p: Prepared) -> str:
-    kind = str(p.scenario.file.strategy["kind"])
+    kind = p.scenario.strategy.name
     if p.split is None:
         return kind
     degrees = (f"{name} {p.mesh.size(name)}" for name in ("tp", "cp", "pp", "ep", "dp") if p.mesh.size(name) > 1)
@@ -109,7 +108,7 @@ class Trust(msgspec.Struct, frozen=True):
 
 def trust(prepared: Prepared) -> Trust:
     """How far steps of this kind were from their predictions."""
-    kind = str(prepared.scenario.file.strategy["kind"])
+    kind = prepared.scenario.strategy.name
     if prepared.split is not None:
         stages = prepared.split.partition.stages
         kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
@@ -120,10 +119,11 @@ def trust(prepared: Prepared) -> Trust:
 def outcome_notes(result: Result) -> Iterator[str]:
     """What a result must say of its figures."""
     file, config = result.scenario.file, result.scenario.config
-    if not STRATEGIES[file.strategy["kind"]].together(config):
+    strategy, together = result.scenario.strategy.name, result.scenario.strategy.together(config)
+    if not together:
         yield from _unsettled(result)
     yield from _timed_changes(result)
-    if file.strategy["kind"] == "parameter_server" and STRATEGIES["parameter_server"].together(config):
+    if strategy == "parameter_server" and together:
         yield (
             "parameter_server: workers that end together send together, and those that end apart fill the servers' "
             "pauses: a faster link or GPU can make a step some percent longer"

@@ -17,7 +17,6 @@ from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.paths import plain
 from clustersim.scenario.ran import figures, outcome_notes, ran, trust
-from clustersim.strategies import STRATEGIES
 from clustersim.texts import Plain
 from clustersim.timeline import Timeline
 from clustersim.units import format_time
@@ -87,7 +86,7 @@ class Result:
             p.model,
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
             workers=p.mesh.workers,
-            together=STRATEGIES[file.strategy["kind"]].together(config),
+            together=self.scenario.strategy.together(config),
             peak=(p.peak_flops, f"dense {runs_as} of {p.devices}"),
         )
         return told_apart(figures, self.where[0]) if self.where else figures
@@ -117,7 +116,7 @@ class Result:
     @cached_property
     def of_strategy(self) -> Figures | None:
         """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
-        p, row = self.prepared, STRATEGIES[self.scenario.file.strategy["kind"]]
+        p, row = self.prepared, self.scenario.strategy
         if row.report is None:
             return None
         return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
@@ -188,7 +187,7 @@ class Result:
             "device": p.devices,
             "model": p.model.name,
             "parameters": p.model.parameters,
-            "strategy": self.scenario.file.strategy["kind"],
+            "strategy": self.scenario.strategy.name,
             **self.summary,
             "trust": msgspec.to_builtins(trust(p)),
             "hottest_links": [

@@ -12,13 +12,11 @@ from clustersim.errors import ScenarioError
 from clustersim.memory_use import MemoryUse
 from clustersim.model import StepCost
 from clustersim.program import Program
-from clustersim.scenario.altered import draw, pinned, slowed, varied
+from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
 from clustersim.scenario.held import Held, held
-from clustersim.scenario.mixed import Kind, joined, mean_peak
-from clustersim.scenario.parts import backend_of, kinds_of, play, varying_of
+from clustersim.scenario.parts import Kind, backend_of, kinds_of, play, varying_of
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
-from clustersim.strategies import STRATEGIES
 from clustersim.topology import GPU
 from clustersim.units import format_bytes, format_time
 
@@ -144,8 +142,7 @@ def _program(found: Held, kind: Kind) -> Program:
             program.check()
         return program
     with scenario.at("$.strategy"):
-        row = STRATEGIES[file.strategy["kind"]]
-        program = row.build(found.model, cost, found.mesh, scenario.config, file.run.steps, file.run.seed)
+        program = scenario.strategy.build(found.model, cost, found.mesh, scenario.config, file.run.steps, file.run.seed)
         program.check()
     return program
 

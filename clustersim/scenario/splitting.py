@@ -122,7 +122,7 @@ def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, shape: Model
 
 def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
     """Whether the data-parallel ranks can do what they do beside a split model."""
-    kind = scenario.file.strategy["kind"]
+    kind = scenario.strategy.name
     if splits(parallel) and kind not in BESIDE:
         raise ScenarioError(
             f"strategy {kind!r} has a whole model on every worker, which [parallel] splits; use 'ddp', 'zero' or "

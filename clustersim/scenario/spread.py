@@ -20,7 +20,6 @@ from clustersim.mesh import Mesh
 from clustersim.program import COMPUTE_STREAM, Compute, Program, seconds
 from clustersim.scenario.altered import draw, micro_batches, varied
 from clustersim.scenario.rerun import step_time
-from clustersim.strategies import STRATEGIES
 from clustersim.timeline import Timeline
 from clustersim.variation import Drawn
 
@@ -102,7 +101,7 @@ def spread(
     if v is None:
         raise ScenarioError(f"{scenario.path}: nothing varies; add a table [run.variation] "
                             "(`clustersim schema scenario` lists its keys)")  # fmt: skip
-    if not STRATEGIES[scenario.file.strategy["kind"]].together(scenario.config):
+    if not scenario.strategy.together(scenario.config):
         raise ScenarioError(f"{scenario.path}: ranks do not step together, so a step has no one length "
                             "(at $.strategy)")  # fmt: skip
     plain = scenario.changed({"run.jitter": 0.0})

@@ -96,7 +96,7 @@ def choices(prepared: Prepared, timeline: Timeline) -> Iterator[Choice]:
         yield from _of_pipeline(prepared, parallel, prepared.split, timeline)
     if parallel.tp > 1:
         yield from _of_tensors(parallel)
-    if prepared.mesh.size("dp") > 1 and prepared.scenario.file.strategy["kind"] != "fsdp":
+    if prepared.mesh.size("dp") > 1 and prepared.scenario.strategy.name != "fsdp":
         was = parallel.overlap_grad_reduce
         what = "gradients reduced after backward" if was else "gradients reduced beside backward"
         yield Choice(f"{what} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
@@ -135,7 +135,7 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
 
 def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
     """Half of one degree; twice another, or as many more data-parallel ranks."""
-    if prepared.scenario.file.strategy["kind"] == "fsdp":
+    if prepared.scenario.strategy.name == "fsdp":
         return
     degrees = {"tp": parallel.tp, "pp": parallel.pp}
     for one, other in (("tp", "pp"), ("pp", "tp")):
