@@ -20,7 +20,6 @@ from clustersim.model import Model
 from clustersim.models import from_hf, model
 from clustersim.parallel import ParallelConfig, Recompute, stages_of
 from clustersim.partition import Exchange, Item, LocalLayer, Partition, Work, partition
-from clustersim.partition.context import chunks_of
 from clustersim.partition.stages import placed
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "partition_examples.csv").open()))
@@ -201,7 +200,6 @@ QUANTITIES: dict[str, Callable[[Case], Any]] = {
         item.elements * BF16 * (case.parallel.cp - 1) / case.parallel.cp for item in cp_items(case, "forward")
     ),
     "FLOPs of each ring step": step_flops,
-    "chunks of each rank": lambda case: [list(chunks_of(rank, case.parallel.cp)) for rank in range(case.parallel.cp)],
 }  # fmt: skip
 
 

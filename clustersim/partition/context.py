@@ -8,7 +8,7 @@ that every ring step costs every rank the same: half of (s/c)^2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -16,31 +16,17 @@ from clustersim.errors import ModelError
 from clustersim.model import Kernel
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Exchange
-from clustersim.partition.nodes import ARITHMETIC, Kernels, Listing, Local, Node, copy, scaled
+from clustersim.partition.nodes import ARITHMETIC, Kernels, Listing, Local, Node, Nodes, Several, copy, scaled
 from clustersim.partition.share import Share
 
 
-def chunks_of(rank: int, cp: int) -> tuple[int, int]:
-    """The two of 2 cp chunks of a causal sequence that a rank has.
-
-    >>> [chunks_of(rank, 4) for rank in range(4)]
-    [(0, 7), (1, 6), (2, 5), (3, 4)]
-    """
-    return rank, 2 * cp - 1 - rank
-
-
 class Tensors(msgspec.Struct, frozen=True):
-    """Elements per sample of a rank's queries (and outputs), and of its keys or values."""
+    """Elements per sample of a rank's queries, outputs, keys and values."""
 
     queries: float
     outputs: float
     keys: float
     values: float
-
-    @property
-    def pair(self) -> float:
-        """Keys and values together."""
-        return self.keys + self.values
 
 
 def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelConfig, block: int) -> Node:
@@ -58,19 +44,20 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
             "as a kernel of its own (at $.model.attention)"
         )
     tensors = _tensors(kernel, share)
+    pair = tensors.keys + tensors.values
     comm, c = parallel.cp_comm(block), share.cp
     uneven = kernel.causal and parallel.cp_load_balancer == "none"
     if comm == "all_gather" and parallel.framework == "torchtitan":
-        return Stepwise(name, kernel, tensors.outputs, kernel.heads / share.local_kv_heads * tensors.pair, c, uneven)
+        return Stepwise(name, kernel, tensors.outputs, kernel.heads / share.local_kv_heads * pair, c, uneven)
     if comm == "all_gather":
         # With consecutive chunks the last rank sees all earlier ones: c^2 / 2 - (c - 1)^2 / 2 of c / 2 on average.
         return Gathered(name, (scaled(kernel, (2 * c - 1) / c, ARITHMETIC) if uneven else kernel,), tensors, c)
     if comm == "p2p":
-        return Ring(name, kernel, tensors.pair, c, ("cp",), uneven)
+        return Ring(name, kernel, pair, c, ("cp",), uneven)
     if comm == "a2a":
         return Swapped(name, Local(name, (_fewer_heads(kernel, c),)), tensors, ("cp",))
     inner, outer = parallel.hierarchical_context_parallel_sizes or (1, c)
-    ring = Ring(name, _fewer_heads(kernel, inner), tensors.pair, outer, ("cp_p2p",), uneven)
+    ring = Ring(name, _fewer_heads(kernel, inner), pair, outer, ("cp_p2p",), uneven)
     return Swapped(name, ring, tensors, ("cp_a2a",))
 
 
@@ -271,3 +258,43 @@ class Swapped(msgspec.Struct, frozen=True):
     def _swap(self, out: Listing, named: dict[str, float], part: str) -> None:
         for name, elements in named.items():
             out.exchange(Exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, part))
+
+
+@dataclass(frozen=True)
+class Ulysses(Several):
+    """Products that make queries, keys and values, and an attention whose gradients come home beside their backward:
+    DeepSpeed's ``sp_overlap_comm`` (deepspeed/sequence/layer.py).
+
+    Autograd runs the last product of forward first: gradients of values are awaited at once, those of keys and queries
+    where their own products begin, or what is between (rotation), which needs both.
+    """
+
+    projections: Local
+    attention: Swapped
+
+    def backward(self, out: Listing) -> None:
+        """See above."""
+        name, (q, k, v), between = self.projections.name, self.projections.kernels, self.nodes[1:-1]
+        self.attention.attended(out)
+        sent = self.attention.sent_home(out)
+        Local(name, (v,)).backward(out)
+        if between:
+            out.wait_for(*sent)
+            sent = ()
+        Several(between).backward(out)
+        for i, kernel in enumerate((k, q)):
+            out.wait_for(*sent[i : i + 1])
+            Local(name, (kernel,)).backward(out)
+
+
+def coming_home_beside(nodes: Nodes) -> Nodes:
+    """A layer's nodes, with its attention a :class:`Ulysses` where queries, keys and values have a product each."""
+    at = next((i for i, node in enumerate(nodes) if isinstance(node, Swapped)), None)
+    made = [i for i, node in enumerate(nodes[:at]) if {"q", "k", "v"} == {kernel.name for kernel in node.kernels}]
+    if at is None or not made:
+        return nodes
+    projections, attention = nodes[made[-1]], nodes[at]
+    if not (isinstance(projections, Local) and isinstance(attention, Swapped)):
+        return nodes
+    first = made[-1]
+    return (*nodes[:first], Ulysses(nodes[first : at + 1], projections, attention), *nodes[at + 1 :])

@@ -17,13 +17,12 @@ import msgspec
 from clustersim.errors import ScenarioError
 from clustersim.model import Kernel, Tensor
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread
-from clustersim.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, scaled
+from clustersim.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread, TwoHops
+from clustersim.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, Several, scaled
 from clustersim.partition.recompute import Rebuilt, checkpointed
 from clustersim.partition.routing import Router, capacity, routed
 from clustersim.partition.share import Share, local_kernel, rows
 from clustersim.partition.tensor import Columns, Manner, Rows
-from clustersim.partition.two_hops import TwoHops
 
 DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
     {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
@@ -167,7 +166,7 @@ class Routed(msgspec.Struct, frozen=True):
     @property
     def kernels(self) -> Kernels:
         """All of them."""
-        return (self.permute, *self.own, self.unpermute, *(k for node in self.beside for k in node.kernels))
+        return (self.permute, *self.own, self.unpermute, *Several(self.beside).kernels)
 
     def _experts(self) -> Kernels:
         ahead, behind = DISPATCHERS[self.spread.kind](self.spread).sorting(self.permute, self.unpermute)

@@ -9,14 +9,13 @@ import msgspec
 
 from clustersim.model import Kernel, Layer
 from clustersim.parallel import ParallelConfig
-from clustersim.partition.context import attention_node
+from clustersim.partition.context import attention_node, coming_home_beside
 from clustersim.partition.dispatch import Spread, is_expert
 from clustersim.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums, has_weights
 from clustersim.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.partition.share import Share, local_kernel, rows
 from clustersim.partition.tensor import Columns, Manner, Rows
-from clustersim.partition.ulysses import coming_home_beside
 
 
 class Cutter(msgspec.Struct, frozen=True):

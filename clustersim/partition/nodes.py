@@ -117,6 +117,28 @@ class Sums(Local):
         """Nothing."""
 
 
+@dataclass(frozen=True)
+class Several:
+    """Nodes one after the other."""
+
+    nodes: Nodes
+
+    @property
+    def kernels(self) -> Kernels:
+        """Of all of them."""
+        return tuple(kernel for node in self.nodes for kernel in node.kernels)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """In order."""
+        for node in self.nodes:
+            node.forward(out, part)
+
+    def backward(self, out: Listing) -> None:
+        """In reverse."""
+        for node in reversed(self.nodes):
+            node.backward(out)
+
+
 class Changed(msgspec.Struct, frozen=True):
     """A tensor that changes its layout over some dimensions between two kernels: an exchange and its adjoint.
 
@@ -201,14 +223,12 @@ def copy(name: str, read: float, written: float) -> Kernel:
 def forward_items(nodes: Nodes, part: str = "F") -> tuple[tuple[Item, ...], tuple[int, ...]]:
     """Items of a forward pass through nodes, and the exchanges that what follows must wait for."""
     out = Listing()
-    for node in nodes:
-        node.forward(out, part)
+    Several(nodes).forward(out, part)
     return tuple(out.items), out.waiting
 
 
 def backward_items(nodes: Nodes, again: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> tuple[Item, ...]:
     """Items of backward through nodes, after those of a repeated forward (with what must be waited for behind it)."""
     out = Listing(again, waiting)
-    for node in reversed(nodes):
-        node.backward(out)
+    Several(nodes).backward(out)
     return tuple(out.items)

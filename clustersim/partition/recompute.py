@@ -13,7 +13,7 @@ import msgspec
 from clustersim.model import Kernel, Layer
 from clustersim.partition.base import Held, Item, Work
 from clustersim.partition.dispatch import is_expert
-from clustersim.partition.nodes import Kernels, Listing, Local, Node, Nodes, forward_items, has_weights
+from clustersim.partition.nodes import Kernels, Listing, Local, Node, Nodes, Several, forward_items, has_weights
 from clustersim.partition.share import Share, local_kernel, rows
 from clustersim.partition.tensor import PARTED, Columns
 
@@ -71,32 +71,19 @@ def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
 
 
 @dataclass(frozen=True)
-class Again:
+class Again(Several):
     """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward.
 
     ``brings`` : elements per sample of their outputs that nobody else keeps.
     """
 
-    nodes: Nodes
     keeps: float
     brings: float = 0.0
 
-    @property
-    def kernels(self) -> Kernels:
-        """All kernels inside."""
-        return tuple(kernel for node in self.nodes for kernel in node.kernels)
-
-    def forward(self, out: Listing, part: str) -> None:
-        """As without the checkpoint."""
-        for node in self.nodes:
-            node.forward(out, part)
-
     def backward(self, out: Listing) -> None:
         """Forward again, then backward."""
-        for node in self.nodes:
-            node.forward(out, "R")
-        for node in reversed(self.nodes):
-            node.backward(out)
+        self.forward(out, "R")
+        super().backward(out)
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -120,8 +107,8 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 def checkpointed(nodes: Nodes) -> Nodes:
     """One checkpoint around nodes; kept is what the first kernel that keeps anything keeps: the input."""
-    kernels = [kernel for node in nodes for kernel in node.kernels]
-    return (Again(nodes, next((kernel.saved for kernel in kernels if kernel.saved), 0.0)),)
+    saved = (kernel.saved for kernel in Several(nodes).kernels if kernel.saved)
+    return (Again(nodes, next(saved, 0.0)),)
 
 
 def without_inputs(nodes: Nodes) -> Nodes:
