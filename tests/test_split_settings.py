@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from clustersim import scenario
-from clustersim.builder.partial import beyond
 from clustersim.errors import ClusterSimError
 from clustersim.models import model
 from clustersim.parallel import ParallelConfig
 from clustersim.partition import Exchange, Work, partition
 from clustersim.program import Collective, Compute
+from clustersim.scenario.split_step import beyond
 from clustersim.schedules import schedule
 
 PIPELINE = "interleaved_gpt2_xl_1x8_a100"

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from clustersim.builder import Recipe, build
-from clustersim.builder.partial import partly_recomputed
 from clustersim.compute import setting_of
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
@@ -29,7 +28,7 @@ from clustersim.program import Program
 from clustersim.scenario.parts import execution_of, located
 from clustersim.scenario.replicas import check_replicas, replicas, sharding_zero, summed_bytes
 from clustersim.scenario.split_memory import activations, stage_memory
-from clustersim.schedules import Costs, Orders, Schedule, beside, from_csv, schedule
+from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.texts import Table
 
@@ -91,8 +90,34 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
                 f"{row.name!r} (at $.parallel.{PARTIAL})"
             )
         again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
-        parts = partly_recomputed(parts, again, orders, count)
+        parts = _partly_recomputed(parts, again, orders, count)
     return Split(scenario, parallel, mesh, parts, row, orders)
+
+
+def _partly_recomputed(some: Partition, every: Partition, orders: Orders, count: int) -> Partition:
+    """The partition ``some``, whose stages pass the micro-batches that ``count`` leaves over as those of ``every``,
+    which recomputes all layers. ``count`` : micro-batches of each window that recompute some; 0 is none.
+
+    A stage holds as many activations as its warm-up has forwards, later stages fewer, and keeps what it has room for
+    (Megatron-LM core/pipeline_parallel/schedules.py; Korthikanti et al., arXiv:2205.05198, appendix C).
+    """
+    pairs = zip(some.stages, every.stages, orders, strict=True)
+    stages = tuple(replace(one, again=all_.chunks, repeated=beyond(order, count)) for one, all_, order in pairs)
+    return replace(some, stages=stages)
+
+
+def beyond(order: Order, count: int) -> frozenset[tuple[int, int]]:
+    """(micro-batch, chunk) of the forwards that are not among the first ``count`` of their window, which is as many as
+    may be in flight: those ahead of the first backward.
+
+    >>> from clustersim.schedules.notation import parse
+    >>> sorted(beyond(parse("F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"), 2))
+    [(2, 0)]
+    """
+    kinds = [(action.kind, action.microbatch, action.chunk) for slot in order for action in slot]
+    window = next((i for i, action in enumerate(kinds) if action[0] != "F"), len(kinds))
+    forwards = [action[1:] for action in kinds if action[0] == "F"]
+    return frozenset(action for i, action in enumerate(forwards) if i % window >= count)
 
 
 def parts_of(
